@@ -1,0 +1,31 @@
+"""The artifact store: immutable directories named by their content, with provenance and movable tags."""
+
+from alignment_core.artifacts.backend import Backend, Object
+from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.gc import Garbage, GcReport
+from alignment_core.artifacts.manifest import FileEntry, Manifest
+from alignment_core.artifacts.opening import align_home, check_backend, open_store
+from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.tags import TagMove
+from alignment_core.artifacts.workspace import Workspace
+
+__all__ = [
+    "Backend",
+    "FileEntry",
+    "FolderBackend",
+    "Garbage",
+    "GcReport",
+    "Manifest",
+    "Object",
+    "Provenance",
+    "ProvenanceDraft",
+    "Reference",
+    "Store",
+    "TagMove",
+    "Workspace",
+    "align_home",
+    "check_backend",
+    "open_store",
+]

@@ -1,0 +1,107 @@
+"""The bytes of a store: putting blobs in, healing them, and letting none out that is not what its digest says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.manifest import FileEntry
+from alignment_core.artifacts.paths import blob_path, suspect_path
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.workspace import Workspace
+from alignment_core.canonical import digest_of_file
+from alignment_core.errors import Corrupt, NotFound, StoreError
+
+_ATTEMPTS = 5
+
+
+class Content:
+    """Blobs by digest.
+
+    A reader that finds a blob corrupt marks it as suspect instead of deleting it: then ``is_intact`` says no, the
+    stage that made it runs again, and ``put`` compares the bytes and replaces them.
+    """
+
+    def __init__(self, backend: Backend, workspace: Workspace) -> None:
+        self.backend = backend
+        self.workspace = workspace
+        self._verified: dict[tuple[int, int, int, int], str] = {}  # (device, inode, size, mtime) -> SHA-256
+
+    def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> None:
+        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there and renew its time.
+
+        ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
+        """
+        path = blob_path(entry.sha256)
+        for _ in range(_ATTEMPTS):
+            if self.backend.put_new(path, source):
+                if _identity(source.lstat()) != _identity(hashed):
+                    self.backend.delete(path)
+                    raise StoreError(f"{source} changed while it was being published: publish it again")
+                self.backend.delete(suspect_path(entry.sha256))
+                return
+            existing = self.backend.stat(path)
+            if existing is None:
+                continue
+            if self._is_damaged(entry):
+                self.backend.delete(path, unmodified_since=existing.modified)
+            elif self.backend.touch(path):
+                return
+        raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
+
+    def get(self, reference: Reference, entry: FileEntry, to: Path, trust_memory: bool = True) -> None:
+        """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob and file."""
+        name = f"blob sha256:{entry.sha256} (file {entry.path} of {reference.short})"
+        try:
+            self.backend.download(blob_path(entry.sha256), to)
+        except NotFound as error:
+            raise NotFound(f"{self.backend.uri} has lost {name}: publish the artifact again to restore it") from error
+        problem = self.problem(entry, to, trust_memory)
+        if problem:
+            self.backend.put_new(suspect_path(entry.sha256), b"corrupt")
+            raise Corrupt(f"{name} in {self.backend.uri} {problem}: publish the artifact again to heal it")
+
+    def is_intact(self, entry: FileEntry) -> bool:
+        """Whether the blob is there with the right size and no reader has found it corrupt. Reads no content."""
+        found = self.backend.stat(blob_path(entry.sha256))
+        return (
+            found is not None and found.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
+        )
+
+    def problem(self, entry: FileEntry, file: Path, trust_memory: bool = True) -> str | None:
+        """What is wrong with a local file that should be ``entry``; None when every byte is right."""
+        found = file.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            return "is not a regular file"
+        if found.st_size != entry.size:
+            return f"has {found.st_size} bytes instead of {entry.size}"
+        identity = _identity(found)
+        if not (trust_memory and self._verified.get(identity) == entry.sha256):
+            actual = digest_of_file(file)
+            if actual != entry.sha256:
+                return f"has the digest {actual}"
+            self._verified[identity] = entry.sha256
+        return None
+
+    def _is_damaged(self, entry: FileEntry) -> bool:
+        """Compare an existing blob's size, and its bytes when a reader suspected them; a false alarm is cleared."""
+        found = self.backend.stat(blob_path(entry.sha256))
+        if found is not None and found.size != entry.size:
+            return True
+        if self.backend.stat(suspect_path(entry.sha256)) is None:
+            return False
+        with self.workspace.scratch() as scratch:
+            try:
+                self.backend.download(blob_path(entry.sha256), scratch / "blob")
+            except NotFound:
+                return False  # nothing to remove
+            if self.problem(entry, scratch / "blob", trust_memory=False):
+                return True
+        self.backend.delete(suspect_path(entry.sha256))
+        return False
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

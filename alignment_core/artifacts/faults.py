@@ -1,0 +1,37 @@
+"""Operating-system errors as the project's errors: one sentence that says what failed and whose turn it is."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
+
+_MACHINE = {
+    errno.ENOSPC: "the disk is full; free space (for example with the store's gc) or choose another store",
+    errno.EDQUOT: "the disk quota is used up; free space or choose another store",
+    errno.EFBIG: "the file is larger than this file system or process may write",
+    errno.EACCES: "permission denied; give this user read and write access or choose another store",
+    errno.EPERM: "not permitted; the store needs a file system with hard links and a user who may write",
+    errno.EROFS: "the file system is read-only; choose another store",
+    errno.EOPNOTSUPP: "the file system lacks hard links, which the store needs; choose another one",
+}
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBUSY}
+
+
+@contextmanager
+def explained(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError inside the block into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"cannot {action} {path}: there is no {error.filename or path}") from error
+    except OSError as error:
+        sentence = f"cannot {action} {path}: "
+        if error.errno in _MACHINE:
+            raise EnvironmentFault(sentence + _MACHINE[error.errno]) from error
+        if error.errno in _PASSING:
+            raise InfrastructureError(f"{sentence}{error.strerror}") from error
+        raise StoreError(f"{sentence}{error.strerror or error}") from error

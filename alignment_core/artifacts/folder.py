@@ -1,0 +1,185 @@
+"""The folder backend: a store in a directory, with POSIX links and renames for atomicity and fsync for durability."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from alignment_core.artifacts.backend import Object
+from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.paths import TEMPORARY, check_path
+from alignment_core.errors import NotFound, StoreError
+
+_FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
+
+
+class FolderBackend:
+    """Objects are files below ``root``. The file system must offer hard links (local disks and NFS do)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.realpath(root))
+        self._durable: set[Path] = set()  # directories whose entry in their parent this process has synced
+        with explained("open the store at", root):
+            self._make_directory(self.root / TEMPORARY)
+
+    @property
+    def uri(self) -> str:
+        return str(self.root)
+
+    def put_new(self, path: str, source: bytes | Path) -> bool:
+        target = self._locate(path)
+        temporary = self.root / TEMPORARY / f"put-{uuid.uuid4().hex}"
+        with explained("write", target):
+            self._make_directory(target.parent)
+            if os.path.lexists(target):
+                _sync_directory(target.parent)  # its writer may not have come this far
+                return False
+            try:
+                _write(temporary, source)
+                os.link(temporary, target)  # atomic and exclusive, unlike a rename
+                created = True
+            except FileExistsError:
+                created = False
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_directory(target.parent)
+            return created
+
+    def read(self, path: str) -> bytes:
+        target = self._locate(path)
+        with explained("read", target):
+            return target.read_bytes()
+
+    def download(self, path: str, destination: Path) -> None:
+        """By reflink (copy on write) where the file system can, else by hard link, else by copy."""
+        source = self._locate(path)
+        with explained("materialise", destination):
+            if _clone(source, destination):
+                destination.chmod(0o444)
+                return
+            try:
+                os.link(source, destination, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
+                    raise
+                shutil.copyfile(source, destination)
+                destination.chmod(0o444)
+
+    def stat(self, path: str) -> Object | None:
+        target = self._locate(path)
+        try:
+            with explained("look at", target):
+                found = target.lstat()
+        except NotFound:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{target} is not a regular file: something else wrote into the store")
+        return Object(path, found.st_size, found.st_mtime)
+
+    def touch(self, path: str) -> bool:
+        target = self._locate(path)
+        with explained("renew", target):
+            try:
+                os.utime(target, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        yield from self._walk(self._locate(prefix.removesuffix("/")) if prefix else self.root)
+
+    def delete(self, path: str, unmodified_since: float = math.inf) -> bool:
+        target = self._locate(path)
+        aside = self.root / TEMPORARY / f"delete-{uuid.uuid4().hex}"
+        with explained("delete", target):
+            try:
+                if target.lstat().st_mtime > unmodified_since:
+                    return False
+                os.rename(target, aside)  # from here on nobody can begin to rely on it
+            except FileNotFoundError:
+                return True
+            # A publisher may have touched it between the look and the rename; then it goes back.
+            spared = aside.lstat().st_mtime > unmodified_since
+            if spared:
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, target)
+            aside.unlink()
+            _sync_directory(target.parent)
+            return not spared
+
+    def _walk(self, directory: Path) -> Iterator[Object]:
+        try:
+            with explained("list", directory), os.scandir(directory) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except NotFound:
+            return
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):  # deleted since the scan
+                    found_stat = entry.stat(follow_symlinks=False)
+                    path = Path(entry.path).relative_to(self.root).as_posix()
+                    yield Object(path, found_stat.st_size, found_stat.st_mtime)
+
+    def _locate(self, path: str) -> Path:
+        try:
+            target = self.root / check_path(path)
+        except ValueError as error:
+            raise StoreError(f"the store at {self.root} refuses the path: {error}") from error
+        if not Path(os.path.realpath(target.parent)).is_relative_to(self.root):
+            raise StoreError(f"{target} leads out of the store at {self.root} through a symbolic link")
+        return target
+
+    def _make_directory(self, directory: Path) -> None:
+        """Create ``directory`` so that it survives power loss, whichever process created its parents."""
+        if directory in self._durable:
+            return
+        if directory != self.root:
+            self._make_directory(directory.parent)
+            directory.mkdir(exist_ok=True)
+            _sync_directory(directory.parent)
+        elif not directory.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            _sync_directory(directory.parent)
+        self._durable.add(directory)
+
+
+def _write(path: Path, source: bytes | Path) -> None:
+    """Write a read-only file and force it to the disk."""
+    if isinstance(source, bytes):
+        path.write_bytes(source)
+    elif not _clone(source, path):
+        shutil.copyfile(source, path)
+    with path.open("rb") as file:
+        os.fchmod(file.fileno(), 0o444)
+        os.fsync(file.fileno())
+
+
+def _clone(source: Path, destination: Path) -> bool:
+    """Reflink ``source`` to the new file ``destination``; False, and no file, where that is impossible."""
+    try:
+        with source.open("rb") as old, destination.open("xb") as new:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS):
+            raise
+        destination.unlink()
+        return False
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,156 @@
+"""Garbage collection: find, and on request delete, what no tag and no stage record reaches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignment_core.artifacts import tags
+from alignment_core.artifacts.paths import BLOBS, MANIFESTS, STAGES, SUSPECTS, blob_path, stage_path
+from alignment_core.artifacts.workspace import files_below, in_use
+from alignment_core.errors import Corrupt, NotFound, UserError
+
+if TYPE_CHECKING:
+    from alignment_core.artifacts.store import Store
+
+
+class Garbage(BaseModel):
+    """One thing that nothing refers to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    what: str = Field(description="blob, manifest, suspicion, cache, progress or temporary")
+    path: str = Field(description="path inside the store, or inside its local side")
+    size: int = Field(description="bytes that deleting it frees")
+
+
+class GcReport(BaseModel):
+    """What a collection found, or deleted."""
+
+    model_config = ConfigDict(frozen=True)
+
+    deleted: bool = Field(description="whether the garbage was deleted; otherwise this was a dry run")
+    garbage: tuple[Garbage, ...] = Field(description="what was found, or deleted")
+    kept: int = Field(description="number of artifacts that stay")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all the garbage together."""
+        return sum(item.size for item in self.garbage)
+
+    def of(self, what: str) -> list[str]:
+        """The paths of one sort of garbage."""
+        return [item.path for item in self.garbage if item.what == what]
+
+    def __str__(self) -> str:
+        verb = "deleted" if self.deleted else "would delete"
+        return f"{verb} {len(self.garbage)} objects, {self.size / 2**20:.1f} MiB; {self.kept} artifacts stay"
+
+
+def collect(store: Store, delete: bool, older_than: float) -> GcReport:
+    """Collect what is unreachable and was not modified for ``older_than`` seconds.
+
+    Roots are the stage records (their outputs and inputs) and every move of every tag. A publisher may work at the
+    same time: what it writes or reuses is younger than ``older_than``, and ``Backend.delete`` looks at the time
+    again when it deletes. Raises Corrupt, and deletes nothing, when a root or the manifest of a root cannot be
+    read: what it keeps alive is then unknown.
+    """
+    before = time.time() - older_than
+    collection = _Collection(store, delete, before)
+    collection.artifacts()
+    collection.local_trees()
+    return GcReport(deleted=delete, garbage=tuple(collection.garbage), kept=collection.kept)
+
+
+class _Collection:
+    def __init__(self, store: Store, delete: bool, before: float) -> None:
+        self.store, self.delete, self.before = store, delete, before
+        self.garbage: list[Garbage] = []
+        self.kept = 0
+        self.kept_digests: set[str] = set()
+
+    def artifacts(self) -> None:
+        # Candidates are listed before the roots are read: what is published meanwhile is not among them.
+        backend = self.store.backend
+        manifests, blobs, suspects = (list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS))
+        roots = self._roots()
+        kept_blobs: set[str] = set()
+        orphans = []
+        for found in manifests:
+            digest = Path(found.path).stem
+            if digest in roots or found.modified > self.before:
+                self._keep(digest, kept_blobs, must_read=digest in roots)
+            else:
+                orphans.append(found)
+        for found in orphans:  # manifests go first, so that none ever refers to a blob that is gone
+            if not self._collect("manifest", found.path, found.size):
+                self._keep(Path(found.path).stem, kept_blobs, must_read=False)  # reused just now
+        for found in blobs:
+            if found.path not in kept_blobs and found.modified <= self.before:
+                self._collect("blob", found.path, found.size)
+        present = {found.path for found in blobs} - set(self._paths("blob"))
+        for found in suspects:
+            if blob_path(Path(found.path).name) not in present and found.modified <= self.before:
+                self._collect("suspicion", found.path, found.size)
+
+    def local_trees(self) -> None:
+        """Caches of artifacts that are gone, progress of finished stages, leftovers of crashed processes."""
+        workspace = self.store.workspace
+        for tree in sorted(workspace.cache.iterdir()):
+            if tree.name not in self.kept_digests:
+                self._collect_tree("cache", tree)
+        for tree in sorted(workspace.all_progress.iterdir()):
+            if self._is_finished(tree.name):
+                self._collect_tree("progress", tree)
+        for tree in sorted(workspace.temporary.iterdir()):
+            if not in_use(tree):
+                self._collect_tree("temporary", tree)
+
+    def _roots(self) -> set[str]:
+        references = {move.to for move in tags.all_moves(self.store.backend)}
+        for found in self.store.backend.list(STAGES):
+            record = self.store.record_at(found.path)
+            references |= {record.output, *record.inputs.values()}
+        return {reference.digest for reference in references}
+
+    def _keep(self, digest: str, kept_blobs: set[str], must_read: bool) -> None:
+        self.kept += 1
+        self.kept_digests.add(digest)
+        try:
+            kept_blobs |= {blob_path(entry.sha256) for entry in self.store.manifest_at(digest).files}
+        except (Corrupt, NotFound):
+            if must_read:
+                raise
+
+    def _is_finished(self, name: str) -> bool:
+        try:
+            return self.store.backend.stat(stage_path(name)) is not None and self.store.find(name) is not None
+        except UserError:
+            return False
+
+    def _collect(self, what: str, path: str, size: int) -> bool:
+        if self.delete and not self.store.backend.delete(path, unmodified_since=self.before):
+            return False
+        self.garbage.append(Garbage(what=what, path=path, size=size))
+        return True
+
+    def _collect_tree(self, what: str, tree: Path) -> None:
+        try:
+            files = list(files_below(tree).values()) if tree.is_dir() else []
+            newest = max(found.st_mtime for found in [*files, tree.lstat()])
+            size = sum(f.st_size for f in files if f.st_nlink == 1) if files else 0
+        except FileNotFoundError:
+            return
+        if newest > self.before:
+            return
+        self.garbage.append(
+            Garbage(what=what, path=tree.relative_to(self.store.workspace.root).as_posix(), size=size)
+        )
+        if self.delete:
+            self.store.workspace.discard(tree)
+
+    def _paths(self, what: str) -> list[str]:
+        return [item.path for item in self.garbage if item.what == what]

@@ -1,0 +1,101 @@
+"""Manifests: the list of files (path, size, SHA-256) whose digest is an artifact's name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from alignment_core.artifacts.paths import check_path
+from alignment_core.artifacts.reference import DIGEST, KIND, Reference
+from alignment_core.canonical import digest_of, digest_of_file
+from alignment_core.errors import UserError
+
+
+class FileEntry(BaseModel):
+    """One file of an artifact."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, AfterValidator(check_path)] = Field(description="POSIX path inside the artifact")
+    size: int = Field(ge=0, description="bytes")
+    sha256: str = Field(pattern=f"^{DIGEST.pattern}$", description="SHA-256 of the bytes, 64 hex digits")
+
+
+class Manifest(BaseModel):
+    """What an artifact consists of. The same files have the same manifest, whatever their order on the disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str = Field(pattern=f"^{KIND.pattern}$", description="what the artifact is, such as model or dataset")
+    files: tuple[FileEntry, ...] = Field(min_length=1, description="the files, sorted by path")
+
+    @field_validator("files")
+    @classmethod
+    def _sorted_and_consistent(cls, files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+        paths = {entry.path for entry in files}
+        if len(paths) != len(files):
+            raise ValueError("a path is listed twice")
+        for path in paths:
+            parts = path.split("/")
+            if any("/".join(parts[:depth]) in paths for depth in range(1, len(parts))):
+                raise ValueError(f"{path!r} lies below another file of the same artifact")
+        return tuple(sorted(files, key=lambda entry: entry.path))
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of(self)
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(self.kind, self.digest)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.files)
+
+    @classmethod
+    def of_directory(cls, directory: Path, kind: str) -> Manifest:
+        """Read and hash every file below ``directory``.
+
+        Raises UserError for symbolic links, special files, unusable names, or when there is no file at all. Empty
+        subdirectories are not content and are left out.
+        """
+        Reference(kind, "0" * 64)  # a bad kind is refused before the expensive hashing
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a directory: an artifact is published from a directory")
+        paths = sorted(_regular_files(directory))
+        if not paths:
+            raise UserError(f"{directory} holds no file: an artifact has at least one")
+        for path in paths:
+            try:
+                check_path(path.relative_to(directory).as_posix())
+            except ValueError as error:
+                raise UserError(f"a file below {directory} cannot be published: {error}") from error
+        with ThreadPoolExecutor() as pool:
+            digests = list(pool.map(digest_of_file, paths))
+        files = tuple(
+            FileEntry(path=path.relative_to(directory).as_posix(), size=path.stat().st_size, sha256=digest)
+            for path, digest in zip(paths, digests, strict=True)
+        )
+        return cls(kind=kind, files=files)
+
+
+def _regular_files(directory: Path) -> Iterator[Path]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                yield from _regular_files(Path(entry.path))
+            elif stat.S_ISREG(mode):
+                yield Path(entry.path)
+            else:
+                what = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a directory"
+                raise UserError(f"{entry.path} is {what}: an artifact holds regular files only; copy the content")

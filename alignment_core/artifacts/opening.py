@@ -1,0 +1,86 @@
+"""Opening a store: from a place's name to a Store whose backend has shown that it keeps the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY
+from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.workspace import Workspace
+from alignment_core.errors import EnvironmentFault, StoreError, UserError
+
+FORMAT_VERSION = 1
+
+
+def open_store(uri: str | Path | None = None) -> Store:
+    """The store at a folder path or ``file://`` URI, created when it is missing; None: ``$ALIGN_HOME/store``.
+
+    Raises UserError for a place that is no store or of a kind that is not supported, EnvironmentFault when the place
+    cannot hold a store.
+    """
+    root = _folder(uri)
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root} is a file: a store is a folder")
+    backend = FolderBackend(root)
+    check_backend(backend)
+    return Store(backend, Workspace(backend.root))
+
+
+def check_backend(backend: Backend) -> None:
+    """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
+    if backend.stat(FORMAT) is None:
+        for found in backend.list(""):
+            if not found.path.startswith(LAYOUT):
+                raise UserError(
+                    f"{backend.uri} holds other files ({found.path}) and is not a store: name an empty or new place"
+                )
+        backend.put_new(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
+    try:
+        version = json.loads(backend.read(FORMAT))["format"]
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(f'{FORMAT} in {backend.uri} is damaged: it should say {{"format": 1}}') from None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{backend.uri} has store format {version}, this version reads format {FORMAT_VERSION}: "
+            "use the version that wrote it"
+        )
+    probe = f"{TEMPORARY}probe-{uuid.uuid4().hex}"
+    try:
+        if not backend.put_new(probe, b"first") or backend.put_new(probe, b"second"):
+            raise EnvironmentFault(
+                f"{backend.uri} ignores conditional writes, so that two writers could overwrite each other: "
+                "use a place that can create an object only if it is absent"
+            )
+    finally:
+        backend.delete(probe)
+
+
+def align_home() -> Path:
+    """The one directory for what is local to this machine: ``$ALIGN_HOME``, by default ``~/.alignment``."""
+    return Path(os.environ.get("ALIGN_HOME") or "~/.alignment").expanduser().absolute()
+
+
+def _folder(uri: str | Path | None) -> Path:
+    if uri is None:
+        return align_home() / "store"
+    if isinstance(uri, Path):
+        return uri.expanduser().absolute()
+    if "://" not in uri:
+        if not uri:
+            raise UserError("the store has an empty name: name a folder")
+        return Path(uri).expanduser().absolute()
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        raise UserError(
+            f"{uri}: {parts.scheme}:// stores are not supported so far, only folders; "
+            "name a folder path or a file:// URI"
+        )
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise UserError(f"{uri}: a file URI has three slashes and an absolute path, such as file:///data/store")
+    return Path(unquote(parts.path))

@@ -1,0 +1,80 @@
+"""Where each object of a store lives, and what a path, a key and a tag name may look like."""
+
+from __future__ import annotations
+
+import re
+
+from alignment_core.artifacts.reference import DIGEST
+from alignment_core.errors import UserError
+
+FORMAT = "format.json"
+BLOBS = "blobs/"
+MANIFESTS = "manifests/"
+STAGES = "stages/"
+TAGS = "tags/"
+SUSPECTS = "suspects/"  # blobs that a reader found corrupt: find() distrusts them, publish() heals them
+PROGRESS = "progress/"
+CACHE = "cache/"
+TEMPORARY = "tmp/"
+LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PROGRESS, CACHE, TEMPORARY)
+
+_TAG_PART = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_MOVE = re.compile(r"[0-9]{8}\.json")
+
+
+def check_path(path: str) -> str:
+    """``path``, if it is a plain relative POSIX path that cannot leave its root; ValueError otherwise."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{path!r} is not a plain relative path: no '..', '.', empty part or leading '/'")
+    if "\\" in path or any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+        raise ValueError(f"{path!r} holds a backslash or a control character")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path!r} is not valid UTF-8") from None
+    return path
+
+
+def check_key(key: str) -> str:
+    """``key``, if it is a stage key; UserError otherwise."""
+    if not DIGEST.fullmatch(key):
+        raise UserError(f"{key!r} is not a stage key: a key is 64 lower-case hex digits")
+    return key
+
+
+def check_tag(name: str) -> str:
+    """``name``, if it is a tag name; UserError otherwise."""
+    parts = name.split("/")
+    if not all(_TAG_PART.fullmatch(part) and not _MOVE.fullmatch(part) for part in parts):
+        raise UserError(
+            f"{name!r} is not a tag name: use lower-case words of letters, digits, '.', '_' and '-' "
+            "joined by '/', such as policy/production"
+        )
+    return name
+
+
+def blob_path(digest: str) -> str:
+    return f"{BLOBS}sha256/{digest[:2]}/{digest}"
+
+
+def manifest_path(digest: str) -> str:
+    return f"{MANIFESTS}sha256/{digest[:2]}/{digest}.json"
+
+
+def suspect_path(digest: str) -> str:
+    return f"{SUSPECTS}{digest}"
+
+
+def stage_path(key: str) -> str:
+    return f"{STAGES}{check_key(key)}.json"
+
+
+def tag_path(name: str, number: int) -> str:
+    return f"{TAGS}{check_tag(name)}/{number:08d}.json"
+
+
+def parse_tag_path(path: str) -> tuple[str, int] | None:
+    """(tag name, move number) of an object below ``tags/``; None for anything that is not a move."""
+    name, _, file = path.removeprefix(TAGS).rpartition("/")
+    return (name, int(file.removesuffix(".json"))) if name and _MOVE.fullmatch(file) else None

@@ -1,0 +1,78 @@
+"""References: the small typed names of artifacts that travel between tasks instead of the bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
+
+from alignment_core.errors import UserError
+
+KIND = re.compile(r"[a-z][a-z0-9_-]*")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Reference:
+    """Names one artifact by kind and content: ``model@sha256:<64 hex digits>``. Carries no location.
+
+    As a pydantic field it validates from a string and serialises to one. Raises UserError for a malformed kind
+    or digest.
+    """
+
+    kind: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        if not KIND.fullmatch(self.kind):
+            raise UserError(
+                f"{self.kind!r} is not an artifact kind: a kind is a lower-case word such as 'model' or 'dataset'"
+            )
+        if not DIGEST.fullmatch(self.digest):
+            raise UserError(f"{self.digest!r} is not a digest: a digest is 64 lower-case hex digits")
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """The reference that ``text`` spells in full. Raises UserError when it is anything else."""
+        kind, separator, digest = text.partition("@sha256:")
+        if not separator or not KIND.fullmatch(kind) or not DIGEST.fullmatch(digest):
+            raise UserError(
+                f"{text!r} is not a reference: expected kind@sha256:<64 lower-case hex digits>, "
+                "such as model@sha256:1a2b…"
+            )
+        return cls(kind, digest)
+
+    def __str__(self) -> str:
+        return f"{self.kind}@sha256:{self.digest}"
+
+    @property
+    def short(self) -> str:
+        """For people: the first 12 hex digits. ``Store.resolve`` accepts it."""
+        return f"{self.kind}@sha256:{self.digest[:12]}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        from_text = core_schema.no_info_after_validator_function(_parse_field, core_schema.str_schema())
+        return core_schema.json_or_python_schema(
+            json_schema=from_text,
+            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), from_text]),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                str, return_schema=core_schema.str_schema()
+            ),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{KIND.pattern}@sha256:{DIGEST.pattern}$"}
+
+
+def _parse_field(text: str) -> Reference:
+    try:
+        return Reference.parse(text)
+    except UserError as error:
+        raise ValueError(str(error)) from error  # pydantic then names the field

@@ -1,0 +1,319 @@
+"""The artifact store: publish, fetch, find and name immutable artifacts, whatever place holds the bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from alignment_core.artifacts import gc as collector
+from alignment_core.artifacts import tags
+from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.content import Content
+from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.manifest import FileEntry, Manifest
+from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, stage_path
+from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.tags import TagMove
+from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
+from alignment_core.canonical import canonical_json
+from alignment_core.errors import Conflict, Corrupt, NotFound, StoreError, UserError
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5  # of operations that lose only when another process does the same work at the same moment
+_THREADS = 8
+_PREFIX = re.compile(r"(?:(?P<kind>[a-z][a-z0-9_-]*)@sha256:)?(?P<digest>[0-9a-f]{4,64})")
+
+
+class Store:
+    """Artifacts, stage records and tags in one place, with a verified cache on this machine.
+
+    ``open_store`` makes one. A Store may be pickled and used from several threads.
+    """
+
+    def __init__(self, backend: Backend, workspace: Workspace) -> None:
+        self.backend = backend
+        self.workspace = workspace
+        self.content = Content(backend, workspace)
+
+    @property
+    def uri(self) -> str:
+        """What ``open_store`` accepts to open the same store, here or in another process."""
+        return self.backend.uri
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r})"
+
+    # ---------------------------------------------------------------- artifacts
+
+    def publish(self, directory: Path, kind: str, provenance: ProvenanceDraft | None = None) -> Reference:
+        """Make ``directory`` an artifact: blobs first, manifest next, the stage record last.
+
+        Atomic: whatever kills the publisher, readers see all of the artifact or nothing. Publishing the same bytes
+        again is a success and mends what was lost or corrupted since. The first intact result of a stage key wins:
+        when the key's record names another output, that output's reference is returned, so that everyone goes on
+        with one result. The directory itself is left alone.
+
+        Raises UserError for an unusable directory, EnvironmentFault for a full or forbidden disk.
+        """
+        directory = Path(directory)
+        with explained("read", directory):
+            before = files_below(directory)
+            manifest = Manifest.of_directory(directory, kind)
+
+        def put(entry: FileEntry) -> None:
+            self.content.put(entry, directory / entry.path, before[entry.path])
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(put, manifest.files))
+        self._put_manifest(manifest)
+        # A collector that had listed a reused object before this publisher touched it may have deleted it since.
+        for entry in manifest.files:
+            if not self.content.is_intact(entry):
+                put(entry)
+        self._put_manifest(manifest)
+        if provenance is None:
+            return manifest.reference
+        fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
+        return self._put_record(Provenance(**fields, output=manifest.reference))
+
+    def fetch(self, reference: Reference) -> Path:
+        """A read-only directory with the artifact's files, every byte verified.
+
+        Bytes that this Store object has verified before are recognised by inode, size and time. Raises NotFound or
+        Corrupt, naming the blob and the file.
+        """
+        manifest = self.manifest(reference)
+        final = self.workspace.cache / reference.digest
+        for _ in range(_ATTEMPTS):
+            if final.is_dir():
+                if self._cached(manifest, final):
+                    return final
+                self.workspace.discard(final)
+            self._materialise(manifest, final)
+        raise StoreError(f"{final} changes while it is read: does something else write into the cache?")
+
+    def manifest(self, reference: Reference) -> Manifest:
+        """The files of an artifact. Raises NotFound or Corrupt."""
+        manifest = self.manifest_at(reference.digest)
+        if manifest.kind != reference.kind:
+            raise NotFound(f"{self.uri} has no {reference.short}: that digest is a {manifest.kind}")
+        return manifest
+
+    def artifacts(self) -> Iterator[Manifest]:
+        """Every artifact of the store; ``.reference`` is its name. Corrupt manifests are logged and left out."""
+        for found in self.backend.list(MANIFESTS):
+            try:
+                yield self.manifest_at(Path(found.path).stem)
+            except (Corrupt, NotFound) as error:
+                log.warning("%s", error)
+
+    def verify(self, reference: Reference) -> list[str]:
+        """Read every byte of an artifact in the store (not the cache) and list what is wrong; empty means intact."""
+        try:
+            manifest = self.manifest(reference)
+        except (Corrupt, NotFound) as error:
+            return [str(error)]
+        problems = []
+        with self.workspace.scratch() as scratch:
+            for number, entry in enumerate(manifest.files):
+                try:
+                    self.content.get(reference, entry, scratch / str(number), trust_memory=False)
+                except (Corrupt, NotFound) as error:
+                    problems.append(str(error))
+        return problems
+
+    def resolve(self, text: str) -> Reference:
+        """The existing artifact that ``text`` means: a reference, a digest prefix of 4 or more digits, or a tag.
+
+        A tag wins over a digest prefix that is spelled the same. Raises NotFound, or UserError when ``text`` is
+        ambiguous or none of the three.
+        """
+        if "@" not in text and (tagged := self._tag_if_name(text)):
+            return tagged
+        match = _PREFIX.fullmatch(text)
+        if match is None:
+            known = ", ".join(sorted(self.tags())) or "none yet"
+            raise NotFound(
+                f"{text!r} names nothing in {self.uri}: expected kind@sha256:<digest>, the first 4 or more digits of "
+                f"a digest, or a tag (there are: {known})"
+            )
+        prefix, kind = match["digest"], match["kind"]
+        found = [
+            manifest.reference
+            for stored in self.backend.list(f"{MANIFESTS}sha256/{prefix[:2]}/")
+            if Path(stored.path).stem.startswith(prefix)
+            for manifest in [self.manifest_at(Path(stored.path).stem)]
+            if kind in (None, manifest.kind)
+        ]
+        if not found:
+            raise NotFound(f"{self.uri} has no artifact {text!r}")
+        if len(found) > 1:
+            raise UserError(f"{text!r} is ambiguous, add digits: " + ", ".join(map(str, sorted(found))))
+        return found[0]
+
+    # ---------------------------------------------------------------- stage records
+
+    def find(self, key: str) -> Provenance | None:
+        """The record of a finished stage, when its output is still whole; otherwise None, and a warning says why."""
+        path = stage_path(key)
+        try:
+            record = self.record_at(path)
+            for entry in self.manifest(record.output).files:
+                if not self.content.is_intact(entry):
+                    raise Corrupt(
+                        f"blob {entry.sha256} of {entry.path} in {record.output.short} is missing or damaged"
+                    )
+        except (Corrupt, NotFound) as error:
+            if self.backend.stat(path) is not None:
+                log.warning("the stage with key %s has to run again: %s", key[:12], error)
+            return None
+        return record
+
+    def records(self) -> Iterator[Provenance]:
+        """Every stage record, in order of the keys. Unreadable ones are logged and left out."""
+        for found in self.backend.list(STAGES):
+            try:
+                yield self.record_at(found.path)
+            except (Corrupt, NotFound) as error:
+                log.warning("%s", error)
+
+    def provenance(self, reference: Reference) -> list[Provenance]:
+        """Who made an artifact: one record, none for an import, several when stages made the same bytes."""
+        return [record for record in self.records() if record.output == reference]
+
+    # ---------------------------------------------------------------- tags
+
+    def tag(self, name: str) -> Reference | None:
+        """The artifact that a tag names; None when there is no such tag."""
+        moves = tags.history(self.backend, name)
+        return moves[-1].to if moves else None
+
+    def move_tag(self, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
+        """Move a tag from ``expected`` (None: the tag is new) to ``to``; one of several writers wins.
+
+        Raises Conflict when the tag names something else by now, NotFound when ``to`` is not in the store.
+        """
+        self.manifest(to)
+        return tags.move(self.backend, name, to, expected, reason)
+
+    def tag_history(self, name: str) -> list[TagMove]:
+        """The moves of a tag, oldest first."""
+        return tags.history(self.backend, name)
+
+    def tags(self) -> dict[str, Reference]:
+        """Every tag and the artifact that it names."""
+        return {move.name: move.to for move in tags.all_moves(self.backend)}
+
+    # ---------------------------------------------------------------- local directories and garbage
+
+    def progress(self, key: str) -> Path:
+        """The directory for in-stage checkpoints of a stage key, created when it is missing."""
+        return self.workspace.progress(key)
+
+    def drop_progress(self, key: str) -> None:
+        """Delete the in-stage checkpoints of a key, once its artifact is published."""
+        self.workspace.drop_progress(key)
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        """A fresh directory on the file system of the store's local side, removed at the end of the ``with``."""
+        return self.workspace.scratch()
+
+    def gc(self, delete: bool = False, older_than: float = 3600.0) -> collector.GcReport:
+        """Find, and with ``delete`` remove, what nothing refers to and nothing changed for ``older_than`` seconds."""
+        return collector.collect(self, delete, older_than)
+
+    # ---------------------------------------------------------------- inside
+
+    def _put_manifest(self, manifest: Manifest) -> None:
+        path, data = manifest_path(manifest.digest), canonical_json(manifest)
+        for _ in range(_ATTEMPTS):
+            if self.backend.put_new(path, data):
+                return
+            existing = self.backend.stat(path)
+            if existing is None:
+                continue
+            if self.backend.read(path) != data:
+                self.backend.delete(path, unmodified_since=existing.modified)
+            elif self.backend.touch(path):
+                return
+        raise StoreError(f"{path} in {self.uri} changes faster than it can be written")
+
+    def _put_record(self, record: Provenance) -> Reference:
+        path, data = stage_path(record.key), record.model_dump_json(indent=2).encode()
+        for _ in range(_ATTEMPTS):
+            if self.backend.put_new(path, data):
+                return record.output
+            existing = self.backend.stat(path)
+            first = self.find(record.key)
+            if first is not None:
+                if first.output != record.output:
+                    log.warning(
+                        "stage %s (key %s) has made %s before; it stands, and %s is left to the garbage collector",
+                        record.stage,
+                        record.key[:12],
+                        first.output.short,
+                        record.output.short,
+                    )
+                return first.output
+            if existing is not None:
+                self.backend.delete(path, unmodified_since=existing.modified)
+        raise Conflict(f"the record of stage key {record.key} changes faster than it can be written")
+
+    def manifest_at(self, digest: str) -> Manifest:
+        path = manifest_path(digest)
+        if self.backend.stat(path) is None:
+            raise NotFound(f"{self.uri} has no artifact sha256:{digest}")
+        data = self.backend.read(path)
+        try:
+            manifest = Manifest.model_validate_json(data)
+        except ValidationError as error:
+            raise Corrupt(f"{path} in {self.uri} is not a manifest: {error}") from error
+        if manifest.digest != digest or canonical_json(manifest) != data:
+            raise Corrupt(f"{path} in {self.uri} does not have the digest that it is named by")
+        return manifest
+
+    def record_at(self, path: str) -> Provenance:
+        try:
+            record = Provenance.model_validate_json(self.backend.read(path))
+        except ValidationError as error:
+            raise Corrupt(f"{path} in {self.uri} is not a stage record: {error}") from error
+        if stage_path(record.key) != path:
+            raise Corrupt(f"{path} in {self.uri} is the record of another stage key, {record.key}")
+        return record
+
+    def _materialise(self, manifest: Manifest, final: Path) -> None:
+        """Build the verified directory under a temporary name and move it into place in one step."""
+        with self.workspace.scratch() as scratch:
+            fresh = scratch / "artifact"
+            with explained("write", fresh):
+                for entry in manifest.files:
+                    (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(lambda e: self.content.get(manifest.reference, e, fresh / e.path), manifest.files))
+            adopt_tree(fresh, final)
+
+    def _cached(self, manifest: Manifest, directory: Path) -> bool:
+        """Whether the cached directory holds exactly the manifest's files; renews its time for the collector."""
+        if set(files_below(directory)) != {entry.path for entry in manifest.files}:
+            return False
+        with ThreadPoolExecutor(_THREADS) as pool:
+            problems = list(pool.map(lambda e: self.content.problem(e, directory / e.path), manifest.files))
+        if any(problems):
+            return False
+        os.utime(directory)
+        return True
+
+    def _tag_if_name(self, text: str) -> Reference | None:
+        try:
+            return self.tag(text)
+        except UserError:
+            return None

@@ -1,0 +1,127 @@
+"""A group of Ray actors, each holding one Python object; the only module besides ``ray_cluster`` that sees Ray."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
+
+
+class _Cell:
+    """The actor: makes its object from an import path, so that heavy imports happen in its own process."""
+
+    def __init__(self) -> None:
+        self.object: Any = None
+
+    def make(self, factory: str, arguments: dict[str, Any]) -> None:
+        module, _, name = factory.partition(":")
+        self.object = getattr(importlib.import_module(module), name)(**arguments)
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self.object, method)(*arguments)
+
+    def node(self) -> str:
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def free_address(self) -> str:
+        import socket
+
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+
+class ActorGroup:
+    """``size`` actors of one kind. Every wait has a deadline; a dead actor is an InfrastructureError."""
+
+    def __init__(self, ray: Any, name: str, size: int, options: dict[str, Any], environment: dict[str, str]) -> None:
+        self.ray, self.name, self.size = ray, name, size
+        cell = ray.remote(_Cell).options(runtime_env={"env_vars": environment}, **options)
+        self.actors = [cell.remote() for _ in range(size)]
+        self.broken = False
+
+    def make(self, factory: str, arguments: Sequence[dict[str, Any]], timeout: float) -> None:
+        """Give each actor its object: ``factory`` is ``package.module:Class``."""
+        self._wait(
+            [actor.make.remote(factory, one) for actor, one in zip(self.actors, arguments, strict=True)],
+            timeout,
+            "start",
+        )
+
+    def rendezvous(self, directory: Path, timeout: float) -> str:
+        """Where the actors meet: a file if all are on one node (no open port), otherwise rank 0's address."""
+        nodes = self._wait([actor.node.remote() for actor in self.actors], timeout, "placement")
+        if len(set(nodes)) == 1:
+            return f"file://{directory / uuid.uuid4().hex}"
+        return self._wait([self.actors[0].free_address.remote()], timeout, "rendezvous")[0]
+
+    def all(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
+        """Call ``method`` on every actor with the same arguments; results in rank order."""
+        return self._wait([actor.call.remote(method, arguments) for actor in self.actors], timeout, method)
+
+    def one(self, index: int, method: str, *arguments: Any, timeout: float) -> Any:
+        """Call ``method`` on one actor."""
+        return self._wait([self.actors[index].call.remote(method, arguments)], timeout, method)[0]
+
+    def spread(
+        self, method: str, jobs: Iterable[tuple[int, tuple[Any, ...]]], timeout: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Call ``method`` once per (job number, arguments), each on the next idle actor; yields results as they come."""
+        waiting = iter(jobs)
+        running: dict[Any, tuple[int, int]] = {}
+        for index in range(self.size):
+            self._send(index, method, waiting, running)
+        while running:
+            ready = self._ready(list(running), timeout, method)
+            number, index = running.pop(ready)
+            result = self._get(ready, method)
+            self._send(index, method, waiting, running)
+            yield number, result
+
+    def _send(self, index: int, method: str, waiting: Iterator[Any], running: dict[Any, tuple[int, int]]) -> None:
+        job = next(waiting, None)
+        if job is not None:
+            running[self.actors[index].call.remote(method, job[1])] = (job[0], index)
+
+    def _wait(self, references: list[Any], timeout: float, what: str) -> list[Any]:
+        """All results; the first failure ends the wait, because its peers may be stuck in a collective."""
+        pending, deadline = list(references), time.monotonic() + timeout
+        while pending:
+            ready = self._ready(pending, deadline - time.monotonic(), what)
+            self._get(ready, what)
+            pending.remove(ready)
+        return self.ray.get(references)
+
+    def _ready(self, references: list[Any], timeout: float, what: str) -> Any:
+        ready, _ = self.ray.wait(references, num_returns=1, timeout=max(timeout, 0.0))
+        if not ready:
+            self.broken = True
+            raise DeadlineExceeded(f"{self.name}: `{what}` did not answer within its deadline")
+        return ready[0]
+
+    def _get(self, reference: Any, what: str) -> Any:
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            self.broken = True
+            cause = error.cause
+            if isinstance(cause, AlignmentError):
+                raise cause from error
+            raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}\n{error}") from error
+        except self.ray.exceptions.RayError as error:
+            self.broken = True
+            raise InfrastructureError(f"{self.name}: an actor died during `{what}`: {error}") from error
+
+    def kill(self) -> None:
+        """End the actors' processes."""
+        for actor in self.actors:
+            self.ray.kill(actor)

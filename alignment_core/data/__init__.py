@@ -1,0 +1,1 @@
+"""From rows of any origin to tables of token ids: sources, formats, chat templates, mixing, split, statistics."""

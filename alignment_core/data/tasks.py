@@ -1,0 +1,165 @@
+"""Built-in procedural tasks: endless, verifiable, and short enough for a model of single bytes."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from alignment_core.canonical import derive_seed
+from alignment_core.data.formats import Purpose
+from alignment_core.errors import UserError
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+DIGITS = "0123456789"
+DEFAULT_ROWS = 1000
+SPLITS = ("train", "test")
+OPTIONS = {"correct": "share of right demonstrations, between 0 and 1"}
+TEST_SHARE = 0.1
+"""Share of all possible prompts that belongs to the test split."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    prompt: str
+    answer: str
+    alphabet: str
+    """Characters that a plausible wrong answer is made of."""
+
+
+def _word(random: Random, alphabet: str, shortest: int, longest: int) -> str:
+    return "".join(random.choice(alphabet) for _ in range(random.randint(shortest, longest)))
+
+
+def _reverse(random: Random) -> Problem:
+    word = _word(random, LETTERS, 3, 6)
+    return Problem(f"reverse: {word}\n", word[::-1], LETTERS)
+
+
+def _sort(random: Random) -> Problem:
+    alphabet = random.choice((LETTERS, DIGITS))
+    word = _word(random, alphabet, 3, 6)
+    return Problem(f"sort: {word}\n", "".join(sorted(word)), alphabet)
+
+
+def _repeat(random: Random) -> Problem:
+    digits = _word(random, DIGITS, 5, 5)
+    return Problem(f"repeat: {digits}\n", digits[0] * 5, DIGITS)
+
+
+def _max(random: Random) -> Problem:
+    numbers = [random.randint(0, 99) for _ in range(random.randint(3, 5))]
+    return Problem(f"max: {' '.join(map(str, numbers))}\n", str(max(numbers)), DIGITS)
+
+
+TASKS: dict[str, Callable[[Random], Problem]] = {"reverse": _reverse, "sort": _sort, "repeat": _repeat, "max": _max}
+"""How to make one problem of each task; a maker draws only from the generator that it is given."""
+MIXED = "mixed"
+
+
+def names() -> list[str]:
+    """The names that a recipe may use."""
+    return [*TASKS, MIXED]
+
+
+def check(task: str, split: str = "train", options: dict[str, Any] | None = None) -> None:
+    """Raise UserError if there is no such task, split or option, naming the nearest that exists."""
+    if task not in names():
+        raise UserError(f"there is no built-in task {task!r}; {_nearest(task, names())}")
+    if split not in SPLITS:
+        raise UserError(f"task {task!r} has no split {split!r}; {_nearest(split, SPLITS)}")
+    for option in options or {}:
+        if option not in OPTIONS:
+            raise UserError(f"task {task!r} has no option {option!r}; {_nearest(option, OPTIONS)}")
+    correct = (options or {}).get("correct", 1.0)
+    if isinstance(correct, bool) or not isinstance(correct, (int, float)) or not 0 <= correct <= 1:
+        raise UserError(f"task {task!r}: option `correct` is {OPTIONS['correct']}, got {correct!r}")
+
+
+def rows(
+    task: str, purpose: Purpose, split: str, count: int, seed: int, options: dict[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """``count`` rows of a task. The first n rows of a longer call are the rows of a shorter one.
+
+    sft → prompt, completion (right with probability ``options["correct"]``); preference → prompt, chosen (right),
+    rejected (wrong); prompts → prompt, label (the right answer), task. No prompt of one split occurs in the other,
+    whatever the seed.
+    """
+    check(task, split, options)
+    correct = (options or {}).get("correct", 1.0)
+    made = draw = 0
+    while made < count:
+        random = Random(derive_seed(seed, "task", task, split, draw))
+        draw += 1
+        kind = random.choice(list(TASKS)) if task == MIXED else task
+        problem = TASKS[kind](random)
+        if split_of(problem.prompt) != split:
+            continue
+        made += 1
+        if purpose == "sft":
+            right = random.random() < correct
+            yield {"prompt": problem.prompt, "completion": problem.answer if right else corrupt(problem, random)}
+        elif purpose == "preference":
+            yield {"prompt": problem.prompt, "chosen": problem.answer, "rejected": corrupt(problem, random)}
+        else:
+            yield {"prompt": problem.prompt, "label": problem.answer, "task": kind}
+
+
+def split_of(prompt: str) -> str:
+    """The split that a prompt belongs to, by the hash of its text alone."""
+    first = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big")
+    return "test" if first < TEST_SHARE * 2**32 else "train"
+
+
+def verify(task: str, prompt: str, completion: str, label: str | None) -> float:
+    """1.0 if the completion, without surrounding white space, is the label; else 0.0.
+
+    Raises UserError for an unknown task, ValueError for a missing label: a reward that cannot be computed is no zero.
+    """
+    check(task)
+    if label is None:
+        raise ValueError(f"task {task!r} cannot verify a prompt without a label: {prompt!r}")
+    return float(completion.strip() == label.strip())
+
+
+# What can be wrong with an answer. Each takes (answer, alphabet, random) and may, by chance, change nothing.
+
+
+def _replace(answer: str, alphabet: str, random: Random) -> str:
+    place = random.randrange(len(answer))
+    return answer[:place] + random.choice(alphabet) + answer[place + 1 :]
+
+
+def _swap(answer: str, alphabet: str, random: Random) -> str:
+    if len(answer) < 2:
+        return answer
+    place = random.randrange(len(answer) - 1)
+    return answer[:place] + answer[place + 1] + answer[place] + answer[place + 2 :]
+
+
+def _truncate(answer: str, alphabet: str, random: Random) -> str:
+    return answer[: random.randrange(1, len(answer))] if len(answer) > 1 else answer
+
+
+def _extend(answer: str, alphabet: str, random: Random) -> str:
+    return answer + _word(random, alphabet, 1, 2)
+
+
+CORRUPTIONS: tuple[Callable[[str, str, Random], str], ...] = (_replace, _swap, _truncate, _extend)
+
+
+def corrupt(problem: Problem, random: Random) -> str:
+    """A plausible wrong answer: never the right one, never empty."""
+    while True:
+        wrong = random.choice(CORRUPTIONS)(problem.answer, problem.alphabet, random)
+        if wrong != problem.answer:
+            return wrong
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"

@@ -1,0 +1,59 @@
+"""The errors of the core: each says whose turn it is to act, and whether trying again can help."""
+
+from __future__ import annotations
+
+
+class AlignmentError(Exception):
+    """Base of every error that this project raises on purpose.
+
+    ``exit_code`` is what the ``align`` command returns for it; ``retryable`` is what the tasks ask before a retry.
+    """
+
+    exit_code = 1
+    retryable = False
+
+
+class UserError(AlignmentError):
+    """The user's input is wrong: a recipe, an argument, a reference. Never retried."""
+
+    exit_code = 2
+
+
+class DataError(UserError):
+    """A row or file of the user's data is wrong. The message names the file and the line."""
+
+
+class EnvironmentFault(AlignmentError):
+    """The machine lacks something: a package, memory, a device, a port, a permission. Never retried."""
+
+    exit_code = 3
+
+
+class InfrastructureError(AlignmentError):
+    """Something died or did not answer in time: an actor, an engine, a store. Retried with backoff."""
+
+    retryable = True
+
+
+class DeadlineExceeded(InfrastructureError):
+    """A wait took longer than its deadline. The message says which wait."""
+
+
+class NumericError(AlignmentError):
+    """The mathematics went wrong: a loss or gradient that is not finite, log-probabilities that disagree."""
+
+
+class StoreError(AlignmentError):
+    """The artifact store refuses: the message says which object and why."""
+
+
+class NotFound(StoreError):
+    """No such artifact, tag or blob in this store."""
+
+
+class Corrupt(StoreError):
+    """Bytes in the store do not have the digest that their manifest says."""
+
+
+class Conflict(StoreError):
+    """Another writer moved the tag first."""

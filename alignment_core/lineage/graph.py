@@ -1,0 +1,107 @@
+"""The lineage graph: artifacts and the stages between them, as the provenance records alone tell it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alignment_core.artifacts import Provenance, Reference, Store
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that a stage read from outside the store, as its configuration lists it under ``sources``."""
+
+    path: str
+    sha256: str | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """An artifact in a tree, reached from its neighbour by an edge.
+
+    ``role`` is the edge: the role in which the later artifact used the earlier one, empty at the root. ``made_by``
+    are all records of this artifact. ``sources``, in upward trees: the files from outside that its makers read.
+    ``repeated``: the same artifact stands earlier in this tree, with its subtree.
+    """
+
+    reference: Reference
+    role: str
+    made_by: tuple[Provenance, ...]
+    children: tuple[Node, ...] = ()
+    sources: tuple[Source, ...] = ()
+    repeated: bool = False
+
+
+class Graph:
+    """Who made what from what. ``Graph.of`` reads it from a store's records; nothing else is kept anywhere."""
+
+    def __init__(self, records: Iterable[Provenance]) -> None:
+        makers: defaultdict[Reference, list[Provenance]] = defaultdict(list)
+        users: defaultdict[Reference, list[tuple[str, Provenance]]] = defaultdict(list)
+        for record in sorted(records, key=lambda record: (record.started_at, record.key)):
+            makers[record.output].append(record)
+            for role, used in sorted(record.inputs.items()):
+                users[used].append((role, record))
+        self._makers, self._users = dict(makers), dict(users)
+
+    @classmethod
+    def of(cls, store: Store) -> Graph:
+        return cls(store.records())
+
+    def made_by(self, reference: Reference) -> tuple[Provenance, ...]:
+        """The records whose output is ``reference``, oldest first; empty for an imported artifact."""
+        return tuple(self._makers.get(reference, ()))
+
+    def used_by(self, reference: Reference) -> tuple[tuple[str, Provenance], ...]:
+        """(role, record) of every stage that used ``reference``, oldest first."""
+        return tuple(self._users.get(reference, ()))
+
+    def parents(self, reference: Reference) -> list[tuple[str, Reference]]:
+        """(role, artifact) of everything that the stages behind ``reference`` used, each pair once."""
+        pairs = (pair for record in self.made_by(reference) for pair in sorted(record.inputs.items()))
+        return list(dict.fromkeys(pairs))
+
+    def children(self, reference: Reference) -> list[tuple[str, Reference]]:
+        """(role, artifact) of everything that was made from ``reference``, each pair once."""
+        return list(dict.fromkeys((role, record.output) for role, record in self.used_by(reference)))
+
+    def up(self, reference: Reference) -> Node:
+        """The tree of everything that ``reference`` was made from."""
+        return self._tree(reference, "", True, set())
+
+    def down(self, reference: Reference) -> Node:
+        """The tree of everything that was made from ``reference``."""
+        return self._tree(reference, "", False, set())
+
+    def _tree(self, reference: Reference, role: str, upward: bool, shown: set[Reference]) -> Node:
+        # Marking before the descent prints a shared subtree once, and would also end a cycle, which content
+        # addressing rules out except where a stage returns one of its own inputs.
+        made_by = self.made_by(reference)
+        if reference in shown:
+            return Node(reference, role, made_by, repeated=True)
+        shown.add(reference)
+        onward = self.parents(reference) if upward else self.children(reference)
+        children = tuple(self._tree(other, edge, upward, shown) for edge, other in onward)
+        sources = (source for record in made_by for source in sources_of(record)) if upward else ()
+        return Node(reference, role, made_by, children, tuple(dict.fromkeys(sources)))
+
+
+def sources_of(record: Provenance) -> tuple[Source, ...]:
+    """The well-formed entries of ``sources`` in a stage's configuration: paths, or objects with a path."""
+    listed = record.config.get("sources")
+    found = []
+    for entry in listed if isinstance(listed, list) else []:
+        fields = {"path": entry} if isinstance(entry, str) else entry
+        if isinstance(fields, dict) and isinstance(fields.get("path"), str):
+            sha256, rows = fields.get("sha256"), fields.get("rows")
+            found.append(
+                Source(
+                    fields["path"],
+                    sha256 if isinstance(sha256, str) else None,
+                    rows if isinstance(rows, int) else None,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,19 @@
+"""Log-probabilities of given tokens, per token and per sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def token_logps(logits_KV: Tensor, labels_K: Tensor) -> Tensor:
+    """Natural-log probability of each label, in fp32.
+
+    Args: ``logits_KV`` [K, V] any float type; ``labels_K`` [K] token ids. Returns [K].
+    """
+    return -torch.nn.functional.cross_entropy(logits_KV.float(), labels_K, reduction="none")
+
+
+def sum_by_sequence(values_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
+    """Sum of ``values_K`` [K] over each sequence; ``sequence_K`` [K] holds numbers in [0, count). Returns [count]."""
+    return torch.zeros(count, dtype=values_K.dtype, device=values_K.device).index_add(0, sequence_K, values_K)

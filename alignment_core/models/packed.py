@@ -1,0 +1,70 @@
+"""A model seen through a packed micro-batch: what goes in is one line of tokens, what comes out is what a loss needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from alignment_core.losses.logprobs import token_logps
+
+if TYPE_CHECKING:
+    from alignment_core.training.batches import MicroBatch
+
+Head = Literal["lm", "score"]
+
+
+class PackedModel(nn.Module):
+    """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities or [S] scores.
+
+    There is no attention mask: position ids that restart make ``transformers`` keep packed sequences apart. Only the
+    positions that predict a target reach the vocabulary projection.
+    """
+
+    def __init__(self, model: Any, head: Head) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, predict_K: Tensor, labels_K: Tensor, last_S: Tensor
+    ) -> Tensor:
+        if self.head == "lm":
+            outputs = self.model(
+                input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=predict_K
+            )
+            return token_logps(outputs.logits[0], labels_K)
+        backbone = self.model.base_model
+        hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        return self.model.score(hidden[0, last_S])[:, 0]
+
+
+def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:
+    """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch."""
+    return module(batch.input_ids, batch.position_ids, batch.predict_K, batch.labels_K, batch.last_S)
+
+
+def load_model(path: str, head: Head, dtype: torch.dtype, seed: int = 0, trust_remote_code: bool = False) -> Any:
+    """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
+
+    A score head that the folder does not hold is initialised from ``seed`` with standard deviation 1/sqrt(hidden).
+    """
+    import transformers
+
+    kind = transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
+    options: dict[str, Any] = {"num_labels": 1} if head == "score" else {}
+    model, info = kind.from_pretrained(
+        path,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
+    if head == "score" and any(name.startswith("score") for name in info["missing_keys"]):
+        generator = torch.Generator().manual_seed(seed)
+        weight = model.score.weight.data
+        weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
+    return model

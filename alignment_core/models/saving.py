@@ -1,0 +1,57 @@
+"""Checkpoints as plain Hugging Face folders: safetensors, config, generation config, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+
+
+def save_checkpoint(model: Any, source: Path | None, directory: Path, state_dict: dict[str, Any] | None = None) -> None:
+    """Write ``model`` to ``directory`` so that ``transformers`` and vLLM load it unchanged.
+
+    The tokenizer and generation config are copied from the folder ``source``, byte for byte. ``state_dict`` stands for
+    the model's own weights where those are spread over ranks.
+    """
+    model.save_pretrained(directory, state_dict=state_dict)
+    for name in TOKENIZER_FILES if source else ():
+        if source and (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
+    _drop_provenance(directory / "config.json")
+
+
+def _drop_provenance(config: Path) -> None:
+    """``_name_or_path`` is a path of this machine: it has no place in content."""
+    content = json.loads(config.read_text())
+    content.pop("_name_or_path", None)
+    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def architecture_digest(directory: Path) -> str:
+    """What must agree for one engine to serve both: config and tokenizer, but not the weights."""
+    from alignment_core.canonical import digest_of, digest_of_file
+
+    config = json.loads((directory / "config.json").read_text())
+    for volatile in ("_name_or_path", "transformers_version"):
+        config.pop(volatile, None)
+    tokenizer = directory / "tokenizer.json"
+    return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else ""])
+
+
+def checkpoint_dtype(directory: Path) -> str:
+    """The float type in which a checkpoint is stored, such as ``float32``. (vLLM's ``auto`` would round fp32 down.)"""
+    config = json.loads((directory / "config.json").read_text())
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")

@@ -1,0 +1,51 @@
+"""Recipes: what to run, as frozen typed objects that come from YAML."""
+
+from alignment_core.recipes.data import DataConfig, DataSource
+from alignment_core.recipes.evaluation import EvaluationConfig, Gate, PromotionConfig
+from alignment_core.recipes.load import apply_overrides, load_recipe, parse_recipe
+from alignment_core.recipes.model import ModelConfig, ScratchModel
+from alignment_core.recipes.recipe import (
+    BaseRecipe,
+    DpoRecipe,
+    IterativeDpoRecipe,
+    Recipe,
+    RewardModelRecipe,
+    SftRecipe,
+)
+from alignment_core.recipes.resources import ResourcesConfig
+from alignment_core.recipes.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
+from alignment_core.recipes.training import (
+    DpoConfig,
+    DpoLossConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "BaseRecipe",
+    "DataConfig",
+    "DataSource",
+    "DpoConfig",
+    "DpoLossConfig",
+    "DpoRecipe",
+    "EvaluationConfig",
+    "Gate",
+    "GenerationConfig",
+    "IterativeDpoConfig",
+    "IterativeDpoRecipe",
+    "ModelConfig",
+    "PromotionConfig",
+    "Recipe",
+    "ResourcesConfig",
+    "RewardModelConfig",
+    "RewardModelRecipe",
+    "ScratchModel",
+    "SelectionConfig",
+    "SftConfig",
+    "SftRecipe",
+    "TrainingConfig",
+    "apply_overrides",
+    "load_recipe",
+    "parse_recipe",
+]

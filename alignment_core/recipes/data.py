@@ -1,0 +1,91 @@
+"""Which rows to read, how to read them, and which of them to keep."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+
+RowFormat = Literal["auto", "prompt_completion", "messages", "text", "preference", "hh", "prompts"]
+
+
+class DataSource(Config):
+    """One source of rows. A bare string in a recipe stands for ``path``."""
+
+    path: str | None = None
+    """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder."""
+    task: str | None = None
+    """Name of a built-in procedural task whose answers can be verified."""
+    format: RowFormat = "auto"
+    """How a row is to be read; `auto` decides by the columns of the first row."""
+    keys: dict[str, str] = Field(default_factory=dict)
+    """Column names by role, where they differ from the role: `{prompt: question, completion: answer}`."""
+    split: str = "train"
+    """Split of a Hub data set or of a procedural task."""
+    subset: str | None = None
+    """Configuration name of a Hub data set."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub data set, pinned when the run starts."""
+    rows: int | None = Field(None, ge=1)
+    """Use at most this many rows; for a procedural task, how many to make (default 1000)."""
+    weight: float | None = Field(None, gt=0)
+    """Probability of this source in the mixture; give it for every source or for none."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a procedural task, such as the share of correct demonstrations."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> DataSource:
+        if (self.path is None) == (self.task is None):
+            raise ValueError("give exactly one of `path` (file, folder or Hub name) and `task` (a built-in task)")
+        if self.options and self.task is None:
+            raise ValueError("`options` belong to a built-in `task`, not to a `path`")
+        return self
+
+
+class DataConfig(Config):
+    """A data set: sources, mixture, filters, split. A bare string or list in a recipe stands for ``sources``."""
+
+    sources: tuple[DataSource, ...] = Field(min_length=1)
+    """Where the rows come from."""
+    chat_template: str | None = None
+    """Jinja chat template for these rows; none means the tokenizer's own, or plain text where it has none."""
+    max_length: int = Field(1024, ge=2)
+    """Longest row in tokens, prompt and completion together."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Longest prompt in tokens; none means that only max_length counts."""
+    overlong: Literal["drop", "truncate"] = "drop"
+    """Drop rows that are too long, or cut them (prompts from the left, completions from the right)."""
+    max_bad_rows: float = Field(0.0, ge=0, lt=1)
+    """Share of malformed rows that may be skipped; one more and the data set is refused."""
+    mixing: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    """With weights: stop when the first source runs dry, or repeat the smaller ones until all were read."""
+    test_rows: int = Field(0, ge=0)
+    """Rows held out for evaluation, chosen by the digest of their content."""
+    shuffle: bool = True
+    """Shuffle the rows (by the recipe's seed)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"sources": [value]}
+        if isinstance(value, (list, tuple)):
+            return {"sources": value}
+        if isinstance(value, dict) and "sources" not in value and ("path" in value or "task" in value):
+            source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}
+            return {"sources": [source_fields], **{k: v for k, v in value.items() if k not in source_fields}}
+        return value
+
+    @model_validator(mode="after")
+    def _weights_of_all_or_none(self) -> DataConfig:
+        given = [source.weight is not None for source in self.sources]
+        if any(given) and not all(given):
+            raise ValueError("give `weight` for every source or for none")
+        return self

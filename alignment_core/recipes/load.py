@@ -1,0 +1,140 @@
+"""YAML plus ``--set`` overrides → a recipe, or one sentence per mistake that names the field and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from alignment_core.errors import UserError
+from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
+    """Read the recipe in the YAML file ``path`` and apply ``overrides`` such as ``iterative_dpo.rounds=3``.
+
+    Raises UserError with one line per mistake.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1, cutoff=0.4)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise UserError(f"{path}: no such recipe file{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a recipe is a mapping of fields, this is {_kind(content)}")
+    return parse_recipe(apply_overrides(content, overrides), origin=str(path))
+
+
+def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
+    """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake."""
+    method = content.get("method")
+    if not isinstance(method, str) or method not in BY_METHOD:
+        near = difflib.get_close_matches(str(method), BY_METHOD, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        said = "is missing" if method is None else f"is {method!r}"
+        raise UserError(f"{origin}: method: {said}; choose one of {', '.join(BY_METHOD)}{hint}")
+    model = BY_METHOD[method]
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        lines = [_sentence(model, item) for item in error.errors(include_url=False)]
+        raise UserError("\n".join(f"{origin}: {line}" for line in dict.fromkeys(lines))) from None
+
+
+def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of ``content`` in which each ``path=value`` is set; values are read as YAML, numbers index lists."""
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator or not path.strip():
+            raise UserError(f"--set {override}: write it as path=value, such as sft.training.learning_rate=1e-4")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {override}: the value is not valid YAML; quote it") from None
+        content = _with(content, path.strip().split("."), _number(value), override)
+    return content
+
+
+def _with(node: Any, steps: list[str], value: Any, override: str) -> Any:
+    """``node`` with ``value`` at the end of the path ``steps``; what lies beside the path is shared, not copied."""
+    step, rest = steps[0], steps[1:]
+    if isinstance(node, list):
+        if not step.isdigit() or int(step) >= len(node):
+            raise UserError(f"--set {override}: {step!r} is not an index of a list with {len(node)} items")
+        index = int(step)
+        return [
+            *node[:index],
+            _with(node[index], rest, value, override) if rest else value,
+            *node[index + 1 :],
+        ]
+    if node is not None and not isinstance(node, dict):
+        raise UserError(f"--set {override}: there is nothing below {node!r}, so {step!r} cannot be set")
+    node = node or {}
+    return {**node, step: _with(node.get(step), rest, value, override) if rest else value}
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads ``1e-4`` as text; people mean the number."""
+    if isinstance(value, str):
+        try:
+            return float(value) if "e" in value.lower() else value
+        except ValueError:
+            return value
+    return value
+
+
+def _sentence(model: type[BaseModel], item: Any) -> str:
+    path = [str(step) for step in item["loc"]]
+    where = ".".join(path) or "recipe"
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(model, path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
+        return f"{where}: unknown field; " + (
+            f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+        )
+    if item["type"] == "missing":
+        return f"{where}: is missing and has no default"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{where}: {message}"
+    return f"{where}: {message[0].lower()}{message[1:]}; got {item['input']!r}"
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Field names of the configuration object that ``path`` leads to, starting at ``model``."""
+    for step in path:
+        if step.isdigit():
+            continue
+        field = model.model_fields.get(step)
+        inner = _config_in(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _config_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, list):
+        return next((found for found in map(_config_in, typing.get_args(annotation)) if found), None)
+    return None
+
+
+def _kind(value: Any) -> str:
+    return {type(None): "empty", list: "a list", str: "text"}.get(type(value), f"a {type(value).__name__}")

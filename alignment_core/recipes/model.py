@@ -1,0 +1,67 @@
+"""Which model to start from: a name on the Hub, a local folder, or a small one made from scratch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+
+
+class ScratchModel(Config):
+    """The shape of a model that is initialised at random, with a tokenizer of single bytes."""
+
+    architecture: Literal["llama", "qwen2"] = "llama"
+    """Decoder family, by its `transformers` name."""
+    hidden_size: int = Field(128, ge=8)
+    """Width of the residual stream."""
+    intermediate_size: int = Field(512, ge=8)
+    """Width of the feed-forward layers."""
+    num_hidden_layers: int = Field(3, ge=1)
+    """Number of decoder layers."""
+    num_attention_heads: int = Field(4, ge=1)
+    """Number of attention heads; must divide hidden_size."""
+    num_key_value_heads: int | None = Field(None, ge=1)
+    """Number of key and value heads; none means as many as attention heads."""
+    max_position_embeddings: int = Field(512, ge=16)
+    """Longest sequence in tokens."""
+    tie_word_embeddings: bool = True
+    """Share the input embedding with the output layer."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ScratchModel:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
+            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+        return self
+
+
+class ModelConfig(Config):
+    """A base model. A bare string in a recipe stands for ``name``."""
+
+    name: str | None = None
+    """Name on the Hub (`Qwen/Qwen2.5-0.5B-Instruct`), path of a local folder, or a reference or tag of the store
+    (`policy/production`, `model@sha256:…`)."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub; none means the head of its main branch, pinned when the run starts."""
+    scratch: ScratchModel | None = None
+    """Make a new model of this shape instead of loading one."""
+    chat_template: str | None = None
+    """Jinja chat template that replaces the tokenizer's own; it is saved with every checkpoint."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Leave off unless you have read that code."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelConfig:
+        if (self.name is None) == (self.scratch is None):
+            raise ValueError("give exactly one of `name` (Hub name, folder or reference) and `scratch` (a new model)")
+        return self

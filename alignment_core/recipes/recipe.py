@@ -1,0 +1,116 @@
+"""The recipes: one object says what to run, discriminated by ``method``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.evaluation import EvaluationConfig, PromotionConfig
+from alignment_core.recipes.model import ModelConfig
+from alignment_core.recipes.resources import ResourcesConfig
+from alignment_core.recipes.rollout import IterativeDpoConfig
+from alignment_core.recipes.training import DpoConfig, RewardModelConfig, SftConfig
+
+
+class BaseRecipe(Config):
+    """What every recipe holds."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Name of the run in tables, logs and the Prefect UI."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """The one seed that every other follows from."""
+    model: ModelConfig
+    """The model to start from."""
+    evaluation: EvaluationConfig | None = None
+    """How to judge the policy; none skips evaluation."""
+    promotion: PromotionConfig | None = None
+    """Which tag to move if the gates hold; none promotes nothing."""
+    store: str | None = None
+    """Artifact store; none means `$ALIGN_HOME/store`."""
+    resources: ResourcesConfig = ResourcesConfig()
+    """Placement and deadlines; they never change a result."""
+
+    @model_validator(mode="after")
+    def _gates_have_metrics(self) -> BaseRecipe:
+        if self.promotion and self.promotion.gates and self.evaluation is None:
+            raise ValueError("`promotion.gates` need an `evaluation` that measures their metrics")
+        return self
+
+
+class SftRecipe(BaseRecipe):
+    """Supervised fine-tuning."""
+
+    method: Literal["sft"] = "sft"
+    """Supervised fine-tuning."""
+    sft: SftConfig
+    """Demonstrations and training."""
+
+
+class RewardModelRecipe(BaseRecipe):
+    """A reward model from preference pairs."""
+
+    method: Literal["reward-model"] = "reward-model"
+    """Reward-model training."""
+    reward_model: RewardModelConfig
+    """Pairs and training."""
+
+    @model_validator(mode="after")
+    def _needs_pairs(self) -> RewardModelRecipe:
+        if self.reward_model.data is None or self.reward_model.model is not None:
+            raise ValueError(
+                "`reward_model.data` is needed here, and `reward_model.model` is not: this recipe trains one"
+            )
+        if self.evaluation or self.promotion:
+            raise ValueError(
+                "a reward model is judged on its held-out pairs (`test_rows`): remove `evaluation`, `promotion`"
+            )
+        return self
+
+
+class DpoRecipe(BaseRecipe):
+    """DPO, IPO or cDPO on a fixed set of pairs."""
+
+    method: Literal["dpo"] = "dpo"
+    """Direct preference optimisation on given pairs."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first."""
+    dpo: DpoConfig
+    """Pairs and training."""
+
+
+class IterativeDpoRecipe(BaseRecipe):
+    """SFT → reward model → rounds of generate, score, select, train → evaluation → promotion."""
+
+    method: Literal["iterative-dpo"] = "iterative-dpo"
+    """Iterative DPO."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first; none starts from `model` as it is."""
+    reward_model: RewardModelConfig | None = None
+    """The reward model; may be left out when `iterative_dpo.selection.score` is `verifier`."""
+    iterative_dpo: IterativeDpoConfig
+    """The rounds."""
+
+    @model_validator(mode="after")
+    def _has_a_judge(self) -> IterativeDpoRecipe:
+        if self.reward_model is None and self.iterative_dpo.selection.score == "reward":
+            raise ValueError("`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`")
+        if self.reward_model and (self.reward_model.model is None) == (self.reward_model.data is None):
+            raise ValueError("`reward_model` needs exactly one of `data` (train one) and `model` (use that one)")
+        if self.iterative_dpo.selection.score == "verifier" and not (self.evaluation and self.evaluation.verifier):
+            raise ValueError("`evaluation.verifier` is needed, because `iterative_dpo.selection.score` is `verifier`")
+        return self
+
+
+Recipe = Annotated[
+    SftRecipe | RewardModelRecipe | DpoRecipe | IterativeDpoRecipe,
+    Field(discriminator="method"),
+]
+
+BY_METHOD: dict[str, type[BaseRecipe]] = {
+    "sft": SftRecipe,
+    "reward-model": RewardModelRecipe,
+    "dpo": DpoRecipe,
+    "iterative-dpo": IterativeDpoRecipe,
+}

@@ -1,0 +1,46 @@
+"""Where and how fast to run: nothing here may change a result, so nothing here is part of a stage's key."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from alignment_core.recipes.base import Config
+
+
+class ResourcesConfig(Config):
+    """Placement, memory and deadlines."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is a GPU."""
+    trainers: int | None = Field(None, ge=1)
+    """Data-parallel trainer ranks; none means one per GPU, or one per CPU core up to 4."""
+    engines: int | None = Field(None, ge=1)
+    """vLLM engines; none means as many as trainers."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs per engine."""
+    threads: int = Field(1, ge=1)
+    """CPU threads per trainer rank and engine."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed ZeRO stage."""
+    offload_optimizer: bool = False
+    """Keep optimiser states in CPU memory and step with DeepSpeed's CPU Adam."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    max_tokens_per_microbatch: int = Field(1024, ge=16)
+    """Token budget of a packed micro-batch; 1024 is best on a CPU, 8192 and more on a GPU."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
+    """Share of a GPU's memory for each engine."""
+    kv_cache_mib: int = Field(256, ge=16)
+    """Key-value cache of each CPU engine."""
+    progress_seconds: float = Field(60.0, gt=0)
+    """Seconds between in-stage checkpoints."""
+    stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)
+    """Deadline of one stage."""
+    wait_timeout_seconds: float = Field(1800.0, gt=0)
+    """Deadline of one wait for an actor or engine."""
+    stage_retries: int = Field(2, ge=0)
+    """Retries of a stage after an infrastructure failure."""
+    max_concurrent_stages: int = Field(2, ge=1)
+    """Stages that may run at the same time when they need different devices."""

@@ -1,0 +1,88 @@
+"""How to train: what every method shares, and what is particular to each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.model import ModelConfig
+
+
+class TrainingConfig(Config):
+    """The optimiser and its schedule. Nothing here depends on how many devices there are."""
+
+    num_train_epochs: int = Field(1, ge=1)
+    """Passes over the training rows."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many optimiser steps, even within an epoch."""
+    batch_size: int = Field(32, ge=1)
+    """Rows (or pairs) per optimiser step, over all devices and accumulation together."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay after the warm-up."""
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    """Share of the steps in which the learning rate rises linearly from zero."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Floor of the decay, as a share of the peak."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of AdamW; not applied to norms, biases and embeddings."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's first decay rate."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """AdamW's second decay rate."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    bf16: bool = False
+    """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
+
+
+class SftConfig(Config):
+    """Supervised fine-tuning: next-token loss on completions."""
+
+    data: DataConfig
+    """Demonstrations."""
+    training: TrainingConfig = TrainingConfig()
+    """Optimiser and schedule."""
+
+
+class RewardModelConfig(Config):
+    """A reward model trained on preferences, or one that exists already."""
+
+    model: ModelConfig | None = None
+    """Use this sequence-classification model as it is, instead of training one."""
+    data: DataConfig | None = None
+    """Preference pairs to train on."""
+    loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
+    """Bradley–Terry, or its log-exp form; both respect a `margin` column."""
+    training: TrainingConfig = TrainingConfig()
+    """Optimiser and schedule."""
+
+
+class DpoLossConfig(Config):
+    """The preference loss."""
+
+    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+    """DPO, or identity preference optimisation (IPO)."""
+    beta: float = Field(0.1, gt=0)
+    """Strength of the pull towards the reference policy."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of labels assumed to be flipped (conservative DPO); only with `sigmoid`."""
+    nll_weight: float = Field(0.0, ge=0)
+    """Weight of the chosen completion's mean negative log-likelihood per token, added to the loss."""
+
+
+class DpoConfig(Config):
+    """Direct preference optimisation on a fixed set of pairs."""
+
+    data: DataConfig
+    """Preference pairs."""
+    loss: DpoLossConfig = DpoLossConfig()
+    """The preference loss."""
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    """Optimiser and schedule."""

@@ -1,0 +1,131 @@
+"""Rows → packed micro-batches: which rows a step takes, how they are cut over ranks, and the tensors of one cut.
+
+A row is one sequence (SFT) or two (a pair). Several rows are packed end to end into one line of tokens whose position
+ids restart with each sequence; ``transformers`` derives the block-diagonal attention from that. How a batch is cut
+never changes the result, because every loss is divided by a count over the whole batch (``Method.normaliser``).
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alignment_core.canonical import derive_seed
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """Token ids [T] (int64) and which of them are targets [T] (bool; the first token never is)."""
+
+    ids: np.ndarray
+    targets: np.ndarray
+
+    @classmethod
+    def of_prompt_and_completion(cls, prompt: Seq[int], completion: Seq[int]) -> TokenSequence:
+        ids = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
+        targets = np.arange(len(ids)) >= max(len(prompt), 1)
+        return cls(ids, targets)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row: its sequences (one, or chosen and rejected) and the extra numbers that its method needs."""
+
+    number: int
+    sequences: tuple[TokenSequence, ...]
+    margin: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows packed into one line of T tokens with K targets in S sequences."""
+
+    rows: tuple[Row, ...]
+    input_ids: torch.Tensor  # [1, T]
+    position_ids: torch.Tensor  # [1, T], restarting at 0 with each sequence
+    predict_K: torch.Tensor  # [K], position whose output predicts the target
+    labels_K: torch.Tensor  # [K], the target's token id
+    sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
+    last_S: torch.Tensor  # [S], position of each sequence's last token
+
+    @property
+    def sequences(self) -> int:
+        return len(self.last_S)
+
+
+@functools.lru_cache(maxsize=2)
+def epoch_order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch)."""
+    order = list(range(rows))
+    random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+    return tuple(order)
+
+
+def batch_of_step(step: int, rows: int, batch_size: int, seed: int) -> list[int]:
+    """Row numbers of optimiser step ``step`` (from 0); the last batch of an epoch may be smaller."""
+    per_epoch = steps_per_epoch(rows, batch_size)
+    epoch, index = divmod(step, per_epoch)
+    return list(epoch_order(rows, seed, epoch)[index * batch_size : (index + 1) * batch_size])
+
+
+def steps_per_epoch(rows: int, batch_size: int) -> int:
+    return -(-rows // batch_size)
+
+
+def cut(rows: Seq[Row], ranks: int, token_budget: int) -> list[list[list[Row]]]:
+    """Cut a batch into packs of at most ``token_budget`` tokens (a longer row is a pack of its own).
+
+    Every rank gets the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones.
+    Longest rows first into the emptiest pack: packs, and so ranks, are balanced. Returns ``[rank][pack][row]``.
+    """
+    by_length = sorted(rows, key=lambda row: (-row.tokens, row.number))
+    count = ranks * max(1, -(-sum(row.tokens for row in rows) // (token_budget * ranks)))
+    while True:
+        packs: list[list[Row]] = [[] for _ in range(count)]
+        load = [0] * count
+        for row in by_length:
+            emptiest = load.index(min(load))
+            packs[emptiest].append(row)
+            load[emptiest] += row.tokens
+        too_full = any(load[i] > token_budget and len(packs[i]) > 1 for i in range(count))
+        if not too_full:
+            return [packs[rank::ranks] for rank in range(ranks)]
+        count += ranks
+
+
+def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
+    """Lay ``rows`` end to end. An empty pack becomes one token without targets, so that a collective still runs."""
+    import torch
+
+    sequences = [sequence for row in rows for sequence in row.sequences]
+    ids = np.concatenate([s.ids for s in sequences]) if sequences else np.zeros(1, np.int64)
+    lengths = [len(s.ids) for s in sequences] or [1]
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    targets = np.concatenate([s.targets for s in sequences]) if sequences else np.zeros(1, bool)
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    at = np.flatnonzero(targets)
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+
+    return MicroBatch(
+        rows=tuple(rows),
+        input_ids=tensor(ids)[None],
+        position_ids=tensor(positions)[None],
+        predict_K=tensor(at - 1),
+        labels_K=tensor(ids[at]),
+        sequence_K=tensor(number[at]),
+        last_S=tensor(np.cumsum(lengths) - 1) if sequences else tensor(np.zeros(0)),
+    )

@@ -1,0 +1,47 @@
+"""Forward passes without training: log-probabilities or scores of given sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from alignment_core.cluster.device import Device
+from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.training.batches import Row, TokenSequence, cut, pack
+
+
+class Forward:
+    """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
+
+    def __init__(
+        self, model: str, head: Head, bf16: bool, token_budget: int, device: Device, trust_remote_code: bool = False
+    ) -> None:
+        loaded = load_model(
+            model, head, torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code
+        )
+        self.head, self.token_budget, self.device = head, token_budget, device
+        self.packed = PackedModel(loaded, head).to(device.torch_device).eval()
+
+    def run(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> np.ndarray:
+        """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.
+
+        Returns [len(pairs)] float32, in the order of ``pairs``.
+        """
+        rows = [
+            Row(number, (TokenSequence.of_prompt_and_completion(prompt, completion),))
+            for number, (prompt, completion) in enumerate(pairs)
+        ]
+        values = np.zeros(len(rows), np.float32)
+        for part in cut(rows, 1, self.token_budget)[0]:
+            if not part:
+                continue
+            micro = pack(part, self.device.torch_device)
+            with torch.no_grad():
+                output = run_packed(self.packed, micro)
+                if self.head == "lm":
+                    output = sum_by_sequence(output, micro.sequence_K, micro.sequences)
+            values[[row.number for row in part]] = output.float().cpu().numpy()
+        return values

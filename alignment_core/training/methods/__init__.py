@@ -1,0 +1,1 @@
+"""What is particular to a training method, one small object per module."""

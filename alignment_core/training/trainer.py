@@ -1,0 +1,302 @@
+"""The trainer: one loop for every method, over DeepSpeed, with checkpoints that resume exactly.
+
+One object per rank. What a step does follows from (job, step) alone: which rows, how they are cut, the learning rate,
+the dropout seed. So a resumed run needs nothing but the weights, the optimiser and the number of the next step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alignment_core.canonical import derive_seed
+from alignment_core.cluster.device import Device
+from alignment_core.errors import NumericError
+from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.models.saving import save_checkpoint
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.training.batches import MicroBatch, Row, batch_of_step, cut, pack, steps_per_epoch
+from alignment_core.training.methods.base import Method
+from alignment_core.training.schedule import learning_rate
+
+REFERENCE_FILE = "reference_logps.npz"
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What to train: plain data that travels to every rank. Paths are local folders of verified artifacts."""
+
+    method: Method
+    model: str
+    reference: str | None
+    train_data: str
+    test_data: str | None
+    training: TrainingConfig
+    seed: int
+    trust_remote_code: bool = False
+
+
+@dataclass
+class StepReport:
+    """Sums over the steps of one call on one rank; the driver adds ranks and divides."""
+
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    normaliser: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    grad_norm: float = math.nan
+    learning_rate: float = 0.0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """Trains one job on this rank. Create it on every rank at once; its methods are collective unless they say so."""
+
+    def __init__(self, job: TrainJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
+        self.job, self.resources, self.device, self.rank, self.world = job, resources, device, rank, world
+        self.rows = job.method.rows(_read(job.train_data))
+        self.test_rows = job.method.rows(_read(job.test_data)) if job.test_data else []
+        config = job.training
+        planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
+        self.total_steps = min(planned, config.max_steps or planned)
+        self.step = 0
+        self.reference: dict[str, np.ndarray] = {}
+        dtype = torch.bfloat16 if config.bf16 else torch.float32
+        model = load_model(job.model, job.method.head, dtype, derive_seed(job.seed, "head"), job.trust_remote_code)
+        if resources.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.packed = PackedModel(model, job.method.head)
+        self.engine = self._engine()
+
+    def _engine(self) -> Any:
+        import deepspeed
+
+        config, resources = self.job.training, self.resources
+        settings: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,  # `step` is the boundary: packs per step vary
+            "gradient_clipping": config.max_grad_norm,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": config.bf16},
+            "zero_optimization": {"stage": resources.zero_stage, "overlap_comm": False},
+        }
+        if resources.offload_optimizer:
+            settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        engine, *_ = deepspeed.initialize(model=self.packed, optimizer=self._optimizer(), config=settings)
+        return engine
+
+    def _optimizer(self) -> Any:
+        config = self.job.training
+        decayed = [p for _, p in self.packed.named_parameters() if p.dim() > 1]
+        plain = [p for _, p in self.packed.named_parameters() if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        options: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": (config.adam_beta1, config.adam_beta2),
+            "eps": config.adam_epsilon,
+        }
+        groups = [group for group in groups if group["params"]]
+        if self.resources.offload_optimizer:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
+        return torch.optim.AdamW(groups, **options)
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def prepare(self, progress: str) -> dict[str, Any]:
+        """Resume from the newest complete checkpoint in ``progress``, or compute the reference; say where we stand."""
+        newest = newest_progress(Path(progress), self._layout())
+        if newest is not None:
+            self._restore(newest)
+        elif self.job.method.needs_reference:
+            self._compute_reference()
+        return {
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "rows": len(self.rows),
+            "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters()),
+        }
+
+    def train(self, steps: int, seconds: float) -> StepReport:
+        """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""
+        report = StepReport()
+        started = time.monotonic()
+        self.engine.train()
+        for _ in range(min(steps, self.total_steps - self.step)):
+            self._step(report)
+            if self._agree(time.monotonic() - started > seconds):
+                break
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _step(self, report: StepReport) -> None:
+        job = self.job
+        numbers = batch_of_step(self.step, len(self.rows), job.training.batch_size, job.seed)
+        batch = [self.rows[number] for number in numbers]
+        normaliser = job.method.normaliser(batch)
+        rate = learning_rate(job.training, self.step, self.total_steps)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(derive_seed(job.seed, "step", self.step, self.rank))  # dropout, where a model has any
+        for rows in cut(batch, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
+            micro = pack(rows, self.device.torch_device)
+            loss, metrics = job.method.loss(run_packed(self.engine, micro), micro, self._reference_of(micro, "train"))
+            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
+            self.engine.backward(loss * (self.world / normaliser))
+            for name, value in metrics.items():
+                report.sums[name] += float(value)
+            report.tokens += sum(row.tokens for row in rows)
+        self.engine.step()
+        report.grad_norm = float(self.engine.get_global_grad_norm() or math.nan)
+        if not math.isfinite(report.sums["loss"]) or math.isinf(report.grad_norm):
+            where = ", ".join(str(number) for number in numbers[:8])
+            raise NumericError(f"loss or gradient is not finite at step {self.step}; rows {where}, …")
+        report.normaliser += normaliser if self.rank == 0 else 0.0
+        report.learning_rate = rate
+        report.steps += 1
+        self.step += 1
+
+    def evaluate(self) -> StepReport:
+        """Loss and metrics on the held-out rows, without gradients."""
+        report = StepReport(normaliser=self.job.method.normaliser(self.test_rows) if self.rank == 0 else 0.0)
+        for micro in self._micro_batches(self.test_rows):
+            with torch.no_grad():
+                _, metrics = self.job.method.loss(
+                    run_packed(self.engine, micro), micro, self._reference_of(micro, "test")
+                )
+            for name, value in metrics.items():
+                report.sums[name] += float(value)
+        return report
+
+    def export(self, directory: str) -> None:
+        """Write the trained model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
+        state = None
+        if self.resources.zero_stage == 3:
+            state = self.engine._zero3_consolidated_16bit_state_dict()
+        if self.rank == 0:
+            if state is not None:
+                state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+            save_checkpoint(self.packed.model, Path(self.job.model), Path(directory), state)
+        torch.distributed.barrier()
+
+    def _micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+        """This rank's packs of ``rows`` for a forward pass; every rank gets the same number."""
+        self.engine.eval()
+        packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank] if rows else []
+        return [pack(part, self.device.torch_device) for part in packs]
+
+    def _agree(self, flag: bool) -> bool:
+        """Rank 0's answer, on every rank."""
+        if self.world == 1:
+            return flag
+        answer = torch.tensor([int(flag)], device=self.device.torch_device)
+        torch.distributed.broadcast(answer, 0)
+        return bool(answer.item())
+
+    # -- reference log-probabilities -----------------------------------------------------------------------------
+
+    def _compute_reference(self) -> None:
+        """Summed log-probabilities of every sequence under the reference, once per stage.
+
+        Without a reference model of its own the policy before its first step is the reference.
+        """
+        from alignment_core.losses.logprobs import sum_by_sequence
+
+        module: Any = self.engine
+        if self.job.reference is not None:
+            dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
+            model = load_model(self.job.reference, "lm", dtype, trust_remote_code=self.job.trust_remote_code)
+            module = PackedModel(model, "lm").to(self.device.torch_device).eval()
+        for split, rows in (("train", self.rows), ("test", self.test_rows)):
+            values = torch.zeros(2 * len(rows), dtype=torch.float32)
+            for micro in self._micro_batches(rows):
+                with torch.no_grad():
+                    sums_S = sum_by_sequence(run_packed(module, micro), micro.sequence_K, micro.sequences)
+                values[self._sequence_numbers(micro)] = sums_S.float().cpu()
+            if self.world > 1 and len(rows):
+                shared = values.to(self.device.torch_device)
+                torch.distributed.all_reduce(shared)
+                values = shared.cpu()
+            self.reference[split] = values.numpy()
+
+    def _reference_of(self, micro: MicroBatch, split: str) -> torch.Tensor | None:
+        if not self.job.method.needs_reference:
+            return None
+        return torch.from_numpy(self.reference[split])[self._sequence_numbers(micro)].to(self.device.torch_device)
+
+    @staticmethod
+    def _sequence_numbers(micro: MicroBatch) -> torch.Tensor:
+        return torch.tensor([2 * row.number + side for row in micro.rows for side in (0, 1)], dtype=torch.long)
+
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def _layout(self) -> dict[str, Any]:
+        """What a progress checkpoint must share with the trainer that resumes from it."""
+        return {
+            "world": self.world,
+            "zero_stage": self.resources.zero_stage,
+            "offload_optimizer": self.resources.offload_optimizer,
+        }
+
+    def save_progress(self, directory: str) -> None:
+        """Write a checkpoint of this step below ``directory``; it counts once its ``complete.json`` is there."""
+        target = Path(directory) / f"step-{self.step:08d}"
+        self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
+        if self.rank == 0:
+            np.savez(target / REFERENCE_FILE, **self.reference)
+        torch.distributed.barrier()
+        if self.rank == 0:
+            _sync_tree(target)
+            (target / "complete.json").write_text(json.dumps({"step": self.step, "layout": self._layout()}))
+            _sync_tree(target)
+
+    def _restore(self, checkpoint: Path) -> None:
+        loaded, _ = self.engine.load_checkpoint(str(checkpoint), tag="state")
+        if loaded is None:
+            raise NumericError(f"DeepSpeed could not read the progress checkpoint {checkpoint.name}")
+        with np.load(checkpoint / REFERENCE_FILE) as stored:
+            self.reference = {name: stored[name] for name in stored.files}
+        self.step = json.loads((checkpoint / "complete.json").read_text())["step"]
+
+
+def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Path | None:
+    """The newest complete checkpoint in ``directory`` (of this layout, if one is given)."""
+    for checkpoint in sorted(directory.glob("step-*"), reverse=True):
+        try:
+            described = json.loads((checkpoint / "complete.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        if layout is None or described["layout"] == layout:
+            return checkpoint
+    return None
+
+
+def _sync_tree(directory: Path) -> None:
+    """Force the files below ``directory`` to the disk, then the folder entries."""
+    import os
+
+    for path in sorted(directory.rglob("*"), reverse=True):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    handle = os.open(directory, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _read(path: str) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path)

@@ -1,0 +1,66 @@
+"""A trainer rank as an actor holds it: the process group, then one job after the other, training or forward only."""
+
+from __future__ import annotations
+
+import gc
+import os
+from datetime import timedelta
+from typing import Any
+
+from alignment_core.cluster.device import Device
+from alignment_core.recipes import ResourcesConfig
+
+
+class TrainWorker:
+    """Joins the process group when it is made and stays for many jobs."""
+
+    def __init__(self, rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(device.local_rank(rank)))
+        os.environ.update(LOCAL_SIZE=str(world))
+        gc.disable()  # collections during these imports cost seconds
+        import deepspeed
+        import torch
+        import transformers
+
+        gc.freeze()
+        gc.enable()
+        torch.set_num_threads(resources.threads)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for 39 s and leaks shared memory
+        deepspeed.init_distributed(
+            device.backend,
+            init_method=rendezvous,
+            rank=rank,
+            world_size=world,
+            auto_mpi_discovery=False,
+            timeout=timedelta(seconds=resources.wait_timeout_seconds),
+        )
+        self.rank, self.world, self.resources, self.device = rank, world, resources, device
+        self.job: Any = None
+
+    def open_training(self, job: Any, resources: ResourcesConfig, progress: str) -> dict[str, Any]:
+        """Load a :class:`TrainJob` and bring it to where ``progress`` left it."""
+        from alignment_core.training.trainer import Trainer
+
+        self.close()
+        self.job = Trainer(job, resources, self.device, self.rank, self.world)
+        return self.job.prepare(progress)
+
+    def open_forward(self, model: str, head: str, bf16: bool, token_budget: int, trust_remote_code: bool) -> None:
+        """Load a model for :class:`~alignment_core.training.forward.Forward` passes."""
+        from alignment_core.training.forward import Forward
+
+        self.close()
+        self.job = Forward(model, head, bf16, token_budget, self.device, trust_remote_code)  # type: ignore[arg-type]
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the open job."""
+        return getattr(self.job, method)(*arguments)
+
+    def close(self) -> None:
+        """Let go of the open job and its memory."""
+        if self.job is not None and hasattr(self.job, "engine"):
+            self.job.engine.destroy()
+        self.job = None
+        gc.collect()
