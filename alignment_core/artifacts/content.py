@@ -66,9 +66,7 @@ class Content:
     def is_intact(self, entry: FileEntry) -> bool:
         """Whether the blob is there with the right size and no reader has found it corrupt. Reads no content."""
         found = self.backend.stat(blob_path(entry.sha256))
-        return (
-            found is not None and found.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
-        )
+        return found is not None and found.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
 
     def problem(self, entry: FileEntry, file: Path, trust_memory: bool = True) -> str | None:
         """What is wrong with a local file that should be ``entry``; None when every byte is right."""

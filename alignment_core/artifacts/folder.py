@@ -104,14 +104,14 @@ class FolderBackend:
                 if target.lstat().st_mtime > unmodified_since:
                     return False
                 os.rename(target, aside)  # from here on nobody can begin to rely on it
+                # A publisher may have touched it between the look and the rename; then it goes back.
+                spared = aside.lstat().st_mtime > unmodified_since
             except FileNotFoundError:
-                return True
-            # A publisher may have touched it between the look and the rename; then it goes back.
-            spared = aside.lstat().st_mtime > unmodified_since
+                return True  # never was, or another collector was faster
             if spared:
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, target)
-            aside.unlink()
+            aside.unlink(missing_ok=True)
             _sync_directory(target.parent)
             return not spared
 

@@ -88,10 +88,11 @@ class _Collection:
         for found in orphans:  # manifests go first, so that none ever refers to a blob that is gone
             if not self._collect("manifest", found.path, found.size):
                 self._keep(Path(found.path).stem, kept_blobs, must_read=False)  # reused just now
+        present = {found.path for found in blobs}
         for found in blobs:
-            if found.path not in kept_blobs and found.modified <= self.before:
-                self._collect("blob", found.path, found.size)
-        present = {found.path for found in blobs} - set(self._paths("blob"))
+            garbage = found.path not in kept_blobs and found.modified <= self.before
+            if garbage and self._collect("blob", found.path, found.size):
+                present.remove(found.path)
         for found in suspects:
             if blob_path(Path(found.path).name) not in present and found.modified <= self.before:
                 self._collect("suspicion", found.path, found.size)
@@ -139,18 +140,13 @@ class _Collection:
 
     def _collect_tree(self, what: str, tree: Path) -> None:
         try:
-            files = list(files_below(tree).values()) if tree.is_dir() else []
+            files = list(files_below(tree).values()) if tree.is_dir() else [tree.lstat()]
             newest = max(found.st_mtime for found in [*files, tree.lstat()])
-            size = sum(f.st_size for f in files if f.st_nlink == 1) if files else 0
+            size = sum(found.st_size for found in files if found.st_nlink == 1)
         except FileNotFoundError:
             return
         if newest > self.before:
             return
-        self.garbage.append(
-            Garbage(what=what, path=tree.relative_to(self.store.workspace.root).as_posix(), size=size)
-        )
+        self.garbage.append(Garbage(what=what, path=tree.relative_to(self.store.workspace.root).as_posix(), size=size))
         if self.delete:
             self.store.workspace.discard(tree)
-
-    def _paths(self, what: str) -> list[str]:
-        return [item.path for item in self.garbage if item.what == what]

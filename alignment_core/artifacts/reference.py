@@ -55,13 +55,9 @@ class Reference:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        from_text = core_schema.no_info_after_validator_function(_parse_field, core_schema.str_schema())
-        return core_schema.json_or_python_schema(
-            json_schema=from_text,
-            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), from_text]),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                str, return_schema=core_schema.str_schema()
-            ),
+        return core_schema.no_info_plain_validator_function(
+            _parse_field,
+            serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
         )
 
     @classmethod
@@ -71,8 +67,10 @@ class Reference:
         return {"type": "string", "pattern": f"^{KIND.pattern}@sha256:{DIGEST.pattern}$"}
 
 
-def _parse_field(text: str) -> Reference:
+def _parse_field(value: object) -> Reference:
+    if isinstance(value, Reference):
+        return value
     try:
-        return Reference.parse(text)
+        return Reference.parse(value if isinstance(value, str) else repr(value))
     except UserError as error:
         raise ValueError(str(error)) from error  # pydantic then names the field

@@ -169,9 +169,7 @@ class Store:
             record = self.record_at(path)
             for entry in self.manifest(record.output).files:
                 if not self.content.is_intact(entry):
-                    raise Corrupt(
-                        f"blob {entry.sha256} of {entry.path} in {record.output.short} is missing or damaged"
-                    )
+                    raise Corrupt(f"blob {entry.sha256} of {entry.path} in {record.output.short} is missing or damaged")
         except (Corrupt, NotFound) as error:
             if self.backend.stat(path) is not None:
                 log.warning("the stage with key %s has to run again: %s", key[:12], error)
@@ -241,7 +239,11 @@ class Store:
             existing = self.backend.stat(path)
             if existing is None:
                 continue
-            if self.backend.read(path) != data:
+            try:
+                same = self.backend.read(path) == data
+            except NotFound:
+                continue  # collected since the look
+            if not same:
                 self.backend.delete(path, unmodified_since=existing.modified)
             elif self.backend.touch(path):
                 return

@@ -56,14 +56,14 @@ class Workspace:
     def discard(self, tree: Path) -> None:
         """Remove a tree so that no other process sees a part of it under its name."""
         with self.scratch() as fresh, explained("remove", tree):
-            with contextlib.suppress(PermissionError):
+            with contextlib.suppress(PermissionError, FileNotFoundError):
                 tree.chmod(0o755)  # moving a directory takes write permission on it
             with contextlib.suppress(FileNotFoundError):
                 os.rename(tree, fresh / "discarded")
 
 
-def adopt_tree(fresh: Path, final: Path) -> bool:
-    """Give a complete tree its final name, read-only; False when another process was faster."""
+def adopt_tree(fresh: Path, final: Path) -> None:
+    """Give a complete tree its final name, read-only; when another process was faster, its tree stands."""
     directories = [Path(directory) for directory, _, _ in os.walk(fresh)]
     with explained("move into place", final):
         for directory in directories[1:]:
@@ -72,10 +72,9 @@ def adopt_tree(fresh: Path, final: Path) -> bool:
             os.rename(fresh, final)
         except OSError:
             if final.is_dir():
-                return False
+                return
             raise
         final.chmod(0o555)
-    return True
 
 
 def remove_tree(tree: Path) -> None:

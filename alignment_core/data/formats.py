@@ -15,7 +15,7 @@ Purpose = Literal["sft", "preference", "prompts"]
 Messages = list[dict[str, Any]]
 
 ROLES = ("prompt", "completion", "messages", "text", "chosen", "rejected", "margin", "label", "task")
-"""What a column can be used as; the keys of ``DataSource.keys``."""
+"""What a column can be used as; the keys of ``DataSource.columns``."""
 
 NEEDS = {
     "messages": ("messages",),
@@ -70,13 +70,13 @@ class PromptExample:
 Example = SftExample | PreferenceExample | PromptExample
 
 
-def check_keys(keys: Mapping[str, str]) -> None:
-    """Raise UserError if ``keys`` names a role that does not exist."""
-    for role in keys:
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Raise UserError if ``columns`` names a role that does not exist."""
+    for role in columns:
         if role not in ROLES:
             near = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known roles: {', '.join(ROLES)}"
-            raise UserError(f"keys: there is no role {role!r}; {hint}")
+            raise UserError(f"columns: there is no role {role!r}; {hint}")
 
 
 def check_format(format: str, purpose: Purpose) -> None:
@@ -90,39 +90,39 @@ def check_format(format: str, purpose: Purpose) -> None:
 _PRODUCT: dict[Purpose, str] = {"sft": "SFT rows", "preference": "preference pairs", "prompts": "prompts"}
 
 
-def detect(values: Mapping[str, Any], format: str, keys: Mapping[str, str], purpose: Purpose) -> str:
+def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], purpose: Purpose) -> str:
     """The format of a data set, decided by its first row; ``format`` is what the recipe says.
 
     Raises UserError that lists what was looked for and what was found.
     """
     found = f"the first row has {', '.join(map(str, values)) or 'no columns'}"
-    for role, column in keys.items():
+    for role, column in columns.items():
         if _lookup(values, column) is _ABSENT:
             near = difflib.get_close_matches(column, list(map(str, values)), n=1, cutoff=0.6)
             raise UserError(
-                f"keys: `{role}` is to come from column {column!r}, but {found}"
+                f"columns: `{role}` is to come from column {column!r}, but {found}"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
-    present = {role for role in ROLES if _lookup(values, keys.get(role, role)) is not _ABSENT}
+    present = {role for role in ROLES if _lookup(values, columns.get(role, role)) is not _ABSENT}
     for candidate in CANDIDATES[purpose] if format == "auto" else (format,):
         if present.issuperset(NEEDS[candidate]):
-            return _hh_or_preference(values, keys) if format == "auto" and candidate == "preference" else candidate
+            return _hh_or_preference(values, columns) if format == "auto" and candidate == "preference" else candidate
     wanted = [c for c in CANDIDATES[purpose] if c != "hh"] if format == "auto" else [format]
     looked = ", or ".join(" and ".join(f"`{role}`" for role in NEEDS[candidate]) for candidate in wanted)
     raise UserError(
         f"cannot read {_PRODUCT[purpose]} from these columns: looked for {looked}; {found}. "
-        f"Name the columns with `keys`, such as {{{NEEDS[wanted[0]][0]}: {next(iter(values), 'column')}}}"
+        f"Name the columns with `columns`, such as {{{NEEDS[wanted[0]][0]}: {next(iter(values), 'column')}}}"
     )
 
 
-def _hh_or_preference(values: Mapping[str, Any], keys: Mapping[str, str]) -> str:
-    texts = [_lookup(values, keys.get(role, role)) for role in ("chosen", "rejected")]
+def _hh_or_preference(values: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    texts = [_lookup(values, columns.get(role, role)) for role in ("chosen", "rejected")]
     return "hh" if all(isinstance(text, str) and text.startswith("\n\nHuman:") for text in texts) else "preference"
 
 
-def parse(values: Mapping[str, Any], format: str, keys: Mapping[str, str], purpose: Purpose) -> Example:
-    """The example in a row, for the format that ``detect`` decided. Raises ValueError that says what is wrong with it."""
-    row = _Columns(values, keys)
+def parse(values: Mapping[str, Any], format: str, columns: Mapping[str, str], purpose: Purpose) -> Example:
+    """The example in a row, for the format that ``detect`` decided. Raises ValueError that says what is wrong."""
+    row = _Columns(values, columns)
     if format == "text":
         return SftExample(None, row.text("text"))
     if format in ("preference", "hh"):
@@ -244,7 +244,9 @@ def _lookup(values: Any, column: str) -> Any:
     for step in column.split("."):
         if isinstance(values, Mapping) and step in values:
             values = values[step]
-        elif isinstance(values, Sequence) and not isinstance(values, str) and step.isdigit() and int(step) < len(values):
+        elif (
+            isinstance(values, Sequence) and not isinstance(values, str) and step.isdigit() and int(step) < len(values)
+        ):
             values = values[int(step)]
         else:
             return _ABSENT
@@ -254,8 +256,8 @@ def _lookup(values: Any, column: str) -> Any:
 class _Columns:
     """Typed access to a row by role; every refusal names the column as the user knows it."""
 
-    def __init__(self, values: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-        self._values, self._keys = values, keys
+    def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+        self._values, self._keys = values, columns
 
     def has(self, role: str) -> bool:
         return self._get(role) not in (_ABSENT, None)

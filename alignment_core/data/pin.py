@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core.canonical import digest_of_file
 from alignment_core.data import formats, tasks
 from alignment_core.errors import UserError
+from alignment_core.hub import commit_of
 from alignment_core.recipes.data import DataSource
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
@@ -21,7 +22,6 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words at the start of a file name by which a folder's files are told apart, as `datasets` does."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class PinnedFile(BaseModel):
@@ -60,10 +60,10 @@ class PinnedSource(BaseModel):
             return f"task:{self.source.task}/{self.source.split}"
         if self.hub_commit:
             return str(self.source.path)
-        return self.files[0].path if len(self.files) == 1 else str(self.source.path)
+        return Path(str(self.source.path)).name  # not the whole path: statistics are part of a shared artifact
 
 
-_MEANING = {"format", "keys", "split", "subset", "rows", "weight", "options"}
+_MEANING = {"format", "columns", "split", "subset", "rows", "weight", "options"}
 
 
 def pin(source: DataSource) -> PinnedSource:
@@ -71,7 +71,7 @@ def pin(source: DataSource) -> PinnedSource:
 
     Raises UserError, in one sentence, for anything that could not be read later.
     """
-    formats.check_keys(source.keys)
+    formats.check_columns(source.columns)
     if source.task is not None:
         tasks.check(source.task, source.split, source.options)
         return PinnedSource(source=source)
@@ -84,7 +84,7 @@ def pin(source: DataSource) -> PinnedSource:
             raise UserError(f"{given}: rows are read from {', '.join(SUFFIXES)} files, not from {path.name!r}")
         found = [path]
     elif _looks_like_hub_name(given):
-        return PinnedSource(source=source, hub_commit=_commit(given, source.revision))
+        return PinnedSource(source=source, hub_commit=commit_of(given, source.revision, "dataset", _nearest(path)))
     else:
         raise UserError(f"{given}: no such file or folder{_nearest(path)}")
     return PinnedSource(source=source, files=tuple(_pinned_file(file) for file in found))
@@ -153,45 +153,6 @@ def _nearest(path: Path) -> str:
         return f"; the folder {parent} does not exist either, {existing} does"
     near = difflib.get_close_matches(path.name, sorted(os.listdir(parent)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(str(parent / name) for name in near)}?" if near else ""
-
-
-def _commit(name: str, revision: str | None) -> str:
-    """The commit of a Hub data set that ``revision`` (default: main) stands for now."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-
-    wanted = revision or "main"
-    if _COMMIT.fullmatch(wanted):
-        return wanted
-    if constants.is_offline_mode():
-        return _cached_commit(name, wanted)
-    try:
-        return str(HfApi().dataset_info(name, revision=wanted, timeout=30).sha)
-    except RevisionNotFoundError:
-        raise UserError(f"{name}: this Hub data set has no revision {wanted!r}") from None
-    except RepositoryNotFoundError:
-        raise UserError(
-            f"{name}: neither a file here{_nearest(Path(name))} nor a data set on the Hub that you may see "
-            "(a private or gated one asks for HF_TOKEN)"
-        ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{name}: no such file here{_nearest(Path(name))}, and the Hub cannot be asked for a data set of this "
-            f"name ({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
-        ) from None
-
-
-def _cached_commit(name: str, revision: str) -> str:
-    """The commit that the local Hub cache remembers for a revision."""
-    ref = cache_folder(name) / "refs" / revision
-    try:
-        return ref.read_text().strip()
-    except OSError:
-        raise UserError(
-            f"{name}: no such file here{_nearest(Path(name))}, HF_HUB_OFFLINE is set, and the local Hub cache "
-            f"holds no revision {revision!r} of a data set of this name"
-        ) from None
 
 
 def cache_folder(name: str) -> Path:

@@ -90,7 +90,7 @@ def _skip_line(file: BinaryIO) -> None:
 
 def _json_row(line: bytes) -> dict[str, Any] | str:
     try:
-        value = json.loads(line.decode())
+        value = json.loads(line.rstrip().decode())
     except UnicodeDecodeError as error:
         return f"is not valid UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
     except json.JSONDecodeError as error:
@@ -102,7 +102,7 @@ def _json_row(line: bytes) -> dict[str, Any] | str:
 
 def _not_an_object(value: Any) -> str:
     kinds = {list: "a list", str: "a text", type(None): "null"}
-    return f"is {kinds.get(type(value), json.dumps(value))}; a row is an object such as {{\"prompt\": …}}"
+    return f'is {kinds.get(type(value), json.dumps(value))}; a row is an object such as {{"prompt": …}}'
 
 
 def _json(path: Path) -> Iterator[Found]:
@@ -154,7 +154,7 @@ def _parquet(path: Path) -> Iterator[Found]:
     try:
         with pq.ParquetFile(path) as file:
             yield from _batches(file.iter_batches(batch_size=1024))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # text columns may hold any bytes
         raise DataError(f"{path}: is not a readable Parquet file: {_first_line(error)}") from None
 
 
@@ -170,7 +170,7 @@ def _arrow(path: Path) -> Iterator[Found]:
                 reader = pa.ipc.open_file(file)
                 batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
             yield from _batches(batches)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # text columns may hold any bytes
         raise DataError(f"{path}: is not a readable Arrow file: {_first_line(error)}") from None
 
 

@@ -20,7 +20,7 @@ class DataSource(Config):
     """Name of a built-in procedural task whose answers can be verified."""
     format: RowFormat = "auto"
     """How a row is to be read; `auto` decides by the columns of the first row."""
-    keys: dict[str, str] = Field(default_factory=dict)
+    columns: dict[str, str] = Field(default_factory=dict)
     """Column names by role, where they differ from the role: `{prompt: question, completion: answer}`."""
     split: str = "train"
     """Split of a Hub data set or of a procedural task."""

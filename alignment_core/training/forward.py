@@ -19,9 +19,7 @@ class Forward:
     def __init__(
         self, model: str, head: Head, bf16: bool, token_budget: int, device: Device, trust_remote_code: bool = False
     ) -> None:
-        loaded = load_model(
-            model, head, torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code
-        )
+        loaded = load_model(model, head, torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code)
         self.head, self.token_budget, self.device = head, token_budget, device
         self.packed = PackedModel(loaded, head).to(device.torch_device).eval()
 

@@ -25,9 +25,7 @@ class Sft:
 
     def rows(self, table: pa.Table) -> list[Row]:
         rows = []
-        for number, (ids, mask) in enumerate(
-            zip(column(table, "input_ids"), column(table, "loss_mask"), strict=True)
-        ):
+        for number, (ids, mask) in enumerate(zip(column(table, "input_ids"), column(table, "loss_mask"), strict=True)):
             targets = np.asarray(mask, bool)
             targets[0] = False  # nothing precedes the first token, so nothing predicts it
             rows.append(Row(number, (TokenSequence(np.asarray(ids, np.int64), targets),)))

@@ -1,0 +1,43 @@
+# make demo · make test · make lint · make bench
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export ALIGN_HOME ?= $(CURDIR)/.alignment
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test lint bench lock clean
+
+demo: $(VENV)/.run
+	$(BIN)/align run deployments/recipes/quickstart.yaml
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/python -m tests.benchmarks
+
+$(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps -r requirements/torch-cpu.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.test: requirements/test.txt $(VENV)/.run
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
+	touch $@
+
+LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requirements/overrides.txt --generate-hashes \
+	--no-emit-index-url --no-annotate --no-header --no-emit-package torch
+
+lock:
+	$(LOCK) --extra cpu -o requirements/cpu.txt
+	$(LOCK) --extra cpu --extra test -c requirements/cpu.txt -o requirements/test.txt
+
+clean:
+	rm -rf $(VENV) .alignment .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,209 @@
+"""A data set from its recipe: read, parse, render, filter, hold out, mix, and write as Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.canonical import digest_of
+from alignment_core.data import filters, formats, mixing, sources, statistics, tables, tasks
+from alignment_core.data.formats import Example, PreferenceExample, PromptExample, Purpose
+from alignment_core.data.pin import PinnedSource
+from alignment_core.data.template import Renderer
+from alignment_core.errors import DataError, UserError
+from alignment_core.recipes.data import DataConfig
+
+if TYPE_CHECKING:
+    import pyarrow
+    from transformers import PreTrainedTokenizerBase
+
+OnProgress = Callable[[int, int | None], None]
+PROGRESS_EVERY = 200
+
+
+@dataclass(frozen=True)
+class BuiltDataset:
+    """Two tables of one schema (see ``tables.COLUMNS``) and what happened on the way to them."""
+
+    train: pyarrow.Table
+    test: pyarrow.Table
+    statistics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A row that passed the filters."""
+
+    source: int
+    example: int
+    """Number of the example that it came from: a conversation may give several rows."""
+    digest: str
+    """Of the example's content, before any tokenizer touched it."""
+    columns: dict[str, Any]
+
+
+def build(
+    config: DataConfig,
+    pinned: Sequence[PinnedSource],
+    tokenizer: PreTrainedTokenizerBase,
+    purpose: Purpose,
+    seed: int,
+    on_progress: OnProgress | None = None,
+) -> BuiltDataset:
+    """Build the data set of ``config`` from its pinned sources. Equal arguments give equal tables.
+
+    ``on_progress`` is called with (rows read, rows in all if known). Raises UserError for settings that cannot work
+    with this tokenizer, DataError for rows that cannot be used; both before any training begins.
+    """
+    renderer = Renderer(tokenizer, config.chat_template)
+    ledger = statistics.Ledger(pinned, config.max_bad_rows)
+    limits = filters.Limits(config, renderer, tokenizer.bos_token_id)
+    kept = list(_kept_rows(pinned, limits, ledger, purpose, seed, on_progress))
+    ledger.check_bad_rows()
+    weights = [source.source.weight for source in pinned if source.source.weight is not None]
+    ledger.check_rows_left(_counts(kept, len(pinned)), mixture=bool(weights))
+
+    pool, test = _hold_out(kept, config.test_rows, ledger)
+    by_source: list[list[_Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
+    ledger.check_rows_left([len(rows) for rows in by_source], mixture=bool(weights))
+    order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
+    train = [by_source[source][row] for source, row in order]
+    per_source = [_counts(rows, len(pinned)) for rows in (kept, train, test)]
+    train_rows = [row.columns for row in train]
+    return BuiltDataset(
+        tables.to_table(train_rows, purpose),
+        tables.to_table([row.columns for row in test], purpose),
+        {"purpose": purpose, **ledger.summary(*per_source), "tokens": statistics.lengths(train_rows, purpose)},
+    )
+
+
+def write(built: BuiltDataset, directory: Path) -> None:
+    """Write train.parquet, test.parquet (if it has rows) and statistics.json: the same bytes for the same data."""
+    import pyarrow.parquet as pq
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, table in (("train", built.train), ("test", built.test)):
+        if table.num_rows:
+            pq.write_table(table, directory / f"{name}.parquet", compression="zstd", row_group_size=tables.BLOCK)
+    text = json.dumps(built.statistics, indent=2, sort_keys=True, ensure_ascii=False)
+    (directory / "statistics.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _kept_rows(
+    pinned: Sequence[PinnedSource],
+    limits: filters.Limits,
+    ledger: statistics.Ledger,
+    purpose: Purpose,
+    seed: int,
+    on_progress: OnProgress | None,
+) -> Iterator[_Kept]:
+    total = _expected_rows(pinned)
+    for number, source in enumerate(pinned):
+        for example_number, (row, example) in enumerate(_examples(source, number, ledger, purpose, seed)):
+            read = ledger.read.total()
+            if on_progress and read % PROGRESS_EVERY == 0:
+                on_progress(read, total)
+            try:
+                digest = _digest(example)
+                rendered = _table_rows(example, limits, bool(source.source.task))
+            except ValueError as error:
+                ledger.bad(number, row.where, str(error))
+                continue
+            ledger.split[number] += len(rendered) > 1
+            for columns in rendered:
+                if isinstance(columns, str):
+                    ledger.dropped[number][columns] += 1
+                else:
+                    columns = tables.compact({**columns, "source": row.where}, purpose)
+                    yield _Kept(number, example_number, digest, columns)
+    if on_progress:
+        on_progress(ledger.read.total(), total)
+
+
+def _examples(
+    pinned: PinnedSource, number: int, ledger: statistics.Ledger, purpose: Purpose, seed: int
+) -> Iterator[tuple[sources.Row, Example]]:
+    """The well-formed rows of a source. Its first row decides the format."""
+    source, format = pinned.source, None
+    try:
+        formats.check_format(source.format, purpose)
+    except UserError as error:
+        raise UserError(f"{pinned.name}: {error}") from None
+    for row in sources.read(pinned, number, seed, purpose):
+        ledger.read[number] += 1
+        if isinstance(row, sources.BadRow):
+            ledger.bad(number, row.where, row.reason)
+            continue
+        if format is None:
+            try:
+                format = formats.detect(row.values, source.format, source.columns, purpose)
+            except UserError as error:
+                raise DataError(f"{row.where}: {error}") from None
+        try:
+            yield row, formats.parse(row.values, format, source.columns, purpose)
+        except ValueError as error:
+            ledger.bad(number, row.where, str(error))
+
+
+def _table_rows(example: Example, limits: filters.Limits, from_task: bool) -> list[filters.Columns | str]:
+    """The table rows of an example, or for each the reason why it falls. Raises ValueError if it cannot be rendered."""
+    renderer = limits.renderer
+    if isinstance(example, PreferenceExample):
+        return [limits.pair(renderer.preference(example), example.margin)]
+    if isinstance(example, PromptExample):
+        # A column of the user's that happens to be called `task` does not name a task of ours.
+        return [limits.prompt(renderer.prompt(example), example.label, example.task if from_task else None)]
+    return [limits.training_text(text) for text in renderer.sft(example)]
+
+
+def _digest(example: Example) -> str:
+    try:
+        return digest_of(list(vars(example).values()))
+    except TypeError as error:
+        raise ValueError(f"a message holds a value that JSON cannot hold: {error}") from None
+
+
+def _hold_out(rows: list[_Kept], count: int, ledger: statistics.Ledger) -> tuple[list[_Kept], list[_Kept]]:
+    """Split off ``count`` rows as a test set: those whose content has the smallest digests.
+
+    Membership depends on a row's own content, so more data moves few rows. Rows of one conversation stay together
+    (then the test set may have a few rows more), and copies of a test row are dropped rather than trained on.
+    """
+    groups: defaultdict[str, list[_Kept]] = defaultdict(list)
+    for row in rows:
+        groups[row.digest].append(row)
+    test: list[_Kept] = []
+    held: set[str] = set()
+    for digest in sorted(groups):
+        if len(test) >= count:
+            break
+        held.add(digest)
+        first, *copies = groups[digest]
+        for row in (first, *copies):
+            if (row.source, row.example) == (first.source, first.example):
+                test.append(row)
+            else:
+                ledger.dropped[row.source]["duplicate_of_test"] += 1
+    train = [row for row in rows if row.digest not in held]
+    if not train or len(test) < count:
+        raise DataError(
+            f"test_rows: {count} of {len(rows)} usable rows ({len(groups)} different ones) are to be held out, "
+            "which leaves none to train on"
+        )
+    return train, test
+
+
+def _counts(rows: Sequence[_Kept], sources_in_all: int) -> list[int]:
+    counts = Counter(row.source for row in rows)
+    return [counts[source] for source in range(sources_in_all)]
+
+
+def _expected_rows(pinned: Sequence[PinnedSource]) -> int | None:
+    """How many rows there will be, where that is known without reading: only built-in tasks promise a number."""
+    if not all(source.source.task for source in pinned):
+        return None
+    return sum(source.source.rows or tasks.DEFAULT_ROWS for source in pinned)

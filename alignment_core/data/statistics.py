@@ -1,0 +1,133 @@
+"""What happened to the rows: how many were read, kept and dropped, why, and how long the kept ones are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alignment_core.data.filters import REASONS
+from alignment_core.data.formats import Purpose
+from alignment_core.data.pin import PinnedSource
+from alignment_core.errors import DataError
+
+LISTED = 5
+"""How many bad rows an error names."""
+
+
+class Ledger:
+    """Keeps the account of every row, and refuses a data set with too many bad ones."""
+
+    def __init__(self, pinned: Sequence[PinnedSource], max_bad_rows: float) -> None:
+        self._names = [source.name for source in pinned]
+        self._max_bad_rows = max_bad_rows
+        self._bad: list[str] = []
+        self.read: Counter[int] = Counter()
+        self.split: Counter[int] = Counter()
+        self.dropped: list[Counter[str]] = [Counter() for _ in pinned]
+
+    def bad(self, source: int, where: str, reason: str) -> None:
+        """Note a malformed row. Raises DataError at once where none is allowed and enough were seen to name."""
+        self.dropped[source]["malformed"] += 1
+        if len(self._bad) < LISTED:
+            self._bad.append(f"{where}: {reason}")
+            if len(self._bad) == LISTED and not self._max_bad_rows:
+                self._refuse(f"at least {LISTED} rows are malformed")
+
+    def check_bad_rows(self) -> None:
+        """Raise DataError if more rows were malformed than ``max_bad_rows`` allows."""
+        count, read = self._total()["malformed"], self.read.total()
+        if count > self._max_bad_rows * read:
+            self._refuse(f"{count} of {_rows(read)} {'is' if count == 1 else 'are'} malformed")
+
+    def check_rows_left(self, kept: Sequence[int], mixture: bool) -> None:
+        """Raise DataError if nothing is left, or nothing of a source that a mixture is to draw from."""
+        if not sum(kept):
+            self._nothing_left(self._names, self.read.total(), self._total())
+        for source, count in enumerate(kept):
+            if mixture and not count:
+                self._nothing_left([self._names[source]], self.read[source], self.dropped[source])
+
+    def summary(self, kept: Sequence[int], train: Sequence[int], test: Sequence[int]) -> dict[str, Any]:
+        """Counts of rows, by source and together. One source row may give several table rows (``split``)."""
+        columns: dict[str, Counter[int] | Sequence[int]] = {
+            "read": self.read,
+            "split": self.split,
+            "kept": kept,
+            "train": train,
+            "test": test,
+        }
+        return {
+            "rows": {
+                name: sum(counts[source] for source in range(len(self._names))) for name, counts in columns.items()
+            },
+            "dropped": dict(sorted(self._total().items())),
+            "sources": [
+                {
+                    "name": name,
+                    **{column: counts[source] for column, counts in columns.items()},
+                    "dropped": dict(sorted(self.dropped[source].items())),
+                }
+                for source, name in enumerate(self._names)
+            ],
+        }
+
+    def _total(self) -> Counter[str]:
+        return sum(self.dropped, Counter())
+
+    def _refuse(self, what: str) -> None:
+        count = self._total()["malformed"]
+        more = [f"… and {count - len(self._bad)} more"] if count > len(self._bad) else []
+        listed = "\n".join(f"  {line}" for line in self._bad + more)
+        raise DataError(f"{what} (max_bad_rows allows {self._max_bad_rows:.1%}):\n{listed}")
+
+    def _nothing_left(self, names: Sequence[str], read: int, dropped: Mapping[str, int]) -> None:
+        why = "; ".join(f"{count} {REASONS[reason]} ({reason})" for reason, count in sorted(dropped.items()))
+        raise DataError(f"no rows left of {_rows(read)} read from {', '.join(names)}" + (f": {why}" if why else ""))
+
+
+def lengths(rows: Sequence[Mapping[str, Any]], purpose: Purpose) -> dict[str, Any]:
+    """Token counts of the training table: distribution of prompt and completion lengths, total, share of targets.
+
+    A preference row counts as the two sequences that training makes of it.
+    """
+    if purpose == "sft":
+        completions = [int(row["loss_mask"].sum()) for row in rows]
+        prompts = [len(row["loss_mask"]) - targets for row, targets in zip(rows, completions, strict=True)]
+        total = sum(prompts) + sum(completions)
+    elif purpose == "preference":
+        prompts = [len(row["prompt_ids"]) for row in rows]
+        completions = [len(row[name]) for row in rows for name in ("chosen_ids", "rejected_ids")]
+        total = 2 * sum(prompts) + sum(completions)
+    else:
+        prompts, completions = [len(row["prompt_ids"]) for row in rows], []
+        total = sum(prompts)
+    return {
+        "prompt": _distribution(prompts),
+        "completion": _distribution(completions),
+        "total": total,
+        "targets": sum(completions),
+        "target_share": round(sum(completions) / total, 6) if total else 0.0,
+    }
+
+
+def _distribution(counts: Sequence[int]) -> dict[str, float] | None:
+    """Smallest, mean, median, 95th percentile (nearest rank) and largest of some counts; none of no counts."""
+    if not counts:
+        return None
+    ranked = sorted(counts)
+
+    def percentile(share: int) -> int:
+        return ranked[-(-share * len(ranked) // 100) - 1]
+
+    return {
+        "min": ranked[0],
+        "mean": round(sum(ranked) / len(ranked), 3),
+        "p50": percentile(50),
+        "p95": percentile(95),
+        "max": ranked[-1],
+    }
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"

@@ -1,0 +1,37 @@
+"""Gates: conditions on metrics that a promotion must pass, and how far each is from holding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import Gate
+
+
+def refusals(gates: tuple[Gate, ...], metrics: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    """One sentence per condition that does not hold: its name, what was measured, and by how much it failed.
+
+    Raises UserError if a gate names a metric that was not measured.
+    """
+    failed: list[str] = []
+    for gate in gates:
+        value = _measured(gate.metric, metrics)
+        if gate.min is not None and not value >= gate.min:
+            failed.append(f"{gate.metric} is {value:.4g}, {gate.min - value:.4g} below the least of {gate.min:g}")
+        if gate.max is not None and not value <= gate.max:
+            failed.append(f"{gate.metric} is {value:.4g}, {value - gate.max:.4g} above the most of {gate.max:g}")
+        if gate.min_gain is not None:
+            gain = value - _measured(gate.metric, baseline)
+            if not gain >= gate.min_gain:
+                failed.append(
+                    f"{gate.metric} gained {gain:.4g} over the baseline, {gate.min_gain - gain:.4g} less than the "
+                    f"{gate.min_gain:g} that is asked for"
+                )
+    return failed
+
+
+def _measured(name: str, metrics: Mapping[str, float]) -> float:
+    if name not in metrics:
+        known = ", ".join(sorted(metrics)) or "none"
+        raise UserError(f"promotion.gates: metric {name!r} was not measured; there are: {known}")
+    return float(metrics[name])

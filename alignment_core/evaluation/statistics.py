@@ -1,0 +1,70 @@
+"""Metrics of a policy from its scored completions, with bootstrap intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the ends of its bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        return {"mean": self.mean, "low": self.low, "high": self.high}
+
+
+def bootstrap(values_P: np.ndarray, confidence: float, resamples: int, seed: int) -> Interval:
+    """Mean of per-prompt values with a percentile bootstrap interval (Efron 1979).
+
+    Prompts are resampled, not completions: completions of one prompt are not independent.
+    Args: ``values_P`` [P] one number per prompt.
+    """
+    values_P = np.asarray(values_P, np.float64)
+    rng = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    for i in range(resamples):
+        means[i] = values_P[rng.integers(0, len(values_P), len(values_P))].mean()
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Interval(float(values_P.mean()), float(low), float(high))
+
+
+def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:
+    """Mean of ``column`` for each prompt [P], in the order of prompt numbers."""
+    prompts = np.array([row["prompt"] for row in rows])
+    values = np.array([row[column] for row in rows], np.float64)
+    _, number = np.unique(prompts, return_inverse=True)
+    return np.bincount(number, values) / np.bincount(number)
+
+
+def win_rate_per_prompt(
+    rows: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]], column: str, margin: float
+) -> np.ndarray:
+    """Share of wins of each prompt's completions over the baseline's, every one against every one [P].
+
+    A difference of at most ``margin`` is a tie and counts one half.
+    """
+    mine, theirs = _by_prompt(rows, column), _by_prompt(baseline, column)
+    if mine.keys() != theirs.keys():
+        raise ValueError("the two policies were sampled on different prompts")
+    return np.array([_wins(mine[prompt], theirs[prompt], margin) for prompt in sorted(mine)])
+
+
+def _wins(mine: np.ndarray, theirs: np.ndarray, margin: float) -> float:
+    difference = mine[:, None] - theirs[None, :]
+    return float(np.where(np.abs(difference) <= margin, 0.5, difference > 0).mean())
+
+
+def _by_prompt(rows: Sequence[dict[str, Any]], column: str) -> dict[int, np.ndarray]:
+    groups: dict[int, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row["prompt"], []).append(row[column])
+    return {prompt: np.array(values, np.float64) for prompt, values in groups.items()}

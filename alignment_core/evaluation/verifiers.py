@@ -1,0 +1,72 @@
+"""Verifiers: a Python function that scores one completion in [0, 1], given by name."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from alignment_core.data import tasks
+from alignment_core.errors import DataError, UserError
+
+Verifier = Callable[[str, str, str | None], float]
+TASK = "task"
+
+
+def load_verifier(name: str) -> Verifier:
+    """``module:function`` or ``file.py:function`` → a function of (prompt, completion, label).
+
+    Raises UserError if there is no such function.
+    """
+    place, separator, function = name.rpartition(":")
+    if not separator or not place:
+        raise UserError(f"evaluation.verifier: {name!r} is neither `task` nor `module:function` nor `file.py:function`")
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        found = getattr(module, function)
+    except (ImportError, FileNotFoundError, AttributeError, SyntaxError) as error:
+        raise UserError(f"evaluation.verifier: {name!r} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise UserError(f"evaluation.verifier: {name!r} is no function")
+    return found
+
+
+def verifier_digest(name: str) -> str | None:
+    """SHA-256 of the source of a user's verifier, for stage keys; none for the built-in ones."""
+    if name == TASK:
+        return None
+    source = inspect.getsourcefile(inspect.unwrap(load_verifier(name)))
+    return hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()
+
+
+def verify(name: str, row: dict[str, Any]) -> float:
+    """Score one row of rollouts. Raises DataError if the verifier fails or answers with no number in [0, 1]."""
+    if name == TASK:
+        if row["task"] is None:
+            raise DataError(f"{row['source']}: no built-in task, so `verifier: task` cannot score it; name a function")
+        return tasks.verify(row["task"], row["prompt_text"], row["completion_text"], row["label"])
+    try:
+        score = float(load_verifier(name)(row["prompt_text"], row["completion_text"], row["label"]))
+    except UserError:
+        raise
+    except Exception as error:
+        raise DataError(f"{row['source']}: the verifier {name} failed: {type(error).__name__}: {error}") from error
+    if not (math.isfinite(score) and 0 <= score <= 1):
+        raise DataError(f"{row['source']}: the verifier {name} answered {score}; a number in [0, 1] is needed")
+    return score
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(f"verifier_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

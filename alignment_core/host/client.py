@@ -1,0 +1,187 @@
+"""The flow's side of the run host: starts it on first use, sends stage calls, waits with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socketpair
+from typing import Any
+
+from alignment_core.artifacts import align_home
+from alignment_core.cluster.device import Device
+from alignment_core.errors import DeadlineExceeded, InfrastructureError
+from alignment_core.host.protocol import Channel, rebuild
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.base import StageCall, StageResult
+
+OnProgress = Callable[[dict[str, Any]], None]
+LONGEST_SOCKET_FOLDER = 40  # Ray's socket paths below it must stay under the kernel's 107 bytes
+
+
+class Host:
+    """The run host of one flow run. Use from several threads; close it, or let this process die: both end the tree."""
+
+    def __init__(
+        self, store: str, resources: ResourcesConfig, log: Path, run_ids: dict[str, str] | None = None
+    ) -> None:
+        self.store, self.resources, self.log, self.run_ids = store, resources, log, run_ids or {}
+        self._starting = threading.Lock()
+        self._session: _Session | None = None
+
+    def run(self, call: StageCall, on_progress: OnProgress = lambda _: None) -> StageResult:
+        """Execute a call and wait for it.
+
+        Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
+        ``stage_timeout_seconds`` (the host is ended then, with all that it started).
+        """
+        session = self._ready()
+        deadline = time.monotonic() + self.resources.stage_timeout_seconds
+        with session.ask({"call": call.model_dump(mode="json"), "run_ids": self.run_ids}) as answers:
+            while True:
+                try:
+                    message = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    self.close()
+                    seconds = self.resources.stage_timeout_seconds
+                    raise DeadlineExceeded(f"{call.label} took longer than its {seconds:g} seconds") from None
+                if message["event"] == "progress":
+                    on_progress(message)
+                elif message["event"] == "done":
+                    return StageResult.model_validate(message["result"])
+                elif message["event"] == "failed":
+                    raise rebuild(message["error"])
+                else:
+                    raise InfrastructureError(f"{call.label}: the run host died; see {self.log}")
+
+    def _ready(self) -> _Session:
+        with self._starting:
+            if self._session is None or self._session.over.is_set():
+                if self._session is not None:
+                    self._session.close()
+                self._session = _Session(self.store, self.resources, self.log)
+            return self._session
+
+    def close(self) -> None:
+        """End the host and every process below it."""
+        with self._starting:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Session:
+    """One host process, from its start to its end."""
+
+    def __init__(self, store: str, resources: ResourcesConfig, log: Path) -> None:
+        self.over = threading.Event()
+        self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._number = 0
+        self.temporary = _short_folder()
+        mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        read_end, self._lifeline = os.pipe()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "alignment_core.host.server"]
+        command += [store, resources.model_dump_json(), str(self.temporary)]
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "alignment_core.host.supervisor", str(read_end), "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(read_end, theirs.fileno()),
+                start_new_session=True,  # a terminal's Ctrl-C reaches the flow alone
+                env=_environment(theirs.fileno(), resources),
+            )
+        os.close(read_end)
+        theirs.close()
+        self.channel = Channel(mine)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for message in self.channel.messages():
+            with self._lock:
+                waiting = self._answers.get(message["id"])
+            if waiting is not None:
+                waiting.put(message)
+        self.over.set()
+        with self._lock:
+            for waiting in self._answers.values():
+                waiting.put({"event": "died"})
+
+    @contextlib.contextmanager
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Send a request; the answers arrive in the queue that this yields."""
+        answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._answers[number] = answers
+        try:
+            try:
+                self.channel.send({"id": number, **request})
+            except OSError:
+                answers.put({"event": "died"})
+            if self.over.is_set():
+                answers.put({"event": "died"})
+            yield answers
+        finally:
+            with self._lock:
+                del self._answers[number]
+
+    def close(self) -> None:
+        if self._lifeline >= 0:
+            with contextlib.suppress(OSError):
+                self.channel.end.shutdown(2)
+            self.channel.end.close()
+            os.close(self._lifeline)
+            self._lifeline = -1
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def _environment(channel: int, resources: ResourcesConfig) -> dict[str, str]:
+    """The host's environment: what must be set before the libraries are imported."""
+    home = align_home()
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
+    environment.update(
+        ALIGN_HOST_FDS=str(channel),
+        OMP_NUM_THREADS=str(resources.threads),
+        TOKENIZERS_PARALLELISM="false",
+        TQDM_DISABLE="1",
+        HF_HUB_DISABLE_PROGRESS_BARS="1",
+        VLLM_CACHE_ROOT=str(home / "cache" / "vllm"),
+        VLLM_CONFIG_ROOT=str(home / "cache" / "vllm"),
+        VLLM_NO_USAGE_STATS="1",
+    )
+    if Device.detect(resources.device).kind == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    return environment
+
+
+def _short_folder() -> Path:
+    """A folder for Ray's sockets and the trainers' rendezvous: below ALIGN_HOME if its path is short enough."""
+    parent = align_home() / "tmp"
+    if len(str(parent)) <= LONGEST_SOCKET_FOLDER:
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="r", dir=parent))
+    return Path(tempfile.mkdtemp(prefix="align-"))

@@ -1,0 +1,47 @@
+"""What the flow and the run host say to each other: one JSON object a line over a socket pair."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from socket import socket
+from typing import Any
+
+from alignment_core import errors
+
+
+class Channel:
+    """One end of the conversation. ``send`` is safe from several threads; ``messages`` is for one."""
+
+    def __init__(self, end: socket) -> None:
+        self.end = end
+        self._sending = threading.Lock()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Raises OSError if the other side is gone."""
+        line = json.dumps(message).encode() + b"\n"
+        with self._sending:
+            self.end.sendall(line)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Messages until the other side closes or dies."""
+        with self.end.makefile("rb") as lines:
+            try:
+                for line in lines:
+                    yield json.loads(line)
+            except (ConnectionResetError, json.JSONDecodeError):
+                return
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as plain data; the type survives if it is one of ours."""
+    kind = type(error).__name__ if isinstance(error, errors.AlignmentError) else "AlignmentError"
+    message = str(error) if isinstance(error, errors.AlignmentError) else f"{type(error).__name__}: {error}"
+    return {"kind": kind, "message": message}
+
+
+def rebuild(described: dict[str, Any]) -> errors.AlignmentError:
+    """The error that :func:`describe` described."""
+    kind = getattr(errors, described["kind"], errors.AlignmentError)
+    return kind(described["message"])

@@ -1,0 +1,92 @@
+"""The run host's process: the Ray driver of a run. Executes stage calls on command, several at a time."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from alignment_core.artifacts import open_store
+from alignment_core.host.protocol import Channel, describe
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.base import StageCall
+from alignment_core.stages.machines import WarmMachines
+from alignment_core.stages.runner import run_stage
+
+PROGRESS_SECONDS = 0.2
+
+
+class Server:
+    """Answers each call with progress messages and one result or failure."""
+
+    def __init__(self, channel: Channel, store: str, resources: ResourcesConfig, temporary: Path) -> None:
+        self.channel = channel
+        self.store = open_store(store)
+        self.resources = resources
+        self.machines = WarmMachines(resources, temporary)
+
+    def serve(self) -> None:
+        """Until the flow closes the channel."""
+        for message in self.channel.messages():
+            threading.Thread(target=self._execute, args=(message,), daemon=True).start()
+
+    def _execute(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        try:
+            call = StageCall.model_validate(message["call"])
+            result = run_stage(
+                self.store, call, self.machines, self.resources, self._reporter(number), message.get("run_ids")
+            )
+            answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
+        except BaseException as error:  # whatever it is, the flow waits for an answer
+            traceback.print_exc()
+            answer = {"id": number, "event": "failed", "error": describe(error)}
+        try:
+            self.channel.send(answer)
+        except OSError:
+            logging.warning("the flow is gone; nobody takes the answer")
+
+    def _reporter(self, number: int) -> Any:
+        last = 0.0
+
+        def report(done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
+            nonlocal last
+            if time.monotonic() - last < PROGRESS_SECONDS and done != total:
+                return
+            last = time.monotonic()
+            values = {name: value if abs(value) < 1e300 else None for name, value in metrics.items()}
+            self.channel.send(
+                {"id": number, "event": "progress", "done": done, "total": total, "unit": unit, "metrics": values}
+            )
+
+        return report
+
+
+def main() -> None:
+    """Entry point: ``ALIGN_HOST_FDS`` names the channel; store, resources and a short folder come as arguments."""
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    channel = Channel(socket(fileno=int(os.environ["ALIGN_HOST_FDS"])))
+    store, resources, temporary = sys.argv[1:4]
+    server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary))
+    try:
+        server.serve()
+    finally:
+        server.machines.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # threads of stages that nobody waits for must not hold the process
+
+
+if __name__ == "__main__":
+    main()

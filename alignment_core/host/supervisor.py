@@ -1,0 +1,81 @@
+"""Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
+
+``python -m alignment_core.host.supervisor LIFELINE_FD -- COMMAND …``. The asking process holds the write end of the
+lifeline pipe; when it dies in any way the read end here reports end-of-file. This process is a sub-reaper, so that
+daemons that detach themselves (Ray's do) become its children and are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+import psutil
+
+PR_SET_CHILD_SUBREAPER = 36
+TERM_SECONDS = 8.0
+KILL_SECONDS = 5.0
+POLL_SECONDS = 0.2
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit code, or 143 if it was ended from outside."""
+    lifeline, command = int(arguments[0]), arguments[2:]
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.set_inheritable(lifeline, False)
+    asked_to_stop = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal asked_to_stop
+        asked_to_stop = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the asking process's to handle
+    channels = [int(name) for name in os.environ.get("ALIGN_HOST_FDS", "").split(",") if name]
+    child = subprocess.Popen(command, pass_fds=channels)
+    for channel in channels:
+        os.close(channel)  # so that the other side sees the end when the host ends
+    while child.poll() is None and not asked_to_stop and not _cut(lifeline):
+        pass
+    code = child.poll()
+    _end_descendants()
+    return 143 if code is None else code if code >= 0 else 128 - code
+
+
+def _cut(lifeline: int) -> bool:
+    """Whether the other end of the pipe is closed; waits a moment for it."""
+    ready, _, _ = select.select([lifeline], [], [], POLL_SECONDS)
+    return bool(ready) and os.read(lifeline, 1) == b""
+
+
+def _end_descendants() -> None:
+    """Ask all descendants to end, then make them."""
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        for process in _descendants():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+        deadline = time.monotonic() + seconds
+        while _descendants() and time.monotonic() < deadline:
+            _reap()
+            time.sleep(0.05)
+
+
+def _descendants() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""Rollouts and scores as Parquet: the columns, and reading them back in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from alignment_core.rollout.engine import Completion
+
+SCORES = "scores.parquet"
+
+
+def rollout_schema() -> pa.Schema:
+    """One row per completion. ``policy`` is the reference of the model that made it."""
+    import pyarrow as pa
+
+    ids = pa.list_(pa.int32())
+    return pa.schema(
+        [
+            ("prompt", pa.int32()),
+            ("sample", pa.int32()),
+            ("prompt_ids", ids),
+            ("completion_ids", ids),
+            ("logps", pa.list_(pa.float32())),
+            ("finish_reason", pa.string()),
+            ("prompt_text", pa.string()),
+            ("completion_text", pa.string()),
+            ("label", pa.string()),
+            ("task", pa.string()),
+            ("source", pa.string()),
+            ("policy", pa.string()),
+        ]
+    )
+
+
+def score_schema() -> pa.Schema:
+    """One row per completion, in the rollouts' order; what was not asked for is null."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("prompt", pa.int32()),
+            ("sample", pa.int32()),
+            ("tokens", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("reward", pa.float32()),
+            ("verifier", pa.float32()),
+            ("policy_logp", pa.float32()),
+            ("reference_logp", pa.float32()),
+        ]
+    )
+
+
+def shard_rows(
+    prompts: list[dict[str, Any]], first: int, completions: Sequence[Sequence[Completion]], tokenizer: Any, policy: str
+) -> list[dict[str, Any]]:
+    """Rows of one shard; ``first`` is the number of its first prompt."""
+    return [
+        {
+            "prompt": first + index,
+            "sample": sample,
+            "prompt_ids": prompt["prompt_ids"],
+            "completion_ids": one.token_ids,
+            "logps": one.logps,
+            "finish_reason": one.finish_reason,
+            "prompt_text": prompt["prompt"],
+            "completion_text": tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True),
+            "label": prompt["label"],
+            "task": prompt["task"],
+            "source": prompt["source"],
+            "policy": policy,
+        }
+        for index, (prompt, group) in enumerate(zip(prompts, completions, strict=True))
+        for sample, one in enumerate(group)
+    ]
+
+
+def write_table(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> None:
+    """Write rows as Parquet, whole or not at all."""
+    import os
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    partial = path.with_suffix(".partial")
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial, compression="zstd")
+    os.replace(partial, path)
+
+
+def read_rollouts(directory: Path) -> list[dict[str, Any]]:
+    """All rows of a rollouts artifact, in shard order. Raises DataError if there are none."""
+    import pyarrow.parquet as pq
+
+    rows = [row for path in sorted(directory.glob("shard-*.parquet")) for row in pq.read_table(path).to_pylist()]
+    if not rows:
+        raise DataError("these rollouts hold no completions")
+    return rows
+
+
+def read_scores(directory: Path) -> list[dict[str, Any]]:
+    """All rows of a scores artifact, in the rollouts' order."""
+    import pyarrow.parquet as pq
+
+    return pq.read_table(directory / SCORES).to_pylist()

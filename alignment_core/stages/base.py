@@ -1,0 +1,135 @@
+"""What a stage is, what a call of one is, and what a stage is handed while it runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from alignment_core.artifacts import Reference
+from alignment_core.canonical import derive_seed
+from alignment_core.errors import UserError
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.base import Config
+
+if TYPE_CHECKING:
+    from alignment_core.cluster.group import ActorGroup
+
+
+class StageConfig(Config):
+    """Configuration of a stage. All of it decides the result, unless ``content`` says otherwise."""
+
+    def content(self) -> Any:
+        """What goes into the stage's key: the configuration without paths or anything else that cannot matter."""
+        return self.model_dump(mode="json")
+
+
+C = TypeVar("C", bound=StageConfig)
+
+
+@dataclass(frozen=True)
+class Stage(Generic[C]):
+    """A kind of stage. Raise ``version`` when the same inputs should give another result."""
+
+    name: str
+    version: int
+    output: str
+    """Kind of the artifact that it makes."""
+    config: type[C]
+    run: Callable[[StageContext, C], dict[str, Any]]
+    """Writes files into ``context.output`` and returns metrics."""
+
+
+class StageCall(BaseModel):
+    """One use of a stage: plain data that travels from the flow to the host."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    """Module name below ``alignment_core.stages``."""
+    label: str
+    """What people call it, such as ``round-1/dpo``; not part of the key."""
+    config: dict[str, Any]
+    inputs: dict[str, Reference]
+    """Input artifacts by role."""
+    seed: int = 0
+    """The recipe's seed."""
+
+    def definition(self) -> Stage[Any]:
+        return load_stage(self.stage)
+
+
+class StageResult(BaseModel):
+    """What came of a call. ``reason`` says why it ran, or that it was cached."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    stage: str
+    key: str
+    state: str
+    """``run`` or ``cached``."""
+    reason: str
+    seconds: float
+    reference: Reference
+    metrics: dict[str, Any]
+    cost: dict[str, float] = {}
+
+
+def load_stage(name: str) -> Stage[Any]:
+    """The stage that the module ``alignment_core.stages.<name>`` defines."""
+    try:
+        return importlib.import_module(f"alignment_core.stages.{name}").STAGE
+    except (ModuleNotFoundError, AttributeError):
+        raise UserError(f"there is no stage {name!r}") from None
+
+
+class Machines(Protocol):
+    """The actors that stages of one run share; see :mod:`alignment_core.stages.machines`."""
+
+    @contextmanager
+    def trainers(self) -> Iterator[ActorGroup]:
+        """The trainer ranks, for this stage alone."""
+
+    @contextmanager
+    def engines(self, model: Path, policy: Reference, max_model_len: int) -> Iterator[ActorGroup]:
+        """Engines with this policy's weights in them, for this stage alone."""
+
+
+class Reporter(Protocol):
+    """Where progress goes."""
+
+    def __call__(self, done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None: ...
+
+
+@dataclass
+class StageContext:
+    """Everything that a stage may touch: its inputs, its output folder, its seed, and the machines."""
+
+    inputs: dict[str, Path]
+    """Verified local folders by role."""
+    references: dict[str, Reference]
+    output: Path
+    """Empty folder; what is in it at the end becomes the artifact."""
+    progress: Path
+    """Folder that outlives a crash, private to this stage's key."""
+    seed: int
+    """Derived from the recipe's seed and everything in the key but the code."""
+    resources: ResourcesConfig
+    machines: Machines
+    reporter: Reporter
+    cost: dict[str, float] = field(default_factory=dict)
+    """Work done: ``tokens`` and the like, added up by the stage."""
+
+    def derive(self, *parts: Any) -> int:
+        """A seed for one shard, request or purpose of this stage."""
+        return derive_seed(self.seed, *parts)
+
+    def report(self, done: float, total: float | None = None, unit: str = "", **metrics: float) -> None:
+        """Say how far the stage is."""
+        self.reporter(done, total, unit, metrics)

@@ -1,0 +1,100 @@
+"""Stage: bring the base model into the store, from the Hub, from a folder, or made from scratch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import ModelConfig
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+
+
+class BaseModelConfig(StageConfig):
+    """A model whose origin is pinned, so that the same configuration means the same weights."""
+
+    model: ModelConfig
+    files: dict[str, str] = {}
+    """SHA-256 by file name, for a local folder."""
+    commit: str | None = None
+    """Commit on the Hub."""
+
+    def content(self) -> Any:
+        model = self.model.model_dump(mode="json", exclude={"name", "revision"})
+        hub_name = self.model.name if self.commit else None
+        return {**model, "hub": hub_name, "commit": self.commit, "files": self.files}
+
+
+def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
+    from alignment_core.models.scratch import create_model
+
+    model = config.model
+    if model.scratch is not None:
+        parameters = create_model(model.scratch, model.chat_template, context.seed, context.output)
+        return {"parameters": parameters}
+    source = Path(str(model.name)) if config.commit is None else _download(model, config.commit)
+    for pattern in WANTED:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, context.output / path.name)
+    if not list(context.output.glob("*.safetensors")):
+        raise UserError(f"model: {model.name} holds no *.safetensors; convert it first, pickled weights are not loaded")
+    _tidy(context.output, model)
+    return {"parameters": _parameters(context.output)}
+
+
+def _tidy(directory: Path, model: ModelConfig) -> None:
+    """Check that there is a tokenizer, and write the recipe's chat template where it gives one."""
+    for needed in ("config.json", "tokenizer_config.json"):
+        if not (directory / needed).is_file():
+            raise UserError(
+                f"model: {model.name} has no {needed}; a Hugging Face model folder with its tokenizer is needed"
+            )
+    if model.chat_template is not None:
+        (directory / "chat_template.jinja").write_text(model.chat_template)
+        tokenizer = directory / "tokenizer_config.json"
+        content = json.loads(tokenizer.read_text())
+        content.pop("chat_template", None)
+        tokenizer.write_text(json.dumps(content, indent=2))
+
+
+def _download(model: ModelConfig, commit: str) -> Path:
+    import huggingface_hub
+
+    return Path(huggingface_hub.snapshot_download(str(model.name), revision=commit, allow_patterns=list(WANTED)))
+
+
+def _parameters(directory: Path) -> int:
+    from safetensors import safe_open
+
+    total = 0
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
+
+
+def pin_model(model: ModelConfig) -> BaseModelConfig:
+    """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit. Raises UserError."""
+    from alignment_core.canonical import digest_of_file
+    from alignment_core.hub import commit_of
+
+    if model.scratch is not None:
+        return BaseModelConfig(model=model)
+    folder = Path(str(model.name)).expanduser()
+    if folder.is_dir():
+        paths = sorted({path for pattern in WANTED for path in folder.glob(pattern)})
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
+        return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
+    return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model"))
+
+
+STAGE = Stage("base_model", 1, "model", BaseModelConfig, run)

@@ -1,0 +1,52 @@
+"""Stage: scored completions of a policy → metrics with intervals, beside a baseline's on the same prompts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from alignment_core.errors import DataError
+from alignment_core.evaluation.statistics import bootstrap, per_prompt, win_rate_per_prompt
+from alignment_core.rollout.records import read_scores
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+
+class EvaluateConfig(StageConfig):
+    """The statistics."""
+
+    win_margin: float = 0.0
+    confidence: float = 0.95
+    resamples: int = 2000
+
+
+def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
+    rows = read_scores(context.inputs["scores"])
+    baseline = read_scores(context.inputs["baseline_scores"]) if "baseline_scores" in context.inputs else None
+    metrics: dict[str, Any] = {"length": float(np.mean([row["tokens"] for row in rows]))}
+    metrics["truncated"] = float(np.mean([row["finish_reason"] == "length" for row in rows]))
+    per_prompt_values = {
+        name: per_prompt(rows, column)
+        for name, column in (("accuracy", "verifier"), ("reward", "reward"))
+        if rows[0][column] is not None
+    }
+    if rows[0]["reference_logp"] is not None:
+        # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion.
+        gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
+        per_prompt_values["kl"] = per_prompt(gaps, "gap")
+    if baseline is not None:
+        column = "reward" if rows[0]["reward"] is not None else "verifier"
+        if rows[0][column] is None or baseline[0][column] is None:
+            raise DataError("a win rate needs a reward model or a verifier")
+        per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
+    for name, values in per_prompt_values.items():
+        interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
+        metrics[name] = interval.mean
+        metrics[f"{name}.low"], metrics[f"{name}.high"] = interval.low, interval.high
+    content = {name: float(f"{value:.9g}") for name, value in metrics.items()}
+    (context.output / "metrics.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    return metrics
+
+
+STAGE = Stage("evaluate", 1, "evaluation", EvaluateConfig, run)

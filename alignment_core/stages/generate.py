@@ -1,0 +1,120 @@
+"""Stage: sample completions of prompts from a policy, in fixed shards that are whole or absent."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from alignment_core.errors import DataError, NumericError
+from alignment_core.recipes import GenerationConfig
+from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+PARITY_PROMPTS = 4
+
+
+class GenerateConfig(StageConfig):
+    """What to sample."""
+
+    generation: GenerationConfig
+    first_prompt: int = 0
+    """Number of the first prompt to take; numbers beyond the last start again at 0."""
+    prompts: int | None = None
+    """How many prompts to take; none means all."""
+    trust_remote_code: bool = False
+
+
+def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
+    import transformers
+
+    model = context.inputs["policy"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=config.trust_remote_code)
+    prompts = _prompts(context.inputs["prompts"], config)
+    shards = [
+        prompts[i : i + config.generation.shard_size] for i in range(0, len(prompts), config.generation.shard_size)
+    ]
+    missing = [number for number in range(len(shards)) if not _shard(context.progress, number).is_file()]
+    metrics: dict[str, Any] = {}
+    if missing:
+        metrics = _sample(context, config, tokenizer, shards, missing)
+    for number in range(len(shards)):
+        _shard(context.output, number).write_bytes(_shard(context.progress, number).read_bytes())
+    return {"prompts": len(prompts), "completions": len(prompts) * config.generation.num_generations, **metrics}
+
+
+def _sample(
+    context: StageContext, config: GenerateConfig, tokenizer: Any, shards: list[Any], missing: list[int]
+) -> dict[str, Any]:
+    model, policy = context.inputs["policy"], context.references["policy"]
+    generation, wait = config.generation, context.resources.wait_timeout_seconds
+    longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
+    with context.machines.engines(model, policy, longest + generation.max_completion_length) as engines:
+        update = max(engines.all("load", str(model), str(policy), timeout=wait))
+        parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
+        jobs = (
+            (
+                number,
+                (
+                    str(policy),
+                    [prompt["prompt_ids"] for prompt in shards[number]],
+                    generation,
+                    tokenizer.eos_token_id,
+                    context.derive("shard", number),
+                ),
+            )
+            for number in missing
+        )
+        started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
+        for number, completions in engines.spread("generate", jobs, timeout=wait):
+            rows = shard_rows(shards[number], number * generation.shard_size, completions, tokenizer, str(policy))
+            write_table(rows, rollout_schema(), _shard(context.progress, number))
+            tokens += sum(len(row["completion_ids"]) for row in rows)
+            done += 1
+            speed = tokens / (time.monotonic() - started)
+            context.report(done, len(shards), "shards", tokens_per_second=speed)
+    seconds = time.monotonic() - started
+    context.cost.update(
+        generated_tokens=tokens, generate_seconds=round(seconds, 3), weight_update_seconds=round(update, 4)
+    )
+    return {"tokens_per_second": tokens / seconds, **parity}
+
+
+def _check_parity(context: StageContext, engines: Any, shards: list[Any], stop: int, updated: bool) -> dict[str, float]:
+    """After a weight update the engine must agree with the model that was trained, or all that follows is wrong."""
+    if not updated:
+        return {}
+    from alignment_core.models.saving import checkpoint_dtype
+
+    model = context.inputs["policy"]
+    bf16 = checkpoint_dtype(model) != "float32"
+    tolerance = 0.1 if bf16 else 1e-4
+    sample = [prompt["prompt_ids"] for prompt in shards[0][:PARITY_PROMPTS]]
+    difference = max(
+        engines.all("parity", str(model), sample, stop, bf16, timeout=context.resources.wait_timeout_seconds)
+    )
+    if not difference <= tolerance:
+        raise NumericError(
+            f"after the weight update vLLM's log-probabilities differ from the model's by {difference:.2g} nats "
+            f"(at most {tolerance:g} is right): the engine does not hold the policy"
+        )
+    return {"parity": difference}
+
+
+def _prompts(directory: Path, config: GenerateConfig) -> list[dict[str, Any]]:
+    """The prompts of this call; a slice goes round the end of the data set."""
+    import pyarrow.parquet as pq
+
+    path = directory / "train.parquet"
+    rows = pq.read_table(path).to_pylist() if path.is_file() else []
+    if not rows:
+        raise DataError("the data set holds no prompts")
+    count = config.prompts or len(rows)
+    return [rows[(config.first_prompt + i) % len(rows)] for i in range(count)]
+
+
+def _shard(directory: Path, number: int) -> Path:
+    return directory / f"shard-{number:05d}.parquet"
+
+
+STAGE = Stage("generate", 1, "rollouts", GenerateConfig, run)

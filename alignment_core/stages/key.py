@@ -1,0 +1,135 @@
+"""The key of a stage call: what decides its result, as one hash, and what changed since an earlier call."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from alignment_core.artifacts import Provenance
+from alignment_core.canonical import digest_of
+from alignment_core.stages.base import StageCall
+
+PACKAGE = "alignment_core"
+
+
+def key_parts(call: StageCall) -> dict[str, Any]:
+    """What goes into the key. Placement, labels, paths and times do not."""
+    stage = call.definition()
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "config": stage.config.model_validate(call.config).content(),
+        "inputs": {role: str(reference) for role, reference in sorted(call.inputs.items())},
+        "seed": call.seed,
+        "code": code_digest(f"{PACKAGE}.stages.{call.stage}"),
+    }
+
+
+def stage_key(call: StageCall) -> str:
+    """SHA-256 of :func:`key_parts`: equal in every process, on every machine with the same code."""
+    return digest_of(key_parts(call))
+
+
+@functools.cache
+def code_digest(module: str) -> str:
+    """SHA-256 over the source of ``module`` and of every module of this package that it can reach by imports."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_reachable(module).items()):
+        digest.update(f"{name}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _reachable(module: str) -> dict[str, Path]:
+    """Source files by module name, following imports anywhere in a module, also inside functions."""
+    found: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        if name in found or path is None:
+            continue
+        found[name] = path
+        waiting.extend(_imports(path))
+        waiting.extend(_parents(name))
+    return found
+
+
+def _imports(path: Path) -> Iterable[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith(PACKAGE))
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith(PACKAGE):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
+            yield node.value.partition(":")[0]  # an actor's factory or a worker extension, named by its import path
+            yield node.value.rpartition(".")[0]
+
+
+def _parents(name: str) -> Iterable[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+@functools.cache
+def _source(name: str) -> Path | None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ModuleNotFoundError, AttributeError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:
+    """One line: what is different from the nearest earlier run of the same stage."""
+    same_stage = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
+    if not same_stage:
+        return "first run of this stage in this store"
+    nearest = min(same_stage, key=lambda record: (len(changes(record.key_parts, parts)), _age(record)))
+    changed = changes(nearest.key_parts, parts)
+    if not changed:
+        return "its artifact is gone or damaged"
+    shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
+    return f"changed since {nearest.label}: {shown}"
+
+
+def changes(before: Any, after: Any, path: str = "") -> list[str]:
+    """The leaves in which two nested structures differ, as ``path: old → new``."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        lines: list[str] = []
+        for name in sorted(before.keys() | after.keys()):
+            inner = f"{path}.{name}" if path else name
+            if name not in before or name not in after:
+                lines.append(f"{inner} {'added' if name in after else 'removed'}")
+            else:
+                lines += changes(before[name], after[name], inner)
+        return lines
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [
+            line for i, pair in enumerate(zip(before, after, strict=True)) for line in changes(*pair, f"{path}.{i}")
+        ]
+    return [] if before == after else [f"{path}: {_short(before)} → {_short(after)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    if "@sha256:" in text:
+        kind, _, digest = text.partition("@sha256:")
+        return f"{kind}@{digest[:8]}"
+    return text if len(text) <= 24 else text[:8] + "…"
+
+
+def _age(record: Provenance) -> float:
+    """Smaller for later runs."""
+    from datetime import datetime
+
+    return -datetime.fromisoformat(record.finished_at).timestamp() if record.finished_at else 0.0

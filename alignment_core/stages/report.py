@@ -1,0 +1,61 @@
+"""Stage: evaluations of a run's policies → one report, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+COLUMNS = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))
+
+
+class ReportConfig(StageConfig):
+    """What the report holds beside the evaluations, which are the inputs."""
+
+    title: str
+    policies: tuple[str, ...]
+    """Labels in order; each is the role of an input."""
+    baseline: str
+    """The policy that the others are compared with."""
+    notes: dict[str, float] = {}
+    """Single numbers, such as the reward model's held-out accuracy."""
+
+
+def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
+    policies = {label: json.loads((context.inputs[label] / "metrics.json").read_text()) for label in config.policies}
+    content = {
+        "title": config.title,
+        "baseline": config.baseline,
+        "notes": config.notes,
+        "policies": policies,
+    }
+    (context.output / "report.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    (context.output / "report.md").write_text(markdown(content, list(config.policies)))
+    return {"policies": policies, **config.notes}
+
+
+def markdown(content: dict[str, Any], order: list[str]) -> str:
+    """The report as a Markdown table, one row per policy."""
+    shown = [(name, title) for name, title in COLUMNS if any(name in content["policies"][label] for label in order)]
+    lines = [f"# {content['title']}", ""]
+    lines.append("| policy | " + " | ".join(title for _, title in shown) + " |")
+    lines.append("|---" * (len(shown) + 1) + "|")
+    for label in order:
+        metrics = content["policies"][label]
+        lines.append(f"| {label} | " + " | ".join(cell(metrics, name) for name, _ in shown) + " |")
+    lines += ["", f"Win rates are against {content['baseline']}; intervals are 95 % bootstrap over prompts."]
+    lines += [f"- {name}: {value:.4g}" for name, value in sorted(content["notes"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def cell(metrics: dict[str, float], name: str) -> str:
+    """``0.71 [0.68, 0.74]``; a dash for what was not measured."""
+    if name not in metrics:
+        return "—"
+    if f"{name}.low" not in metrics:
+        return f"{metrics[name]:.3f}"
+    return f"{metrics[name]:.3f} [{metrics[f'{name}.low']:.3f}, {metrics[f'{name}.high']:.3f}]"
+
+
+STAGE = Stage("report", 1, "report", ReportConfig, run)

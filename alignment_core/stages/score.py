@@ -1,0 +1,77 @@
+"""Stage: score completions by a reward model, by a verifier, and by their log-probability under a reference."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alignment_core.evaluation.verifiers import verifier_digest, verify
+from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+BLOCK = 256
+"""Completions per forward call of one rank: small enough for a moving progress bar."""
+
+
+class ScoreConfig(StageConfig):
+    """Which scores; the reward model and the reference are inputs."""
+
+    verifier: str | None = None
+    trust_remote_code: bool = False
+
+    def content(self) -> Any:
+        named = self.verifier
+        return {"verifier": named if named == "task" else verifier_digest(named) if named else None}
+
+
+def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
+    rollouts = read_rollouts(context.inputs["rollouts"])
+    columns: dict[str, Any] = {}
+    for role, head, name in (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp")):
+        if role in context.inputs:
+            columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
+    if config.verifier:
+        columns["verifier"] = [verify(config.verifier, row) for row in rollouts]
+    rows = [
+        {
+            "prompt": row["prompt"],
+            "sample": row["sample"],
+            "tokens": len(row["completion_ids"]),
+            "finish_reason": row["finish_reason"],
+            "policy_logp": float(np.sum(row["logps"], dtype=np.float64)),
+            **{name: float(values[number]) for name, values in columns.items()},
+        }
+        for number, row in enumerate(rollouts)
+    ]
+    write_table(rows, score_schema(), context.output / SCORES)
+    return {"completions": len(rows), **{f"mean_{name}": float(np.mean(values)) for name, values in columns.items()}}
+
+
+def _forward(
+    context: StageContext, model: Path, head: str, rollouts: list[dict[str, Any]], config: ScoreConfig
+) -> np.ndarray:
+    """One number per completion from the model's forward pass, spread over the trainer ranks."""
+    from alignment_core.models.saving import checkpoint_dtype
+
+    wait = context.resources.wait_timeout_seconds
+    pairs = [(row["prompt_ids"], row["completion_ids"]) for row in rollouts]
+    blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
+    values: dict[int, np.ndarray] = {}
+    started = time.monotonic()
+    with context.machines.trainers() as group:
+        bf16 = checkpoint_dtype(model) != "float32"
+        budget = context.resources.max_tokens_per_microbatch
+        group.all("open_forward", str(model), head, bf16, budget, config.trust_remote_code, timeout=wait)
+        jobs = ((number, ("run", block)) for number, block in enumerate(blocks))
+        for number, result in group.spread("do", jobs, timeout=wait):
+            values[number] = result
+            context.report(len(values), len(blocks), "blocks")
+    spent = context.cost.get("score_seconds", 0.0)
+    context.cost["score_seconds"] = round(spent + time.monotonic() - started, 3)
+    return np.concatenate([values[number] for number in range(len(blocks))])
+
+
+STAGE = Stage("score", 1, "scores", ScoreConfig, run)

@@ -1,0 +1,66 @@
+"""Stage: scored rollouts → preference pairs, with the prompts that gave none counted by reason."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from typing import Any
+
+from alignment_core.errors import DataError
+from alignment_core.recipes import SelectionConfig
+from alignment_core.rollout.records import read_rollouts, read_scores, write_table
+from alignment_core.rollout.selection import select_pairs
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+
+class SelectPairsConfig(StageConfig):
+    """How to pair."""
+
+    selection: SelectionConfig
+
+
+def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
+    from alignment_core.data.tables import schema
+
+    selection = config.selection
+    rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
+    pairs: list[dict[str, Any]] = []
+    dropped: Counter[str] = Counter()
+    joined = zip(rollouts, scores, strict=True)
+    for prompt, group in itertools.groupby(joined, key=lambda both: both[0]["prompt"]):
+        rows, scored = zip(*group, strict=True)
+        values = [score[selection.score] for score in scored]
+        if None in values:
+            raise DataError(f"these scores hold no {selection.score!r}; selection.score asks for it")
+        tokens = [tuple(row["completion_ids"]) for row in rows]
+        chosen_pairs, reason = select_pairs(values, tokens, selection, random.Random(context.derive("pair", prompt)))
+        if reason:
+            dropped[reason] += 1
+        pairs += [_pair(rows[chosen], rows[rejected]) for chosen, rejected in chosen_pairs]
+    if not pairs:
+        raise DataError(
+            f"no prompt gave a pair ({dict(dropped)}): the scores do not tell the completions apart; raise the "
+            "temperature or num_generations, or lower selection.min_margin"
+        )
+    write_table(pairs, schema("preference"), context.output / "train.parquet")
+    statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
+    (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")
+    return {"pairs": len(pairs), **{f"dropped_{reason}": count for reason, count in sorted(dropped.items())}}
+
+
+def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt_ids": chosen["prompt_ids"],
+        "chosen_ids": chosen["completion_ids"],
+        "rejected_ids": rejected["completion_ids"],
+        "margin": None,
+        "prompt": chosen["prompt_text"],
+        "chosen": chosen["completion_text"],
+        "rejected": rejected["completion_text"],
+        "source": chosen["source"],
+    }
+
+
+STAGE = Stage("select_pairs", 1, "dataset", SelectPairsConfig, run)

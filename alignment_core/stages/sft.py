@@ -1,0 +1,25 @@
+"""Stage: supervised fine-tuning of a causal language model on demonstrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignment_core.recipes import TrainingConfig
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.training_loop import train
+
+
+class SftStageConfig(StageConfig):
+    """How to fine-tune."""
+
+    training: TrainingConfig
+    trust_remote_code: bool = False
+
+
+def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
+    from alignment_core.training.methods.sft import Sft
+
+    return train(context, Sft(), config.training, trust_remote_code=config.trust_remote_code)
+
+
+STAGE = Stage("sft", 1, "model", SftStageConfig, run)

@@ -1,0 +1,98 @@
+"""Driving the trainer ranks through one job: progress, checkpoints, held-out metrics, export. Shared by all methods."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import DataError
+from alignment_core.stages.base import StageContext
+
+if TYPE_CHECKING:
+    from alignment_core.training.methods.base import Method
+    from alignment_core.training.trainer import StepReport
+
+REPORT_SECONDS = 1.0
+
+
+def train(
+    context: StageContext,
+    method: Method,
+    training: Any,
+    model: str = "model",
+    reference: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Train the input of role ``model`` on the input ``data``; returns metrics. ``reference`` is a role, too."""
+    from alignment_core.training.trainer import TrainJob
+
+    data = context.inputs["data"]
+    if not (data / "train.parquet").is_file():
+        raise DataError("the data set holds no training rows")
+    job = TrainJob(
+        method=method,
+        model=str(context.inputs[model]),
+        reference=str(context.inputs[reference]) if reference else None,
+        train_data=str(data / "train.parquet"),
+        test_data=str(data / "test.parquet") if (data / "test.parquet").is_file() else None,
+        training=training,
+        seed=context.seed,
+        trust_remote_code=trust_remote_code,
+    )
+    wait = context.resources.wait_timeout_seconds
+    with context.machines.trainers() as group:
+        state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
+        metrics = _loop(context, group, state, wait)
+        if job.test_data:
+            held_out = _averages(group.all("do", "evaluate", timeout=wait))
+            metrics |= {f"test_{name}": value for name, value in held_out.items()}
+        group.all("do", "export", str(context.output), timeout=wait)
+    return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
+
+
+def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float) -> dict[str, float]:
+    """Steps in slices of about a second; returns the averages of the last tenth of the steps."""
+    step, total = state["step"], state["total_steps"]
+    saved = started = time.monotonic()
+    tail: list[StepReport] = []
+    tokens, first = 0, step
+    while step < total:
+        reports = group.all("do", "train", total - step, REPORT_SECONDS, timeout=wait)
+        step += reports[0].steps
+        tokens += sum(report.tokens for report in reports)
+        averages = _averages(reports)
+        if step > 0.9 * total or step == total:
+            tail += reports
+        speed = tokens / (time.monotonic() - started)
+        context.report(
+            step,
+            total,
+            "steps",
+            **averages,
+            grad_norm=reports[0].grad_norm,
+            learning_rate=reports[0].learning_rate,
+            tokens_per_second=speed,
+        )
+        if step < total and time.monotonic() - saved > context.resources.progress_seconds:
+            _save(context.progress, group, step, wait)
+            saved = time.monotonic()
+    seconds = time.monotonic() - started
+    context.cost.update(train_tokens=tokens, train_seconds=round(seconds, 3), train_steps=step - first)
+    return {**_averages(tail), "tokens_per_second": tokens / seconds if tokens else 0.0}
+
+
+def _averages(reports: list[StepReport]) -> dict[str, float]:
+    """Sums over ranks and slices, divided by what the loss is divided by."""
+    normaliser = sum(report.normaliser for report in reports)
+    names = sorted({name for report in reports for name in report.sums})
+    return {name: sum(report.sums.get(name, 0.0) for report in reports) / max(normaliser, 1.0) for name in names}
+
+
+def _save(progress: Path, group: Any, step: int, wait: float) -> None:
+    """Write a checkpoint; the older ones go once it is complete."""
+    group.all("do", "save_progress", str(progress), timeout=wait)
+    for older in progress.glob("step-*"):
+        if older.name != f"step-{step:08d}":
+            shutil.rmtree(older, ignore_errors=True)

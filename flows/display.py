@@ -1,0 +1,118 @@
+"""What a person sees of a run: a live line per stage that runs, and the tables at the end. Written to stderr."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from alignment_core.stages.base import StageResult
+from alignment_core.stages.report import COLUMNS, cell
+
+HEADLINES = ("test_accuracy", "accuracy", "loss", "pairs", "train_rows", "completions", "parameters")
+"""Metrics that stand for a stage in the table, the first that it has."""
+
+
+class LiveDisplay:
+    """Progress bars while a run goes on; give it to the run as its listener and use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<28}"),
+            BarColumn(24),
+            TextColumn("{task.fields[count]:<16}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            console=console,
+            transient=True,
+        )
+        self._lock = threading.Lock()
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> LiveDisplay:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def started(self, label: str) -> None:
+        with self._lock:
+            self._bars[label] = self.bars.add_task(label, total=None, count="", note="")
+
+    def progress(self, label: str, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            bar = self._bars.get(label)
+        if bar is not None:
+            total = message["total"]
+            count = (
+                f"{message['done']:g}/{total:g} {message['unit']}"
+                if total
+                else f"{message['done']:g} {message['unit']}"
+            )
+            self.bars.update(bar, completed=message["done"], total=total, count=count, note=_note(message["metrics"]))
+
+    def finished(self, result: StageResult) -> None:
+        with self._lock:
+            bar = self._bars.pop(result.label, None)
+        if bar is not None:
+            self.bars.remove_task(bar)
+        mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
+        seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
+        self.console.print(f"{mark} {result.label:<28} {seconds}  {headline(result)}  [dim]{result.reason}[/]")
+
+
+def _note(metrics: Mapping[str, Any]) -> str:
+    shown = [
+        (name, metrics[name]) for name in ("loss", "accuracy", "tokens_per_second") if metrics.get(name) is not None
+    ]
+    return "  ".join(f"{_name(name)} {_number(value)}" for name, value in shown)
+
+
+def headline(result: StageResult) -> str:
+    """A stage's key metric, such as ``test accuracy 0.93``."""
+    if result.stage == "evaluate" and "accuracy" in result.metrics:
+        return f"accuracy {_number(result.metrics['accuracy'])}"
+    for name in HEADLINES:
+        if name in result.metrics:
+            return f"{_name(name)} {_number(result.metrics[name])}"
+    return ""
+
+
+def stage_table(stages: list[StageResult]) -> Table:
+    """One row per stage: cached or run, seconds, speed, key metric."""
+    table = Table(title="Stages", title_justify="left")
+    for name, justify in (("stage", "left"), ("state", "left"), ("seconds", "right"), ("tokens/s", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("key metric")
+    for stage in stages:
+        speed = stage.metrics.get("tokens_per_second")
+        seconds = f"{stage.seconds:.1f}" if stage.state == "run" else ""
+        table.add_row(stage.label, stage.state, seconds, f"{speed:,.0f}" if speed else "", headline(stage))
+    return table
+
+
+def result_table(policies: Mapping[str, Mapping[str, float]], confidence: str = "95 %") -> Table:
+    """One row per policy, the verifier beside the reward, so that over-optimising the reward would be seen."""
+    table = Table(title=f"Results on held-out prompts ({confidence} intervals)", title_justify="left")
+    table.add_column("policy")
+    shown = [(name, title) for name, title in COLUMNS if any(name in metrics for metrics in policies.values())]
+    for _, title in shown:
+        table.add_column(title, justify="right")
+    for label, metrics in policies.items():
+        table.add_row(label, *(cell(dict(metrics), name) for name, _ in shown))
+    return table
+
+
+def _name(metric: str) -> str:
+    return {"tokens_per_second": "tokens/s"}.get(metric, metric.replace("_", " "))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3f}"

@@ -1,0 +1,30 @@
+"""Prefect's settings for a run without a server of its own: everything below ALIGN_HOME, nothing phones home."""
+
+from __future__ import annotations
+
+import os
+
+from alignment_core.artifacts import align_home
+
+UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP", "FOREMAN", "PAUSE_EXPIRATIONS", "TRIGGERS")
+
+
+def prepare() -> None:
+    """Set what Prefect reads when it is imported; the user's own settings win. Call before ``import prefect``."""
+    home = align_home() / "prefect"
+    settings = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        "PREFECT_LOGGING_LEVEL": "ERROR",
+        "PREFECT_LOGGING_TO_API_ENABLED": "true",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    if "PREFECT_API_URL" not in os.environ:
+        settings |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    home.mkdir(parents=True, exist_ok=True)

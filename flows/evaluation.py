@@ -1,0 +1,41 @@
+"""Judging the policies of a run on the same held-out prompts, the first one being the baseline."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import BaseRecipe
+from tasks import data, rollout
+from tasks import evaluation as judging
+from tasks.stage import Input, Step
+
+
+class Evaluations:
+    """Collects policies to judge; the first that is added is the baseline and the reference of the KL."""
+
+    def __init__(self, recipe: BaseRecipe, tokenizer: Input, reward_model: Input | None) -> None:
+        self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
+        self.baseline: tuple[str, Input, Step] | None = None
+        self.steps: dict[str, Input] = {}
+        self.trust = recipe.model.trust_remote_code
+        if self.section:
+            self.prompts = data.dataset("evaluation/prompts", self.section.prompts, "prompts", tokenizer, self.trust)
+
+    def add(self, label: str, policy: Input) -> None:
+        """Sample, score and measure ``policy``."""
+        if self.section is None:
+            return
+        samples = rollout.generate(
+            f"{label}/evaluation/generate", self.section.generation, policy, self.prompts, trust_remote_code=self.trust
+        )
+        reference = self.baseline[1] if self.baseline else None
+        scores = rollout.score(
+            f"{label}/evaluation/score", samples, self.reward_model, self.section.verifier, reference, self.trust
+        )
+        baseline_scores = self.baseline[2] if self.baseline else None
+        self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
+        self.baseline = self.baseline or (label, policy, scores)
+
+    def report(self, notes: dict[str, float]) -> Step | None:
+        """One table of all policies."""
+        if self.baseline is None:
+            return None
+        return judging.report("report", f"Run {self.recipe.name}", self.steps, self.baseline[0], notes)

@@ -1,0 +1,73 @@
+"""SFT → reward model → rounds of generate, score, select, train → evaluation."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe
+from flows.evaluation import Evaluations
+from flows.runs import Outputs
+from tasks import data, rollout, training
+from tasks.stage import Input, Step
+
+
+def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
+    """Compose the whole recipe. Stages start as soon as their inputs are there."""
+    trust = recipe.model.trust_remote_code
+    base = data.base_model("model", recipe.model)
+    start: Input = base
+    if recipe.sft:
+        demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
+        start = training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+    judge = reward_model(recipe, base, start)
+    evaluations = Evaluations(recipe, base, judge)
+    evaluations.add("sft" if recipe.sft else "start", start)
+
+    section = recipe.iterative_dpo
+    prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
+    policy = start
+    for number in range(1, section.rounds + 1):
+        reference = start if section.reference == "initial" and number > 1 else None
+        policy = one_round(recipe, section, number, policy, prompts, judge, reference)
+        evaluations.add(f"round-{number}", policy)
+
+    notes = {}
+    if isinstance(judge, Step) and "test_accuracy" in judge.result().metrics:
+        notes["reward model, held-out accuracy"] = judge.result().metrics["test_accuracy"]
+    return Outputs(
+        policy=policy,
+        reward_model=judge,
+        report=evaluations.report(notes),
+        final=f"round-{section.rounds}",
+        baseline=evaluations.baseline[0] if evaluations.baseline else None,
+    )
+
+
+def reward_model(recipe: IterativeDpoRecipe, base: Input, start: Input) -> Input | None:
+    """The judge of the rounds: trained from the SFT model, given by the recipe, or none."""
+    section, trust = recipe.reward_model, recipe.model.trust_remote_code
+    if section is None:
+        return None
+    if section.model is not None:
+        return data.base_model("reward-model", section.model)
+    assert section.data is not None, "the recipe is validated"
+    pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
+    return training.reward_model("reward-model", section, start, pairs, trust)
+
+
+def one_round(
+    recipe: IterativeDpoRecipe,
+    section: IterativeDpoConfig,
+    number: int,
+    policy: Input,
+    prompts: Input,
+    judge: Input | None,
+    reference: Input | None,
+) -> Step:
+    """Generate → score → select → train; returns the next policy."""
+    trust = recipe.model.trust_remote_code
+    label, count = f"round-{number}", section.prompts_per_round
+    first = (number - 1) * count
+    verifier = recipe.evaluation.verifier if recipe.evaluation and section.selection.score == "verifier" else None
+    samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, trust)
+    scores = rollout.score(f"{label}/score", samples, judge, verifier, trust_remote_code=trust)
+    pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores)
+    return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, trust)

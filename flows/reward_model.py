@@ -1,0 +1,17 @@
+"""A reward model from preference pairs."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import RewardModelRecipe
+from flows.runs import Outputs
+from tasks import data, training
+
+
+def reward_model(recipe: RewardModelRecipe) -> Outputs:
+    """Compose the recipe."""
+    trust = recipe.model.trust_remote_code
+    base = data.base_model("model", recipe.model)
+    section = recipe.reward_model
+    assert section.data is not None, "the recipe is validated"
+    pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
+    return Outputs(reward_model=training.reward_model("reward-model", section, base, pairs, trust))

@@ -1,0 +1,21 @@
+"""Supervised fine-tuning, judged on held-out prompts if the recipe says so."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import SftRecipe
+from flows.evaluation import Evaluations
+from flows.runs import Outputs
+from tasks import data, training
+
+
+def sft(recipe: SftRecipe) -> Outputs:
+    """Compose the recipe."""
+    trust = recipe.model.trust_remote_code
+    base = data.base_model("model", recipe.model)
+    demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
+    policy = training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+    evaluations = Evaluations(recipe, base, None)
+    if recipe.evaluation:
+        evaluations.add("start", base)
+        evaluations.add("sft", policy)
+    return Outputs(policy=policy, report=evaluations.report({}), final="sft", baseline="start")

@@ -1,0 +1,49 @@
+"""Tasks that judge policies and promote one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import get_run_logger, task
+
+from alignment_core.artifacts import Reference
+from alignment_core.evaluation.gates import refusals
+from alignment_core.recipes import EvaluationConfig, PromotionConfig
+from alignment_core.stages.evaluate import EvaluateConfig
+from alignment_core.stages.report import ReportConfig
+from tasks.stage import CURRENT, Input, Step, stage_task, submit
+
+evaluate_task = stage_task("evaluate", "evaluation")
+report_task = stage_task("report", "evaluation")
+
+
+def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scores: Input | None) -> Step:
+    """Metrics of scored completions, beside a baseline's."""
+    config = EvaluateConfig(win_margin=section.win_margin, confidence=section.confidence, resamples=section.resamples)
+    return submit(evaluate_task, label, config, {"scores": scores, "baseline_scores": baseline_scores})
+
+
+def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: str, notes: dict[str, float]) -> Step:
+    """All evaluations of a run in one table."""
+    config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline, notes=notes)
+    return submit(report_task, label, config, evaluations)
+
+
+@task(name="promote", cache_policy=None, persist_result=False, tags=["evaluation"])
+def promote(
+    section: PromotionConfig, policy: Reference, metrics: dict[str, float], baseline: dict[str, float]
+) -> dict[str, Any]:
+    """Move the recipe's tag to ``policy`` if every gate holds; what was decided, as plain data."""
+    store, logger = CURRENT.get().store, get_run_logger()
+    failed = refusals(section.gates, metrics, baseline)
+    current = store.tag(section.tag)
+    outcome = {"tag": section.tag, "policy": str(policy), "previous": str(current) if current else None}
+    if failed:
+        logger.warning("not promoted: %s", "; ".join(failed))
+        return {**outcome, "state": "refused", "reasons": failed}
+    if current == policy:
+        return {**outcome, "state": "unchanged", "reasons": []}
+    passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
+    store.move_tag(section.tag, policy, expected=current, reason=f"gates passed: {passed}")
+    return {**outcome, "state": "promoted", "reasons": []}

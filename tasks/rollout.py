@@ -1,0 +1,51 @@
+"""Tasks that sample, score and pair completions."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import GenerationConfig, SelectionConfig
+from alignment_core.stages.generate import GenerateConfig
+from alignment_core.stages.score import ScoreConfig
+from alignment_core.stages.select_pairs import SelectPairsConfig
+from tasks.stage import Input, Step, stage_task, submit
+
+generate_task = stage_task("generate", "rollout")
+score_task = stage_task("score", "rollout")
+select_pairs_task = stage_task("select_pairs", "rollout")
+
+
+def generate(
+    label: str,
+    generation: GenerationConfig,
+    policy: Input,
+    prompts: Input,
+    first_prompt: int = 0,
+    count: int | None = None,
+    trust_remote_code: bool = False,
+) -> Step:
+    """Sample completions of ``count`` prompts from number ``first_prompt`` on."""
+    config = GenerateConfig(
+        generation=generation, first_prompt=first_prompt, prompts=count, trust_remote_code=trust_remote_code
+    )
+    return submit(generate_task, label, config, {"policy": policy, "prompts": prompts})
+
+
+def score(
+    label: str,
+    rollouts: Input,
+    reward_model: Input | None,
+    verifier: str | None,
+    reference: Input | None = None,
+    trust_remote_code: bool = False,
+) -> Step:
+    """Score completions by everything that is given."""
+    config = ScoreConfig(verifier=verifier, trust_remote_code=trust_remote_code)
+    return submit(
+        score_task, label, config, {"rollouts": rollouts, "reward_model": reward_model, "reference": reference}
+    )
+
+
+def select_pairs(label: str, selection: SelectionConfig, rollouts: Input, scores: Input) -> Step:
+    """Make preference pairs of scored completions."""
+    return submit(
+        select_pairs_task, label, SelectPairsConfig(selection=selection), {"rollouts": rollouts, "scores": scores}
+    )

@@ -1,0 +1,175 @@
+"""The one mechanism behind every stage task: its cache key is the stage key, its body asks the run host."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefect import Task, get_run_logger, task
+from prefect.cache_policies import CacheKeyFnPolicy
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.futures import PrefectFuture
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.errors import AlignmentError
+from alignment_core.host.client import Host
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.base import StageCall, StageConfig, StageResult
+from alignment_core.stages.key import stage_key
+from alignment_core.stages.runner import cached_result
+
+FIRST_RETRY_SECONDS = 2.0
+LONGEST_RETRY_SECONDS = 120.0
+
+
+class Listener(Protocol):
+    """Someone who watches a run, such as the progress bars of the command line."""
+
+    def started(self, label: str) -> None: ...
+
+    def progress(self, label: str, message: Mapping[str, Any]) -> None: ...
+
+    def finished(self, result: StageResult) -> None: ...
+
+
+@dataclass
+class Run:
+    """What all stage tasks of one flow run share."""
+
+    store: Store
+    host: Host
+    results: Path
+    """Where Prefect keeps the (small) results: inside the store, so that they outlive Prefect's database."""
+    resources: ResourcesConfig
+    seed: int
+    listener: Listener | None = None
+    steps: list[Step] = field(default_factory=list)
+
+
+CURRENT: ContextVar[Run] = ContextVar("alignment run")
+
+
+class Step:
+    """A stage that was submitted. Give it to other stages as an input, or ask it for its result."""
+
+    def __init__(self, label: str, future: PrefectFuture[dict[str, Any]], run: Run) -> None:
+        self.label, self.future, self.run = label, future, run
+        self._announced = False
+
+    def result(self) -> StageResult:
+        """Wait for the stage. Raises the stage's own error."""
+        value = self.future.result()
+        result = StageResult.model_validate(value)
+        if self.future.state.name == "Cached":
+            result = result.model_copy(update={"state": "cached", "reason": "same key", "seconds": 0.0})
+        if self.run.listener and not self._announced:
+            self._announced = True
+            self.run.listener.finished(result)
+        return result
+
+
+Input = Step | Reference
+
+
+def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
+    """The Prefect task of the stage module ``stage``."""
+
+    def body(label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int) -> dict[str, Any]:
+        run = CURRENT.get()
+        call = _call(stage, {"label": label, "config": config, "inputs": inputs, "seed": seed})
+        logger = get_run_logger()
+        result = cached_result(run.store, call)
+        if result is None:
+            if run.listener:
+                run.listener.started(label)
+            logger.info("%s starts", label)
+            last = 0.0
+
+            def on_progress(message: dict[str, Any]) -> None:
+                nonlocal last
+                if run.listener:
+                    run.listener.progress(label, message)
+                if time.monotonic() - last > 10:
+                    last = time.monotonic()
+                    logger.info("%s: %s of %s %s", label, message["done"], message["total"], message["unit"])
+
+            result = run.host.run(call, on_progress)
+        logger.info(
+            "%s: %s (%s), %.1f s, %s", label, result.state, result.reason, result.seconds, result.reference.short
+        )
+        return result.model_dump(mode="json")
+
+    def cache_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
+        run, call = CURRENT.get(), _call(stage, parameters)
+        key = stage_key(call)
+        if run.store.find(key) is None:  # a Prefect record whose artifact is gone is no hit
+            (run.results / key).unlink(missing_ok=True)
+        return key
+
+    body.__name__ = stage
+    body.__doc__ = f"Run the stage `{stage}`, unless its artifact is in the store."
+    return task(
+        body,
+        name=stage.replace("_", "-"),
+        tags=list(tags),
+        cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
+        persist_result=True,
+        result_serializer="json",
+        retry_condition_fn=_may_retry,
+        retry_delay_seconds=_delays,
+    )
+
+
+def submit(
+    task: Task[..., dict[str, Any]], label: str, config: StageConfig, inputs: Mapping[str, Input | None]
+) -> Step:
+    """Submit a stage of the current run; inputs that are None are left out."""
+    run = CURRENT.get()
+    given = {
+        role: value.future if isinstance(value, Step) else str(value)
+        for role, value in inputs.items()
+        if value is not None
+    }
+    prepared = task.with_options(task_run_name=label, retries=run.resources.stage_retries, result_storage=run.results)
+    future = prepared.submit(label=label, config=config.model_dump(mode="json"), inputs=given, seed=run.seed)
+    step = Step(label, future, run)
+    run.steps.append(step)
+    return step
+
+
+def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
+    """The stage call; an input is a reference's text or the result of another stage's task."""
+    inputs = {
+        role: Reference.parse(value["reference"] if isinstance(value, dict) else value)
+        for role, value in parameters["inputs"].items()
+    }
+    return StageCall(
+        stage=stage,
+        label=parameters["label"],
+        config=parameters["config"],
+        inputs=inputs,
+        seed=parameters["seed"],
+    )
+
+
+def _may_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Only infrastructure failures: trying a wrong recipe or bad data again gives the same answer."""
+    try:
+        state.result()
+    except AlignmentError as error:
+        return error.retryable
+    except Exception:
+        return False
+    return False
+
+
+def _delays(retries: int) -> list[float]:
+    """Exponential backoff with full jitter (Prefect's own jitter factor has no effect)."""
+    longest = [min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**attempt) for attempt in range(retries)]
+    return [seconds * (0.5 + random.random() / 2) for seconds in longest]

@@ -1,0 +1,43 @@
+"""Tasks that train a model."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import DpoLossConfig, RewardModelConfig, TrainingConfig
+from alignment_core.stages.dpo import DpoStageConfig
+from alignment_core.stages.reward_model import RewardModelStageConfig
+from alignment_core.stages.sft import SftStageConfig
+from tasks.stage import Input, Step, stage_task, submit
+
+sft_task = stage_task("sft", "training")
+reward_model_task = stage_task("reward_model", "training")
+dpo_task = stage_task("dpo", "training")
+
+
+def sft(label: str, training: TrainingConfig, model: Input, data: Input, trust_remote_code: bool = False) -> Step:
+    """Fine-tune ``model`` on demonstrations."""
+    config = SftStageConfig(training=training, trust_remote_code=trust_remote_code)
+    return submit(sft_task, label, config, {"model": model, "data": data})
+
+
+def reward_model(
+    label: str, section: RewardModelConfig, model: Input, data: Input, trust_remote_code: bool = False
+) -> Step:
+    """Train a reward model that starts from ``model``."""
+    config = RewardModelStageConfig(
+        training=section.training, loss_type=section.loss_type, trust_remote_code=trust_remote_code
+    )
+    return submit(reward_model_task, label, config, {"model": model, "data": data})
+
+
+def dpo(
+    label: str,
+    training: TrainingConfig,
+    loss: DpoLossConfig,
+    policy: Input,
+    data: Input,
+    reference: Input | None = None,
+    trust_remote_code: bool = False,
+) -> Step:
+    """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start."""
+    config = DpoStageConfig(training=training, loss=loss, trust_remote_code=trust_remote_code)
+    return submit(dpo_task, label, config, {"model": policy, "data": data, "reference": reference})

@@ -1,0 +1,21 @@
+"""Chat templates that differ in what trips up training: EOS, newlines, and history that is rewritten."""
+
+NEWLINE_AFTER_EOS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+NO_EOS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+FORGETS_THOUGHTS = (  # as Qwen3 does: what stood before </think> in earlier turns is gone from the history
+    "{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}"
+    "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+REFUSES_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages here') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)

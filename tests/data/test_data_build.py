@@ -1,0 +1,311 @@
+"""From recipe to tables: schemas, filters, hold-out, refusals, determinism, statistics."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from chat_templates import FORGETS_THOUGHTS, REFUSES_SYSTEM
+
+from alignment_core.data.build import BuiltDataset, build, write
+from alignment_core.data.pin import pin
+from alignment_core.errors import DataError, UserError
+from alignment_core.recipes.data import DataConfig
+
+Write = Callable[..., Path]
+Build = Callable[..., BuiltDataset]
+
+PAIRS = [{"prompt": f"p{i}", "completion": f"c{i}"} for i in range(40)]
+IDS, MASK = pa.list_(pa.int32()), pa.list_(pa.int8())
+
+
+def column(data: BuiltDataset, name: str, table: str = "train") -> list[Any]:
+    values: list[Any] = getattr(data, table)[name].to_pylist()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("purpose", "columns"),
+    [
+        ("sft", {"input_ids": IDS, "loss_mask": MASK, "text": pa.string(), "source": pa.string()}),
+        (
+            "preference",
+            {
+                "prompt_ids": IDS,
+                "chosen_ids": IDS,
+                "rejected_ids": IDS,
+                "margin": pa.float32(),
+                "prompt": pa.string(),
+                "chosen": pa.string(),
+                "rejected": pa.string(),
+                "source": pa.string(),
+            },
+        ),
+        (
+            "prompts",
+            {
+                "prompt_ids": IDS,
+                "prompt": pa.string(),
+                "label": pa.string(),
+                "task": pa.string(),
+                "source": pa.string(),
+            },
+        ),
+    ],
+)
+def test_tables_have_exactly_these_columns(built: Build, purpose: str, columns: dict[str, Any]) -> None:
+    data = built({"task": "mixed", "rows": 10}, purpose)
+    assert {field.name: field.type for field in data.train.schema} == columns
+    assert data.train.schema == data.test.schema
+    assert (data.train.num_rows, data.test.num_rows) == (10, 0)
+
+
+def test_rows_carry_label_task_and_source(built: Build, jsonl: Write) -> None:
+    made = built({"task": "reverse", "rows": 5, "shuffle": False}, "prompts")
+    assert column(made, "task") == ["reverse"] * 5
+    assert column(made, "source")[0] == "task:reverse/train:1"
+    own = built(jsonl([{"prompt": "a", "task": "theirs"}]), "prompts")
+    assert (column(own, "task"), column(own, "label"), column(own, "source")) == ([None], [None], ["train.jsonl:1"])
+
+
+def test_margin_is_null_where_none_is_given(built: Build, jsonl: Write) -> None:
+    pairs = [{"prompt": "p", "chosen": "a", "rejected": "b", **extra} for extra in ({}, {"margin": 0.5})]
+    assert column(built(jsonl(pairs), "preference", shuffle=False), "margin") == [None, 0.5]
+
+
+def test_everything_follows_from_the_seed_and_files_are_equal_byte_for_byte(built: Build, tmp_path: Path) -> None:
+    recipe = {"sources": [{"task": "sort", "weight": 1}, {"task": "max", "weight": 2}], "test_rows": 20}
+
+    def files(name: str, seed: int) -> dict[str, bytes]:
+        write(built(recipe, "preference", seed=seed), tmp_path / name)
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    first = files("a", 1)
+    assert set(first) == {"train.parquet", "test.parquet", "statistics.json"}
+    assert files("b", 1) == first
+    assert files("c", 2)["train.parquet"] != first["train.parquet"]
+
+
+def test_written_folder_is_a_data_set_for_datasets(built: Build, jsonl: Write, tmp_path: Path) -> None:
+    import datasets
+
+    for test_rows in (0, 10):
+        folder = tmp_path / f"out{test_rows}"
+        write(built(jsonl(PAIRS), "sft", test_rows=test_rows), folder)
+        loaded = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+        assert {name: len(split) for name, split in loaded.items()} == (
+            {"train": 30, "test": 10} if test_rows else {"train": 40}
+        )
+        assert loaded["train"].column_names == ["input_ids", "loss_mask", "text", "source"]
+
+
+def test_test_set_has_the_size_asked_for_and_no_row_of_the_training_set(built: Build, jsonl: Write) -> None:
+    data = built(jsonl(PAIRS), "sft", test_rows=7)
+    train, test = set(column(data, "text")), set(column(data, "text", "test"))
+    assert (len(train), len(test), len(train & test)) == (33, 7, 0)
+
+
+def test_membership_of_the_test_set_does_not_depend_on_seed_order_or_template(built: Build, jsonl: Write) -> None:
+    def test_rows(rows: list[Any], **options: Any) -> set[str]:
+        data = built(jsonl(rows), "sft", test_rows=7, **options)
+        return {text.split("<assistant>")[1].split("<")[0] for text in column(data, "text", "test")}
+
+    first = test_rows(PAIRS)
+    assert test_rows(PAIRS, seed=9) == test_rows(PAIRS[::-1]) == test_rows(PAIRS, chat_template=REFUSES_SYSTEM) == first
+    more = [*PAIRS, {"prompt": "new", "completion": "new"}]
+    assert len(test_rows(more) - first) <= 1  # at most the new row itself comes in
+
+
+def test_copies_of_a_row_never_land_on_both_sides(built: Build, jsonl: Write) -> None:
+    data = built(jsonl(PAIRS * 3), "sft", test_rows=7)
+    train, test = Counter(column(data, "text")), Counter(column(data, "text", "test"))
+    assert not train & test
+    assert set(test.values()) == {1}
+    assert data.statistics["dropped"] == {"duplicate_of_test": 14}
+    assert len(column(data, "text")) == 120 - 21
+
+
+def test_rows_of_one_conversation_stay_on_one_side(built: Build, jsonl: Write) -> None:
+    def chat(name: str) -> dict[str, Any]:
+        turns = [("user", "a"), ("assistant", f"<think>{name}</think>b"), ("user", "c"), ("assistant", f"d{name}")]
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    data = built(jsonl([chat(f"n{i}") for i in range(10)]), "sft", chat_template=FORGETS_THOUGHTS, test_rows=3)
+    assert data.statistics["rows"] == {"read": 10, "split": 10, "kept": 20, "train": 16, "test": 4}
+    assert not set(column(data, "source")) & set(column(data, "source", "test"))
+
+
+def test_holding_out_everything_is_refused(built: Build, jsonl: Write) -> None:
+    with pytest.raises(DataError, match="test_rows: 40 of 40 usable rows"):
+        built(jsonl(PAIRS), "sft", test_rows=40)
+
+
+LONG = [{"prompt": "p" * 10, "completion": "c" * 4}, {"prompt": "p" * 3, "completion": "c" * 20}, *PAIRS[:2]]
+# With <user>, <assistant> and <eos> these are 12+5, 5+21 and twice 4+3 tokens.
+
+
+def test_overlong_rows_are_dropped_and_counted(built: Build, jsonl: Write) -> None:
+    data = built(jsonl(LONG), "sft", max_length=16)
+    assert data.statistics["rows"]["kept"] == 2
+    assert data.statistics["dropped"] == {"too_long": 2}
+    assert built(jsonl(LONG), "sft", max_prompt_length=10).statistics["dropped"] == {"prompt_too_long": 1}
+
+
+def test_overlong_prompts_are_cut_from_the_left_and_completions_from_the_right(built: Build, jsonl: Write) -> None:
+    data = built(jsonl(LONG), "sft", max_length=16, overlong="truncate", shuffle=False)
+    texts = column(data, "text")
+    assert texts[0] == "p" * 10 + "<assistant>cccc<eos>"  # one token over: <user> falls
+    assert texts[1] == "<user>ppp<assistant>" + "c" * 11
+    assert [sum(mask) for mask in column(data, "loss_mask")] == [5, 11, 3, 3]
+    assert max(map(len, column(data, "input_ids"))) == 16
+
+
+def test_pairs_share_the_cut_prompt_and_are_dropped_if_truncation_makes_them_equal(built: Build, jsonl: Write) -> None:
+    rows = [
+        {"prompt": "p", "chosen": "same start A", "rejected": "same start B"},
+        {"prompt": "p", "chosen": "A differs early", "rejected": "B"},
+    ]
+    data = built(jsonl(rows), "preference", max_length=8, overlong="truncate")
+    assert data.statistics["dropped"] == {"identical_after_truncation": 1}
+    assert (column(data, "chosen"), column(data, "rejected")) == (["A dif"], ["B"])
+    assert column(data, "rejected_ids") == [[ord("B"), 257]]
+
+
+def test_long_prompts_lose_their_beginning(built: Build, jsonl: Write) -> None:
+    data = built(jsonl([{"prompt": "abcdef"}]), "prompts", max_prompt_length=4, overlong="truncate")
+    assert column(data, "prompt") == ["def<assistant>"]
+    with pytest.raises(DataError, match=r"no rows left of 1 row read .* 1 have a prompt longer than max_prompt_length"):
+        built(jsonl([{"prompt": "abcdef"}]), "prompts", max_prompt_length=4)
+
+
+def test_pairs_without_a_difference_and_answers_without_text_are_dropped(built: Build, jsonl: Write) -> None:
+    rows = [("a", "a"), ("a", " \n"), ("", "b"), ("a", "b")]
+    data = built(jsonl([{"prompt": "p", "chosen": c, "rejected": r} for c, r in rows]), "preference")
+    assert data.statistics["dropped"] == {"empty_completion": 2, "identical_pair": 1}
+    sft = built(jsonl([{"prompt": "p", "completion": c} for c in ("", "a")]), "sft")
+    assert sft.statistics["dropped"] == {"empty_completion": 1}
+
+
+def test_malformed_rows_are_refused_by_file_line_and_reason(built: Build, jsonl: Write) -> None:
+    path = jsonl([PAIRS[0], "{broken\n", {"prompt": None, "completion": "x"}, {"prompt": "x"}])
+    with pytest.raises(DataError) as caught:
+        built(path, "sft")
+    assert str(caught.value).splitlines() == [
+        "3 of 4 rows are malformed (max_bad_rows allows 0.0%):",
+        "  train.jsonl:2: is not valid JSON: Expecting property name enclosed in double quotes at column 2",
+        "  train.jsonl:3: `prompt` is null; text or a list of messages is needed",
+        "  train.jsonl:4: there is no `completion`; the row has prompt",
+    ]
+
+
+def test_only_the_first_few_malformed_rows_are_listed(built: Build, jsonl: Write) -> None:
+    path = jsonl([*PAIRS, *(["{\n"] * 30)])
+    with pytest.raises(DataError, match="at least 5 rows are malformed"):
+        built(path, "sft")
+    with pytest.raises(DataError, match=r"30 of 70 rows are malformed \(max_bad_rows allows 10.0%\)[^…]*… and 25 more"):
+        built(path, "sft", max_bad_rows=0.1)
+
+
+def test_malformed_rows_up_to_the_allowed_share_are_skipped_and_counted(built: Build, jsonl: Write) -> None:
+    path = jsonl([*PAIRS[:9], "{\n"])
+    assert built(path, "sft", max_bad_rows=0.1).statistics["dropped"] == {"malformed": 1}
+    with pytest.raises(DataError, match="1 of 10 rows is malformed"):
+        built(path, "sft", max_bad_rows=0.09)
+
+
+def test_conversation_that_the_template_refuses_is_a_malformed_row(built: Build, jsonl: Write) -> None:
+    path = jsonl([{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}])
+    with pytest.raises(DataError, match=r"train.jsonl:1: the chat template refuses .*no system messages here"):
+        built(path, "prompts", chat_template=REFUSES_SYSTEM)
+
+
+def test_bytes_that_are_no_utf8_in_csv_are_named(built: Build, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"prompt,completion\na,\xff\n")
+    with pytest.raises(DataError, match=r"a.csv:2: `completion` is not valid Unicode"):
+        built(tmp_path / "a.csv", "sft")
+
+
+def test_parquet_with_a_column_of_the_wrong_type_is_named(built: Build, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": [1, 2], "completion": ["a", "b"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet:1: `prompt` is the number 1"):
+        built(tmp_path / "a.parquet", "sft")
+
+
+def test_unknown_columns_name_the_first_row(built: Build, jsonl: Write) -> None:
+    with pytest.raises(DataError, match=r"train.jsonl:1: cannot read SFT rows .* the first row has q, a"):
+        built(jsonl([{"q": "a", "a": "b"}]), "sft")
+
+
+def test_format_that_cannot_serve_the_purpose_is_refused(built: Build, jsonl: Write) -> None:
+    source = {"path": str(jsonl([{"text": "a"}])), "format": "text"}
+    with pytest.raises(UserError, match=r"train.jsonl: format 'text' cannot give preference pairs"):
+        built({"sources": [source]}, "preference")
+
+
+def test_messages_without_any_template_are_refused(built: Build, jsonl: Write, plain_tokenizer: Any) -> None:
+    path = jsonl([{"prompt": [{"role": "user", "content": "u"}]}])
+    with pytest.raises(UserError, match="set `chat_template`"):
+        built(path, "prompts", tokenizer=plain_tokenizer)
+
+
+def test_nothing_left_says_how_many_were_read_and_why_they_fell(built: Build, jsonl: Write) -> None:
+    with pytest.raises(DataError) as caught:
+        built(jsonl([*PAIRS[:3], {"prompt": "p", "completion": ""}]), "sft", max_length=5)
+    assert str(caught.value) == (
+        "no rows left of 4 rows read from train.jsonl: 1 have an answer without text (empty_completion); "
+        "3 are longer than max_length (too_long)"
+    )
+
+
+def test_empty_file_has_no_rows_left(built: Build, jsonl: Write) -> None:
+    with pytest.raises(DataError, match=r"no rows left of 0 rows read from train.jsonl"):
+        built(jsonl([]), "sft")
+
+
+def test_source_of_a_mixture_that_has_nothing_left_is_refused(built: Build, jsonl: Write) -> None:
+    sources = [{"task": "max", "weight": 1}, {"path": str(jsonl([])), "weight": 1}]
+    with pytest.raises(DataError, match=r"no rows left of 0 rows read from train.jsonl"):
+        built({"sources": sources}, "sft")
+
+
+def test_statistics_add_up(built: Build, jsonl: Write) -> None:
+    sources = [{"path": str(jsonl([*PAIRS, {"prompt": "p", "completion": ""}]))}, {"task": "repeat", "rows": 10}]
+    data = built({"sources": sources, "test_rows": 5}, "sft")
+    statistics = data.statistics
+    assert statistics["rows"] == {"read": 51, "split": 0, "kept": 50, "train": 45, "test": 5}
+    assert [source["name"] for source in statistics["sources"]] == ["train.jsonl", "task:repeat/train"]
+    for name, count in statistics["rows"].items():
+        assert sum(source[name] for source in statistics["sources"]) == count
+    assert statistics["sources"][0]["dropped"] == statistics["dropped"] == {"empty_completion": 1}
+    lengths, targets = [len(ids) for ids in column(data, "input_ids")], sum(map(sum, column(data, "loss_mask")))
+    tokens = statistics["tokens"]
+    assert (tokens["total"], tokens["targets"]) == (sum(lengths), targets)
+    assert tokens["target_share"] == pytest.approx(targets / sum(lengths), abs=1e-6)
+    assert json.loads(json.dumps(statistics)) == statistics
+
+
+def test_length_statistics_by_hand(built: Build, jsonl: Write) -> None:
+    # Completions of 1 to 20 bytes and EOS: 2 to 21 tokens. Nearest rank: p50 is number 10, p95 number 19.
+    data = built(jsonl([{"prompt": "p", "completion": "c" * n} for n in range(1, 21)]), "sft")
+    assert data.statistics["tokens"]["completion"] == {"min": 2, "mean": 11.5, "p50": 11, "p95": 20, "max": 21}
+    assert data.statistics["tokens"]["prompt"] == {"min": 3, "mean": 3.0, "p50": 3, "p95": 3, "max": 3}
+
+
+def test_progress_counts_up_to_the_end(tokenizer: Any) -> None:
+    config = DataConfig.model_validate({"task": "max", "rows": 450})
+    seen: list[tuple[int, int | None]] = []
+    build(config, [pin(config.sources[0])], tokenizer, "sft", 0, lambda done, total: seen.append((done, total)))
+    assert seen == [(200, 450), (400, 450), (450, 450)]
+
+
+def test_more_rows_than_a_block_keep_their_order(built: Build, jsonl: Write) -> None:
+    rows = [{"text": str(number)} for number in range(2500)]
+    data = built(jsonl(rows), "sft", shuffle=False)
+    assert column(data, "text") == [f"{number}<eos>" for number in range(2500)]

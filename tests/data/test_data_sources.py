@@ -1,0 +1,264 @@
+"""Pinning and reading: every kind of file, every kind of damage, and names that do not exist."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.data import sources
+from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.data.sources import BadRow, Row
+from alignment_core.errors import DataError, UserError
+from alignment_core.recipes.data import DataSource
+
+ROWS = [{"prompt": "a", "completion": "1"}, {"prompt": "b", "completion": "2"}]
+
+
+def read(path: Path, **fields: Any) -> list[Row | BadRow]:
+    return list(sources.read(pin(DataSource(path=str(path), **fields)), 0, 0, "sft"))
+
+
+def refused(path: Path) -> list[str]:
+    return [f"{row.where}: {row.reason}" for row in read(path) if isinstance(row, BadRow)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".arrow":
+        table = pa.Table.from_pylist(rows)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    elif path.suffix == ".csv":
+        path.write_text("\n".join(",".join(row) for row in [rows[0].keys(), *(row.values() for row in rows)]))
+    else:
+        lines = [json.dumps(row) for row in rows]
+        path.write_text(f"[{','.join(lines)}]" if path.suffix == ".json" else "\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".arrow"])
+def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    rows = read(write(tmp_path / f"train{suffix}", ROWS))
+    assert [row.values for row in rows if isinstance(row, Row)] == ROWS
+    first = 2 if suffix == ".csv" else 1  # line 1 of a CSV file is its header
+    assert [row.where for row in rows] == [f"train{suffix}:{first}", f"train{suffix}:{first + 1}"]
+
+
+def test_data_set_saved_to_disk_is_read_with_or_without_splits(tmp_path: Path) -> None:
+    import datasets
+
+    data = datasets.Dataset.from_list(ROWS)
+    data.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": data, "test": data.select([1])}).save_to_disk(tmp_path / "dict")
+    assert [row.values for row in read(tmp_path / "one") if isinstance(row, Row)] == ROWS
+    assert [row.values for row in read(tmp_path / "dict", split="test") if isinstance(row, Row)] == ROWS[1:]
+    with pytest.raises(UserError, match="has no split 'dev'; it has test, train"):
+        pin(DataSource(path=str(tmp_path / "dict"), split="dev"))
+
+
+def test_folder_gives_the_files_of_the_split_or_all_files_without_split_names(tmp_path: Path) -> None:
+    for name in ("train-00", "train-01", "test"):
+        write(tmp_path / f"{name}.jsonl", ROWS)
+    (tmp_path / "LICENSE").write_text("not data")
+    assert {row.where for row in read(tmp_path)} == {f"train-0{n}.jsonl:{line}" for n in (0, 1) for line in (1, 2)}
+    assert {row.where for row in read(tmp_path, split="test")} == {"test.jsonl:1", "test.jsonl:2"}
+    with pytest.raises(UserError, match="no file of split 'dev'; its files are of test, train"):
+        pin(DataSource(path=str(tmp_path), split="dev"))
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other / "trainings.jsonl", ROWS)
+    write(other / "b.csv", ROWS)
+    assert {row.where.split(":")[0] for row in read(other)} == {"trainings.jsonl", "b.csv"}
+
+
+def test_json_lines_under_the_name_json_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert [row.where for row in read(path)] == ["rows.json:1", "rows.json:2"]
+
+
+def test_byte_order_marks_and_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.json", "a.csv"):
+        write(tmp_path / name, ROWS)
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes() + b"\n\n")
+        assert [row.values for row in read(tmp_path / name) if isinstance(row, Row)] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "a"', "is not valid JSON: Expecting ',' delimiter at column 13"),
+        (b'["a"]', 'is a list; a row is an object such as {"prompt": …}'),
+        (b"null", "is null; a row is an object"),
+        (b'"a"', "is a text; a row is an object"),
+        (b'{"text": "\xff"}', "is not valid UTF-8: byte 0xff at column 11"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "is not usable JSON: Exceeds the limit"),
+        (b"[" * 100_000, "is not usable JSON: maximum recursion depth"),
+    ],
+)
+def test_bad_line_is_named_with_its_reason_and_the_next_is_read(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n')
+    (bad,) = refused(path)
+    assert bad.startswith(f"a.jsonl:2: {reason}")
+    assert [row.where for row in read(path) if isinstance(row, Row)] == ["a.jsonl:1", "a.jsonl:3"]
+
+
+def test_huge_line_is_refused_without_being_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE", 50)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "' + "a" * 100 + '"}\n{"text": "b"}\n')
+    assert refused(path) == ["a.jsonl:1: is longer than 50 bytes"]
+    assert len(read(path)) == 2
+
+
+def test_ragged_lines_of_csv_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('prompt,completion\n"a\nb",1\nc\nd,2,3\ne,4\n')
+    assert refused(path) == ["a.csv:4: has 1 fields, the header has 2", "a.csv:5: has 3 fields, the header has 2"]
+    assert [row.where for row in read(path) if isinstance(row, Row)] == ["a.csv:2", "a.csv:6"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"a,a\n1,2\n", "header names a column twice"),
+        ("a.csv", b'"a\n', "is not valid CSV"),
+        ("a.json", b'[{"a": 1},\n}]', r":2:1: is not valid JSON"),
+        ("a.json", b'["\xff"]', "is not usable JSON"),
+        ("a.parquet", b"", "is not a readable Parquet file"),
+        ("a.parquet", b"PAR1 and nothing else PAR1", "is not a readable Parquet file"),
+        ("a.arrow", b"", "is not a readable Arrow file"),
+    ],
+)
+def test_broken_file_is_refused_as_a_whole(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        read(tmp_path / name)
+
+
+def test_parquet_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": pa.array([b"\xff"]).view(pa.string())}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="not a readable Parquet file: 'utf-8' codec can't decode byte 0xff"):
+        read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_empty_text_file_has_no_rows(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert read(tmp_path / name) == []
+
+
+def test_rows_caps_what_is_read(tmp_path: Path) -> None:
+    assert len(read(write(tmp_path / "a.jsonl", ROWS), rows=1)) == 1
+
+
+def test_pin_does_not_depend_on_the_place_and_does_on_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    one, two = (pin(DataSource(path=str(write(at / "a.jsonl", ROWS)))) for at in (tmp_path, tmp_path / "b"))
+    assert one.content() == two.content()
+    assert str(tmp_path) not in json.dumps(one.content())
+    other = pin(DataSource(path=str(write(tmp_path / "a.jsonl", ROWS[:1]))))
+    assert other.content() != one.content()
+
+
+@pytest.mark.parametrize("change", [{"format": "messages"}, {"rows": 1}, {"weight": 2.0}, {"columns": {"prompt": "q"}}])
+def test_pin_content_follows_every_setting_that_means_something(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = str(write(tmp_path / "a.jsonl", ROWS))
+    assert pin(DataSource(path=path)).content() != pin(DataSource(path=path, **change)).content()
+
+
+def test_file_that_changes_after_pinning_is_refused(tmp_path: Path) -> None:
+    pinned = pin(DataSource(path=str(write(tmp_path / "a.jsonl", ROWS))))
+    write(tmp_path / "a.jsonl", ROWS[::-1])  # as long as before
+    with pytest.raises(DataError, match="has changed since this run started"):
+        list(sources.read(pinned, 0, 0, "sft"))
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("trian.jsonl", r"no such file or folder; did you mean .*train\.jsonl\?"),
+        ("absent/folder/train.jsonl", "the folder .*absent/folder does not exist either"),
+        ("notes.txt", r"rows are read from \.jsonl, \.json, \.csv, \.parquet, \.arrow files, not from 'notes.txt'"),
+        ("empty", "there is no .* file in this folder"),
+    ],
+)
+def test_path_that_holds_no_rows_gets_a_sentence(tmp_path: Path, path: str, sentence: str) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=sentence):
+        pin(DataSource(path=str(tmp_path / path)))
+
+
+@pytest.fixture
+def offline_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Hub cache that holds one data set, as an earlier download would have left it; returns its commit."""
+    from huggingface_hub import constants
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    folder = tmp_path / "hub" / "datasets--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    write(folder / "snapshots" / commit / "train.jsonl", ROWS)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "prepared")
+    monkeypatch.chdir(tmp_path)
+    return commit
+
+
+def test_hub_name_is_pinned_and_read_from_the_local_cache_when_offline(offline_hub: str) -> None:
+    pinned = pin(DataSource(path="org/name"))
+    assert pinned.hub_commit == offline_hub
+    assert pinned.content()["hub"] == f"org/name@{offline_hub}"
+    rows = list(sources.read(pinned, 0, 0, "sft"))
+    assert [(row.where, row.values) for row in rows if isinstance(row, Row)] == [
+        ("org/name:1", ROWS[0]),
+        ("org/name:2", ROWS[1]),
+    ]
+
+
+def test_hub_name_that_is_not_cached_gets_a_sentence_when_offline(offline_hub: str) -> None:
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and the local Hub cache holds no revision 'main'"):
+        pin(DataSource(path="org/other"))
+
+
+def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gsm8k.d").mkdir()
+    with pytest.raises(UserError) as caught:
+        pin(DataSource(path="gsm8k"))
+    assert str(caught.value).startswith("gsm8k: no such file here; did you mean gsm8k.d?, and the Hub cannot be asked")
+    assert "set HF_HUB_OFFLINE=1" in str(caught.value)
+
+
+def test_split_that_a_hub_data_set_lacks_gets_a_sentence(offline_hub: str) -> None:
+    with pytest.raises(UserError, match="cannot load split 'dev'"):
+        list(sources.read(pin(DataSource(path="org/name", split="dev")), 0, 0, "sft"))
+
+
+def test_commit_needs_no_question_to_the_hub() -> None:
+    assert pin(DataSource(path="org/name", revision="a" * 40)) == PinnedSource(
+        source=DataSource(path="org/name", revision="a" * 40), hub_commit="a" * 40
+    )
+
+
+def test_flow_process_stays_light() -> None:
+    heavy = "{'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'}"
+    modules = ("pin", "tasks", "sources", "formats", "template", "filters", "mixing", "tables", "statistics", "build")
+    imports = "; ".join(f"import alignment_core.data.{module}" for module in modules)
+    code = f"import sys; {imports}; import alignment_core.models.tokenizer; sys.exit(str({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "set()"

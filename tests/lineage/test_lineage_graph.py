@@ -1,0 +1,160 @@
+"""Lineage: from a model back to the rows, configurations, code and parents that made it, and forward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Reference, Store, open_store
+from alignment_core.canonical import digest_of
+from alignment_core.lineage import Graph, mermaid, text_tree, to_json
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
+    """base (imported) and data → sft → pairs → dpo; sft is also the reference model of dpo."""
+    made: dict[str, Reference] = {}
+
+    def publish(name: str, kind: str, inputs: dict[str, str] | None = None, **fields: object) -> None:
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "content").write_text(name)
+        draft = ProvenanceDraft.model_validate(
+            {
+                "key": digest_of(name),
+                "stage": name,
+                "label": f"run/{name}",
+                "seed": 7,
+                "seconds": 12.34,
+                "code_version": "c0ffee",
+                "started_at": f"2026-01-01T00:00:0{len(made)}Z",
+                "inputs": {role: made[other] for role, other in (inputs or {}).items()},
+            }
+            | fields
+        )
+        made[name] = store.publish(directory, kind, None if inputs is None else draft)
+
+    publish("base", "model")
+    source = {"path": "rows.jsonl", "sha256": "5" * 64, "rows": 128}
+    publish("data", "dataset", {}, config={"sources": [source]})
+    publish("sft", "model", {"base": "base", "train": "data"}, config={"learning_rate": 1e-5})
+    publish("pairs", "dataset", {"policy": "sft"})
+    publish(
+        "dpo", "model", {"policy": "sft", "reference": "sft", "train": "pairs"}, metrics={"loss": 0.5, "note": "good"}
+    )
+    return made
+
+
+def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
+    short = {name: reference.short for name, reference in made.items()}
+    empty, sources = digest_of({})[:12], store.find(digest_of("data")).config
+    assert text_tree(Graph.of(store).up(made["dpo"])) == "\n".join(
+        [
+            f"{short['dpo']}",
+            "│    by run/dpo (dpo), seed 7, 12.3 s",
+            f"│    config {empty}, code c0ffee",
+            "│    loss 0.5 and 1 more",
+            f"├─ policy: {short['sft']}",
+            "│  │    by run/sft (sft), seed 7, 12.3 s",
+            f"│  │    config {digest_of({'learning_rate': 1e-5})[:12]}, code c0ffee",
+            f"│  ├─ base: {short['base']}",
+            "│  │       made outside: no record",
+            f"│  └─ train: {short['data']}",
+            "│     │    by run/data (data), seed 7, 12.3 s",
+            f"│     │    config {digest_of(sources)[:12]}, code c0ffee",
+            "│     └─ source: rows.jsonl, 128 rows, sha256 555555555555",
+            f"├─ reference: {short['sft']}  (shown above)",
+            f"└─ train: {short['pairs']}",
+            "   │    by run/pairs (pairs), seed 7, 12.3 s",
+            f"   │    config {empty}, code c0ffee",
+            f"   └─ policy: {short['sft']}  (shown above)",
+        ]
+    )
+
+
+def test_the_downward_tree_tells_what_became_of_the_data(store, made):
+    node = Graph.of(store).down(made["data"])
+    assert [(child.role, child.reference) for child in node.children] == [("train", made["sft"])]
+    (sft,) = node.children
+    assert [(child.role, child.reference) for child in sft.children] == [
+        ("policy", made["pairs"]),
+        ("policy", made["dpo"]),
+        ("reference", made["dpo"]),
+    ]
+    assert "source:" not in text_tree(node)
+
+
+def test_an_unknown_artifact_is_a_tree_of_one_line(store, made):
+    graph, unknown = Graph.of(store), Reference("model", "0" * 64)
+    assert graph.up(unknown).children == graph.down(unknown).children == ()
+    assert "no record" in text_tree(graph.up(unknown))
+
+
+def test_the_json_view_is_plain_data_with_the_same_content(store, made):
+    data = json.loads(json.dumps(to_json(Graph.of(store).up(made["dpo"]))))
+    assert data["reference"] == str(made["dpo"])
+    assert data["made_by"][0]["metrics"] == {"loss": 0.5, "note": "good"}
+    assert [child["role"] for child in data["children"]] == ["policy", "reference", "train"]
+    assert [child["repeated"] for child in data["children"]] == [False, True, False]
+    rows = data["children"][0]["children"][1]["made_by"][0]["sources"]
+    assert rows == [{"path": "rows.jsonl", "sha256": "5" * 64, "rows": 128}]
+
+
+def test_the_mermaid_view_draws_every_artifact_and_stage_once(store, made):
+    chart = mermaid(Graph.of(store), [made["dpo"], made["pairs"]])
+    lines = chart.splitlines()
+    assert lines[0] == "flowchart TD"
+    assert len(lines) == len(set(lines))
+    for reference in made.values():
+        assert sum(reference.digest[:12] in line and "([" in line for line in lines) == 1
+    sft, dpo = f"a{made['sft'].digest[:16]}", f"s{digest_of('dpo')[:16]}"
+    assert f'    {sft} -->|"reference"| {dpo}' in lines
+    assert f"    {dpo} --> a{made['dpo'].digest[:16]}" in lines
+    assert any("rows.jsonl" in line for line in lines)
+
+
+def record(name: str, output: Reference, **inputs: Reference) -> Provenance:
+    return Provenance(key=digest_of(name), stage=name, label=name, output=output, inputs=inputs)
+
+
+def test_a_stage_that_returns_its_own_input_does_not_loop():
+    same = Reference("dataset", "1" * 64)
+    graph = Graph([record("select", same, rows=same)])
+    (child,) = graph.up(same).children
+    assert child.repeated
+    assert "shown above" in text_tree(graph.down(same))
+    assert mermaid(graph, [same]).count("select") == 1
+
+
+def test_two_stages_that_made_the_same_bytes_both_stand_in_the_tree():
+    same, one, other = (Reference("dataset", digit * 64) for digit in "123")
+    node = Graph([record("first", same, rows=one), record("second", same, rows=other)]).up(same)
+    assert {made.stage for made in node.made_by} == {"first", "second"}
+    assert {child.reference for child in node.children} == {one, other}
+
+
+def test_hundreds_of_rounds_are_one_tree():
+    chain = [Reference("model", f"{number:064x}") for number in range(300)]
+    graph = Graph(record(f"round-{n}", chain[n], policy=chain[n - 1]) for n in range(1, 300))
+    assert text_tree(graph.up(chain[-1])).count("by round-") == 299
+    assert to_json(graph.down(chain[0]))["children"][0]["reference"] == str(chain[1])
+
+
+def test_a_label_cannot_break_out_of_the_chart():
+    output = Reference("model", "1" * 64)
+    graph = Graph([record('a"]; click x "javascript:alert(1)"', output)])
+    assert 'click x "' not in mermaid(graph, [output])
+    assert "&quot;" in mermaid(graph, [output])
+
+
+def test_malformed_sources_are_left_out():
+    output = Reference("dataset", "1" * 64)
+    made = record("data", output).model_copy(update={"config": {"sources": ["a.jsonl", 3, {"rows": 2}, {"path": "b"}]}})
+    assert [source.path for source in Graph([made]).up(output).sources] == ["a.jsonl", "b"]

@@ -1,0 +1,90 @@
+"""How rows become packed micro-batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignment_core.recipes import TrainingConfig
+from alignment_core.training.batches import Row, TokenSequence, batch_of_step, cut, pack
+from alignment_core.training.schedule import learning_rate
+
+
+def row(number: int, length: int) -> Row:
+    return Row(number, (TokenSequence.of_prompt_and_completion([1] * (length // 2), [2] * (length - length // 2)),))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    ranks=st.integers(1, 4),
+    budget=st.integers(8, 64),
+)
+def test_a_cut_holds_every_row_once_and_gives_all_ranks_as_many_packs(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
+    rows = [row(number, length) for number, length in enumerate(lengths)]
+    parts = cut(rows, ranks, budget)
+    assert sorted(one.number for packs in parts for part in packs for one in part) == list(range(len(rows)))
+    assert len({len(packs) for packs in parts}) == 1
+    for packs in parts:
+        for part in packs:
+            assert sum(one.tokens for one in part) <= budget or len(part) == 1
+
+
+def test_a_pack_restarts_positions_and_points_at_the_predicting_tokens() -> None:
+    # prompt 5 6 + completion 7 8 | prompt 9 + completion 3
+    rows = [
+        Row(0, (TokenSequence.of_prompt_and_completion([5, 6], [7, 8]),)),
+        Row(1, (TokenSequence.of_prompt_and_completion([9], [3]),)),
+    ]
+    batch = pack(rows)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 3]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
+    assert batch.labels_K.tolist() == [7, 8, 3]
+    assert batch.predict_K.tolist() == [1, 2, 4]  # the token before each target
+    assert batch.sequence_K.tolist() == [0, 0, 1]
+    assert batch.last_S.tolist() == [3, 5]
+
+
+def test_an_empty_pack_still_has_a_token_for_the_collectives() -> None:
+    batch = pack([])
+    assert batch.input_ids.shape == (1, 1)
+    assert batch.sequences == 0
+
+
+def test_the_first_token_is_never_a_target() -> None:
+    assert TokenSequence.of_prompt_and_completion([], [4, 5]).targets.tolist() == [False, True]
+
+
+@given(rows=st.integers(1, 50), batch_size=st.integers(1, 20), seed=st.integers(0, 5))
+def test_an_epoch_takes_every_row_once(rows: int, batch_size: int, seed: int) -> None:
+    steps = -(-rows // batch_size)
+    for epoch in (0, 1):
+        taken = [n for s in range(steps) for n in batch_of_step(epoch * steps + s, rows, batch_size, seed)]
+        assert sorted(taken) == list(range(rows))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    first, second = batch_of_step(0, 50, 50, seed=1), batch_of_step(1, 50, 50, seed=1)
+    assert first != second
+    assert first != batch_of_step(0, 50, 50, seed=2)
+    assert first == batch_of_step(0, 50, 50, seed=1)
+
+
+def test_cosine_with_warm_up_and_floor_by_hand() -> None:
+    # 10 steps, 2 of warm-up: rates 1/3 and 2/3 of the peak, then from the peak down to a tenth of it
+    config = TrainingConfig(learning_rate=1.0, warmup_ratio=0.2, min_lr_ratio=0.1)
+    rates = [learning_rate(config, step, 10) for step in range(10)]
+    assert rates[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert rates[6] == pytest.approx(0.1 + 0.9 * 0.5)  # half-way through the 8 steps of decay
+    assert all(later < earlier for earlier, later in zip(rates[2:], rates[3:], strict=False))
+    assert min(rates[2:]) > 0.1
+
+
+@pytest.mark.parametrize(("kind", "middle"), [("linear", 0.5), ("constant", 1.0), ("cosine", 0.5)])
+def test_the_middle_of_a_schedule(kind: str, middle: float) -> None:
+    config = TrainingConfig(learning_rate=1.0, lr_scheduler_type=kind)  # type: ignore[arg-type]
+    assert learning_rate(config, 50, 100) == pytest.approx(middle)
+    assert np.isclose(learning_rate(config, 0, 100), 1.0)
