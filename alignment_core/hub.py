@@ -18,7 +18,7 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
     files whose names are near, because a mistyped path is taken for a Hub name.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     wanted = revision or "main"
     if _COMMIT.fullmatch(wanted):
@@ -31,9 +31,10 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
         raise UserError(f"{name}: this Hub {kind} has no revision {wanted!r}") from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"{name}: neither a file or folder here{hint} nor a {kind} on the Hub that you may see (private or gated ones ask for HF_TOKEN)"
+            f"{name}: neither a file or folder here{hint} nor a {kind} on the Hub that you may see "
+            "(a private or gated one asks for HF_TOKEN)"
         ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # the client's transport errors have no common base of their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{name}: no such file or folder here{hint}, and the Hub cannot be asked for a {kind} of this name ({reason}); "

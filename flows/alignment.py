@@ -5,12 +5,12 @@ Every deployment is a flow of this name; the functions differ only in the recipe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from alignment_core.errors import UserError
 from alignment_core.recipes import (
     BaseRecipe,
     DpoRecipe,
@@ -23,26 +23,23 @@ from alignment_core.recipes import (
     parse_recipe,
 )
 from flows import dpo, iterative_dpo, reward_model, sft
-from flows.runs import project_file, run_recipe
+from flows.runs import Outputs, project_file, run_recipe
 
-COMPOSITIONS = {
+COMPOSITIONS: dict[str, Callable[[Any], Outputs]] = {
     "sft": sft.sft,
     "reward-model": reward_model.reward_model,
     "dpo": dpo.dpo,
     "iterative-dpo": iterative_dpo.iterative_dpo,
 }
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
-runner = ThreadPoolTaskRunner(max_workers=64)
+runner: Any = ThreadPoolTaskRunner(max_workers=64)
 alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name="{recipe.name}", validate_parameters=True)
 
 
 def _run(recipe: BaseRecipe, overrides: list[str]) -> dict[str, Any]:
     if overrides:
         recipe = parse_recipe(apply_overrides(recipe.model_dump(mode="json"), overrides))
-    compose = COMPOSITIONS.get(recipe.method)  # type: ignore[attr-defined]
-    if compose is None:
-        raise UserError(f"there is no flow for method {recipe.method!r}")  # type: ignore[attr-defined]
-    return run_recipe(recipe, compose)
+    return run_recipe(recipe, COMPOSITIONS[recipe.method])
 
 
 def _shipped(name: str) -> Any:
@@ -50,7 +47,7 @@ def _shipped(name: str) -> Any:
 
 
 @alignment_flow
-def alignment(recipe: Recipe, overrides: list[str] = []) -> dict[str, Any]:  # noqa: B006
+def alignment(recipe: Recipe, overrides: list[str] = []) -> dict[str, Any]:
     """Run any recipe; `overrides` are `path=value`, as with `align run --set`."""
     return _run(recipe, overrides)
 
@@ -58,7 +55,7 @@ def alignment(recipe: Recipe, overrides: list[str] = []) -> dict[str, Any]:  # n
 @alignment_flow
 def deployed_quickstart(
     recipe: IterativeDpoRecipe = _shipped("quickstart"), overrides: list[str] = []
-) -> dict[str, Any]:  # noqa: B006
+) -> dict[str, Any]:
     """SFT → reward model → two rounds of DPO with a small model on built-in tasks."""
     return _run(recipe, overrides)
 
@@ -66,14 +63,14 @@ def deployed_quickstart(
 @alignment_flow
 def deployed_iterative_dpo(
     recipe: IterativeDpoRecipe = _shipped("iterative-dpo"),
-    overrides: list[str] = [],  # noqa: B006
+    overrides: list[str] = [],
 ) -> dict[str, Any]:
     """SFT → reward model → rounds of DPO → evaluation → promotion."""
     return _run(recipe, overrides)
 
 
 @alignment_flow
-def deployed_sft(recipe: SftRecipe = _shipped("sft"), overrides: list[str] = []) -> dict[str, Any]:  # noqa: B006
+def deployed_sft(recipe: SftRecipe = _shipped("sft"), overrides: list[str] = []) -> dict[str, Any]:
     """Supervised fine-tuning."""
     return _run(recipe, overrides)
 
@@ -81,13 +78,13 @@ def deployed_sft(recipe: SftRecipe = _shipped("sft"), overrides: list[str] = [])
 @alignment_flow
 def deployed_reward_model(
     recipe: RewardModelRecipe = _shipped("reward-model"),
-    overrides: list[str] = [],  # noqa: B006
+    overrides: list[str] = [],
 ) -> dict[str, Any]:
     """A reward model from preference pairs."""
     return _run(recipe, overrides)
 
 
 @alignment_flow
-def deployed_dpo(recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = []) -> dict[str, Any]:  # noqa: B006
+def deployed_dpo(recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = []) -> dict[str, Any]:
     """DPO on given pairs."""
     return _run(recipe, overrides)

@@ -30,7 +30,7 @@ out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highli
 @app.command()
 def run(
     recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
-    overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],  # noqa: B006
+    overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

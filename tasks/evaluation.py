@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
 
 from alignment_core.artifacts import Reference
 from alignment_core.evaluation.gates import refusals
@@ -30,7 +31,7 @@ def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: s
     return submit(report_task, label, config, evaluations)
 
 
-@task(name="promote", cache_policy=None, persist_result=False, tags=["evaluation"])
+@task(name="promote", cache_policy=NO_CACHE, persist_result=False, tags=["evaluation"])
 def promote(
     section: PromotionConfig, policy: Reference, metrics: dict[str, float], baseline: dict[str, float]
 ) -> dict[str, Any]:

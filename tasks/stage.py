@@ -115,7 +115,6 @@ def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
     body.__name__ = stage
     body.__doc__ = f"Run the stage `{stage}`, unless its artifact is in the store."
     return task(
-        body,
         name=stage.replace("_", "-"),
         tags=list(tags),
         cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
@@ -123,7 +122,7 @@ def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
         result_serializer="json",
         retry_condition_fn=_may_retry,
         retry_delay_seconds=_delays,
-    )
+    )(body)
 
 
 def submit(

@@ -103,6 +103,6 @@ def _gpus() -> int:
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
     try:
-        return len([name for name in os.listdir("/proc/driver/nvidia/gpus")])
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
     except FileNotFoundError:
         return 0

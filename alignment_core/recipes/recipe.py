@@ -17,6 +17,8 @@ from alignment_core.recipes.training import DpoConfig, RewardModelConfig, SftCon
 class BaseRecipe(Config):
     """What every recipe holds."""
 
+    method: str
+    """What to run."""
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Name of the run in tables, logs and the Prefect UI."""
     seed: int = Field(0, ge=0, lt=2**31)

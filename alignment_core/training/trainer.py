@@ -255,7 +255,7 @@ class Trainer:
         target = Path(directory) / f"step-{self.step:08d}"
         self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
         if self.rank == 0:
-            np.savez(target / REFERENCE_FILE, **self.reference)
+            np.savez(target / REFERENCE_FILE, allow_pickle=False, **self.reference)
         torch.distributed.barrier()
         if self.rank == 0:
             _sync_tree(target)

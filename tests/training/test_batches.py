@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,7 +81,7 @@ def test_cosine_with_warm_up_and_floor_by_hand() -> None:
     rates = [learning_rate(config, step, 10) for step in range(10)]
     assert rates[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert rates[6] == pytest.approx(0.1 + 0.9 * 0.5)  # half-way through the 8 steps of decay
-    assert all(later < earlier for earlier, later in zip(rates[2:], rates[3:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[2:]))
     assert min(rates[2:]) > 0.1
 
 
