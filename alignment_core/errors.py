@@ -39,6 +39,10 @@ class DeadlineExceeded(InfrastructureError):
     """A wait took longer than its deadline. The message says which wait."""
 
 
+class Stopped(AlignmentError):
+    """The run was ended on purpose: cancelled, interrupted, or another stage failed."""
+
+
 class NumericError(AlignmentError):
     """The mathematics went wrong: a loss or gradient that is not finite, log-probabilities that disagree."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ app.add_typer(tags_app, name="tags")
 
 StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store; default $ALIGN_HOME/store.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -223,6 +224,12 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
         yield
     except AlignmentError as error:
         _fail(str(error), error.exit_code, as_json)
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if os.environ.get("ALIGN_DEBUG"):
+            raise
+        _fail(f"{type(error).__name__}: {error} (ALIGN_DEBUG=1 shows where)", 1, as_json)
     except KeyboardInterrupt:
         _fail("interrupted; run the same command again to go on", 130, as_json)
 

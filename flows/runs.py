@@ -57,10 +57,11 @@ def run_recipe(recipe: BaseRecipe, compose: Callable[[Any], Outputs]) -> dict[st
     with _open_run(recipe) as run:
         try:
             outputs = compose(recipe)
-        finally:
-            failure = _wait(run)
-        if failure is not None:
-            raise failure
+            for step in run.steps:
+                step.result()
+        except BaseException as error:
+            run.host.close()  # first: it wakes the stages that wait for an answer
+            raise _cause(run, error) from None
         return _outcome(recipe, run, outputs).model_dump(mode="json")
 
 
@@ -86,15 +87,11 @@ def _open_run(recipe: BaseRecipe) -> Iterator[Run]:
             CURRENT.reset(token)
 
 
-def _wait(run: Run) -> BaseException | None:
-    """Wait for every stage, in order; the first real failure, not those that merely lacked its output."""
-    failure: BaseException | None = None
-    for step in run.steps:
-        try:
-            step.result()
-        except Exception as error:
-            failure = failure or error
-    return failure
+def _cause(run: Run, error: BaseException) -> BaseException:
+    """The failure that started it all: a stage whose input failed reports only that it could not begin."""
+    if not isinstance(error, Exception):
+        return error  # Ctrl-C, cancellation
+    return next((failure for step in run.steps if (failure := step.failure()) is not None), error)
 
 
 def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs) -> Outcome:

@@ -73,6 +73,17 @@ class Step:
             self.run.listener.finished(result)
         return result
 
+    def failure(self) -> Exception | None:
+        """The error with which the stage itself failed, if it did."""
+        state = self.future.state
+        if not (state.is_failed() or state.is_crashed()):
+            return None
+        try:
+            state.result()
+        except Exception as error:
+            return error
+        return None
+
 
 Input = Step | Reference
 

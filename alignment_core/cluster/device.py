@@ -93,8 +93,14 @@ class Device:
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
                 "tensor_parallel_size": resources.tensor_parallel_size,
             }
-        # Blocks of 32: the default of 128 never caches a short prompt.
-        return {"enforce_eager": True, "kv_cache_memory_bytes": resources.kv_cache_mib * MIB, "block_size": 32}
+        # Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM
+        # then rewinds the random generator, which a CPU generator cannot do.
+        return {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": resources.kv_cache_mib * MIB,
+            "block_size": 32,
+            "enable_chunked_prefill": False,
+        }
 
 
 def _gpus() -> int:

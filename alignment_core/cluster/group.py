@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,7 +117,8 @@ class ActorGroup:
             cause = error.cause
             if isinstance(cause, AlignmentError):
                 raise cause from error
-            raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}\n{error}") from error
+            print(error, file=sys.stderr)  # the actor's own traceback; the message stays one line
+            raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:
             self.broken = True
             raise InfrastructureError(f"{self.name}: an actor died during `{what}`: {error}") from error

@@ -13,7 +13,8 @@ from alignment_core.canonical import derive_seed
 from alignment_core.data.formats import Purpose
 from alignment_core.errors import UserError
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOWELS = "aeiou"
+CONSONANTS = "bdklmnprst"
 DIGITS = "0123456789"
 DEFAULT_ROWS = 1000
 SPLITS = ("train", "test")
@@ -30,32 +31,42 @@ class Problem:
     """Characters that a plausible wrong answer is made of."""
 
 
-def _word(random: Random, alphabet: str, shortest: int, longest: int) -> str:
-    return "".join(random.choice(alphabet) for _ in range(random.randint(shortest, longest)))
+def _digits(random: Random) -> str:
+    return "".join(random.choice(DIGITS) for _ in range(4))
 
 
 def _reverse(random: Random) -> Problem:
-    word = _word(random, LETTERS, 3, 6)
-    return Problem(f"reverse: {word}\n", word[::-1], LETTERS)
+    word = "".join(random.choice(CONSONANTS) + random.choice(VOWELS) for _ in range(2))
+    return Problem(f"reverse: {word}\n", word[::-1], VOWELS + CONSONANTS)
+
+
+def _first(random: Random) -> Problem:
+    digits = _digits(random)
+    return Problem(f"first: {digits}\n", digits[0] * 4, DIGITS)
+
+
+def _last(random: Random) -> Problem:
+    digits = _digits(random)
+    return Problem(f"last: {digits}\n", digits[-1] * 4, DIGITS)
 
 
 def _sort(random: Random) -> Problem:
-    alphabet = random.choice((LETTERS, DIGITS))
-    word = _word(random, alphabet, 3, 6)
-    return Problem(f"sort: {word}\n", "".join(sorted(word)), alphabet)
-
-
-def _repeat(random: Random) -> Problem:
-    digits = _word(random, DIGITS, 5, 5)
-    return Problem(f"repeat: {digits}\n", digits[0] * 5, DIGITS)
+    digits = _digits(random)
+    return Problem(f"sort: {digits}\n", "".join(sorted(digits)), DIGITS)
 
 
 def _max(random: Random) -> Problem:
-    numbers = [random.randint(0, 99) for _ in range(random.randint(3, 5))]
+    numbers = [random.randint(10, 99) for _ in range(3)]
     return Problem(f"max: {' '.join(map(str, numbers))}\n", str(max(numbers)), DIGITS)
 
 
-TASKS: dict[str, Callable[[Random], Problem]] = {"reverse": _reverse, "sort": _sort, "repeat": _repeat, "max": _max}
+TASKS: dict[str, Callable[[Random], Problem]] = {
+    "reverse": _reverse,
+    "first": _first,
+    "last": _last,
+    "sort": _sort,
+    "max": _max,
+}
 """How to make one problem of each task; a maker draws only from the generator that it is given."""
 MIXED = "mixed"
 
@@ -128,34 +139,54 @@ def verify(task: str, prompt: str, completion: str, label: str | None) -> float:
 # What can be wrong with an answer. Each takes (answer, alphabet, random) and may, by chance, change nothing.
 
 
-def _replace(answer: str, alphabet: str, random: Random) -> str:
+def _replace_one(answer: str, alphabet: str, random: Random) -> str:
     place = random.randrange(len(answer))
     return answer[:place] + random.choice(alphabet) + answer[place + 1 :]
 
 
+def _replace_many(answer: str, alphabet: str, random: Random) -> str:
+    share = random.choice((0.4, 0.7, 1.0))
+    return "".join(random.choice(alphabet) if random.random() < share else letter for letter in answer)
+
+
 def _swap(answer: str, alphabet: str, random: Random) -> str:
-    if len(answer) < 2:
-        return answer
-    place = random.randrange(len(answer) - 1)
-    return answer[:place] + answer[place + 1] + answer[place] + answer[place + 2 :]
+    letters = list(answer)
+    one, other = random.randrange(len(letters)), random.randrange(len(letters))
+    letters[one], letters[other] = letters[other], letters[one]
+    return "".join(letters)
 
 
-def _truncate(answer: str, alphabet: str, random: Random) -> str:
+def _omit(answer: str, alphabet: str, random: Random) -> str:
+    place = random.randrange(len(answer))
+    return answer[:place] + answer[place + 1 :]
+
+
+def _insert(answer: str, alphabet: str, random: Random) -> str:
+    place = random.randrange(len(answer) + 1)
+    return answer[:place] + random.choice(alphabet) + answer[place:]
+
+
+def _cut_off(answer: str, alphabet: str, random: Random) -> str:
     return answer[: random.randrange(1, len(answer))] if len(answer) > 1 else answer
 
 
-def _extend(answer: str, alphabet: str, random: Random) -> str:
-    return answer + _word(random, alphabet, 1, 2)
-
-
-CORRUPTIONS: tuple[Callable[[str, str, Random], str], ...] = (_replace, _swap, _truncate, _extend)
+CORRUPTIONS: dict[Callable[[str, str, Random], str], float] = {
+    _replace_one: 0.35,
+    _replace_many: 0.30,
+    _swap: 0.15,
+    _omit: 0.07,
+    _insert: 0.07,
+    _cut_off: 0.06,
+}
+"""How often each mistake is made: these are the mistakes that a half-trained model makes, too."""
 
 
 def corrupt(problem: Problem, random: Random) -> str:
     """A plausible wrong answer: never the right one, never empty."""
     while True:
-        wrong = random.choice(CORRUPTIONS)(problem.answer, problem.alphabet, random)
-        if wrong != problem.answer:
+        (mistake,) = random.choices(list(CORRUPTIONS), weights=list(CORRUPTIONS.values()))
+        wrong = mistake(problem.answer, problem.alphabet, random)
+        if wrong and wrong != problem.answer:
             return wrong
 
 

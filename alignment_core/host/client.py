@@ -18,7 +18,7 @@ from typing import Any
 
 from alignment_core.artifacts import align_home
 from alignment_core.cluster.device import Device
-from alignment_core.errors import DeadlineExceeded, InfrastructureError
+from alignment_core.errors import DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
@@ -36,6 +36,7 @@ class Host:
         self.store, self.resources, self.log, self.run_ids = store, resources, log, run_ids or {}
         self._starting = threading.Lock()
         self._session: _Session | None = None
+        self._closed = False
 
     def run(self, call: StageCall, on_progress: OnProgress = lambda _: None) -> StageResult:
         """Execute a call and wait for it.
@@ -50,9 +51,11 @@ class Host:
                 try:
                     message = answers.get(timeout=max(0.0, deadline - time.monotonic()))
                 except queue.Empty:
-                    self.close()
+                    self._end_session()
                     seconds = self.resources.stage_timeout_seconds
                     raise DeadlineExceeded(f"{call.label} took longer than its {seconds:g} seconds") from None
+                if self._closed:
+                    raise Stopped(f"{call.label}: the run was stopped")
                 if message["event"] == "progress":
                     on_progress(message)
                 elif message["event"] == "done":
@@ -64,6 +67,8 @@ class Host:
 
     def _ready(self) -> _Session:
         with self._starting:
+            if self._closed:
+                raise Stopped("the run was stopped")
             if self._session is None or self._session.over.is_set():
                 if self._session is not None:
                     self._session.close()
@@ -71,7 +76,11 @@ class Host:
             return self._session
 
     def close(self) -> None:
-        """End the host and every process below it."""
+        """End the host and every process below it, for good."""
+        self._closed = True
+        self._end_session()
+
+    def _end_session(self) -> None:
         with self._starting:
             session, self._session = self._session, None
         if session is not None:

@@ -36,8 +36,17 @@ class Server:
 
     def serve(self) -> None:
         """Until the flow closes the channel."""
+        self.machines.connect()
+        threading.Thread(target=self._warm_up, daemon=True).start()
+        _import_for_all_threads()
         for message in self.channel.messages():
             threading.Thread(target=self._execute, args=(message,), daemon=True).start()
+
+    def _warm_up(self) -> None:
+        try:
+            self.machines.warm_up()
+        except Exception:
+            traceback.print_exc()  # the stage that needs the trainers tries again and says what is wrong
 
     def _execute(self, message: dict[str, Any]) -> None:
         number = message["id"]
@@ -69,6 +78,12 @@ class Server:
             )
 
         return report
+
+
+def _import_for_all_threads() -> None:
+    """Two threads that import transformers at once find it half made (it loads its names lazily)."""
+    import pyarrow.parquet  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
 
 def main() -> None:

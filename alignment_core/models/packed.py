@@ -1,4 +1,4 @@
-"""A model seen through a packed micro-batch: what goes in is one line of tokens, what comes out is what a loss needs."""
+"""A model seen through a packed micro-batch: lines of tokens go in, what a loss needs comes out."""
 
 from __future__ import annotations
 
@@ -19,25 +19,36 @@ class PackedModel(nn.Module):
     """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities or [S] scores.
 
     There is no attention mask: position ids that restart make ``transformers`` keep packed sequences apart. Only the
-    positions that predict a target reach the vocabulary projection.
+    places that predict a target reach the vocabulary projection, whatever else the model does to its logits.
     """
 
     def __init__(self, model: Any, head: Head) -> None:
         super().__init__()
         self.model = model
         self.head = head
+        self._chosen: Tensor | None = None
+        if head == "lm":
+            model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def _choose(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """[L, W, H] hidden states → [1, K, H], those of the chosen places."""
+        if self._chosen is None:
+            return None
+        return (arguments[0].flatten(0, 1)[self._chosen][None],)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, predict_K: Tensor, labels_K: Tensor, last_S: Tensor
     ) -> Tensor:
         if self.head == "lm":
-            outputs = self.model(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=predict_K
-            )
-            return token_logps(outputs.logits[0], labels_K)
+            self._chosen = predict_K
+            try:
+                logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+            finally:
+                self._chosen = None
+            return token_logps(logits[0], labels_K)
         backbone = self.model.base_model
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        return self.model.score(hidden[0, last_S])[:, 0]
+        return self.model.score(hidden.flatten(0, 1)[last_S])[:, 0]
 
 
 def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:

@@ -42,5 +42,3 @@ class ResourcesConfig(Config):
     """Deadline of one wait for an actor or engine."""
     stage_retries: int = Field(2, ge=0)
     """Retries of a stage after an infrastructure failure."""
-    max_concurrent_stages: int = Field(2, ge=1)
-    """Stages that may run at the same time when they need different devices."""

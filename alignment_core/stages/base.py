@@ -90,7 +90,11 @@ def load_stage(name: str) -> Stage[Any]:
 
 
 class Machines(Protocol):
-    """The actors that stages of one run share; see :mod:`alignment_core.stages.machines`."""
+    """What the stages of one run share; see :mod:`alignment_core.stages.machines`."""
+
+    @contextmanager
+    def processor(self) -> Iterator[None]:
+        """The host process's own Python, for a stage that keeps it busy."""
 
     @contextmanager
     def trainers(self) -> Iterator[ActorGroup]:

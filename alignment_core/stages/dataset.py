@@ -34,15 +34,16 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         context.inputs["tokenizer"], trust_remote_code=config.trust_remote_code
     )
-    built = build(
-        config.data,
-        config.sources,
-        tokenizer,
-        config.purpose,
-        context.seed,
-        lambda done, total: context.report(done, total, "rows"),
-    )
-    write(built, context.output)
+    with context.machines.processor():
+        built = build(
+            config.data,
+            config.sources,
+            tokenizer,
+            config.purpose,
+            context.seed,
+            lambda done, total: context.report(done, total, "rows"),
+        )
+        write(built, context.output)
     rows = built.statistics["rows"]
     return {"train_rows": rows["train"], "test_rows": rows["test"], "dropped": built.statistics["dropped"]}
 

@@ -26,7 +26,7 @@ class WarmMachines:
         self.resources = resources
         self.temporary = temporary
         self.device = Device.detect(resources.device)
-        self._starting = threading.Lock()
+        self._starting, self._processor_lock = threading.Lock(), threading.Lock()
         self._trainers_lock, self._engines_lock = threading.Lock(), threading.Lock()
         self._trainers: ActorGroup | None = None
         self._engines: ActorGroup | None = None
@@ -37,9 +37,13 @@ class WarmMachines:
         return self.resources.wait_timeout_seconds
 
     def _group(self, role: Any, size: int, environment: dict[str, str]) -> ActorGroup:
-        with self._starting:
-            ray = ray_cluster.connect(self.temporary)
-        return ActorGroup(ray, f"{role}s", size, self.device.actor_options(role, self.resources), environment)
+        return ActorGroup(self.connect(), f"{role}s", size, self.device.actor_options(role, self.resources), environment)
+
+    @contextmanager
+    def processor(self) -> Iterator[None]:
+        """The host process's own Python: two busy stages at once would only slow the first one down."""
+        with self._processor_lock:
+            yield
 
     @contextmanager
     def trainers(self) -> Iterator[ActorGroup]:
@@ -55,6 +59,18 @@ class WarmMachines:
                 group.kill()  # peers may hang in a collective
                 self._trainers = None
                 raise
+
+    def connect(self) -> Any:
+        """Connect to Ray, or start it. Call it first from the main thread, while no other thread runs: Ray forks, and a
+        fork beside a thread that holds a lock (imports do) may hang."""
+        with self._starting:
+            return ray_cluster.connect(self.temporary)
+
+    def warm_up(self) -> None:
+        """Start the trainers before a stage asks for them: nearly every run needs them, and it takes seconds."""
+        with self._trainers_lock:
+            if self._trainers is None:
+                self._trainers = self._start_trainers()
 
     def _start_trainers(self) -> ActorGroup:
         world = self.device.trainers(self.resources)

@@ -1,8 +1,8 @@
 """Rows → packed micro-batches: which rows a step takes, how they are cut over ranks, and the tensors of one cut.
 
-A row is one sequence (SFT) or two (a pair). Several rows are packed end to end into one line of tokens whose position
-ids restart with each sequence; ``transformers`` derives the block-diagonal attention from that. How a batch is cut
-never changes the result, because every loss is divided by a count over the whole batch (``Method.normaliser``).
+A row is one sequence (SFT) or two (a pair). Sequences are laid end to end into lines of tokens whose position ids
+restart with each sequence; ``transformers`` derives the block-diagonal attention from that. How a batch is cut never
+changes the result, because every loss is divided by a count over the whole batch (``Method.normaliser``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from alignment_core.canonical import derive_seed
 
 if TYPE_CHECKING:
     import torch
+
+LINE_TOKENS = 128
+"""Least width of a line. Attention costs width² per line, so that short sequences want short lines; a longer sequence
+makes all lines of its pack as long."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,15 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows packed into one line of T tokens with K targets in S sequences."""
+    """Rows packed into L lines of W tokens, with K targets in S sequences. Places count through the lines, 0..L·W-1."""
 
     rows: tuple[Row, ...]
-    input_ids: torch.Tensor  # [1, T]
-    position_ids: torch.Tensor  # [1, T], restarting at 0 with each sequence
-    predict_K: torch.Tensor  # [K], position whose output predicts the target
+    input_ids: torch.Tensor  # [L, W]
+    position_ids: torch.Tensor  # [L, W], restarting at 0 with each sequence; 0 for every token that fills a line
+    predict_K: torch.Tensor  # [K], place whose output predicts the target
     labels_K: torch.Tensor  # [K], the target's token id
     sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
-    last_S: torch.Tensor  # [S], position of each sequence's last token
+    last_S: torch.Tensor  # [S], place of each sequence's last token
 
     @property
     def sequences(self) -> int:
@@ -106,26 +110,46 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int) -> list[list[list[Row]]]:
 
 
 def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
-    """Lay ``rows`` end to end. An empty pack becomes one token without targets, so that a collective still runs."""
+    """Lay the sequences of ``rows`` into lines. An empty pack is one token, so that its rank joins the collectives."""
     import torch
 
     sequences = [sequence for row in rows for sequence in row.sequences]
-    ids = np.concatenate([s.ids for s in sequences]) if sequences else np.zeros(1, np.int64)
-    lengths = [len(s.ids) for s in sequences] or [1]
-    positions = np.concatenate([np.arange(n) for n in lengths])
-    targets = np.concatenate([s.targets for s in sequences]) if sequences else np.zeros(1, bool)
-    number = np.repeat(np.arange(len(lengths)), lengths)
-    at = np.flatnonzero(targets)
+    width = max([LINE_TOKENS, *(len(s.ids) for s in sequences)]) if sequences else 1
+    starts, lines = _places([len(s.ids) for s in sequences], width)
+    ids, positions = np.zeros(lines * width, np.int64), np.zeros(lines * width, np.int64)
+    predict, labels, number = [], [], []
+    for index, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
+        end = start + len(sequence.ids)
+        ids[start:end] = sequence.ids
+        positions[start:end] = np.arange(end - start)
+        at = np.flatnonzero(sequence.targets)
+        predict.append(start + at - 1)
+        labels.append(sequence.ids[at])
+        number.append(np.full(len(at), index))
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+    def tensor(parts: Seq[np.ndarray]) -> torch.Tensor:
+        joined = np.concatenate(parts) if parts else np.zeros(0)
+        return torch.from_numpy(joined.astype(np.int64)).to(device)
 
     return MicroBatch(
         rows=tuple(rows),
-        input_ids=tensor(ids)[None],
-        position_ids=tensor(positions)[None],
-        predict_K=tensor(at - 1),
-        labels_K=tensor(ids[at]),
-        sequence_K=tensor(number[at]),
-        last_S=tensor(np.cumsum(lengths) - 1) if sequences else tensor(np.zeros(0)),
+        input_ids=tensor([ids]).view(lines, width),
+        position_ids=tensor([positions]).view(lines, width),
+        predict_K=tensor(predict),
+        labels_K=tensor(labels),
+        sequence_K=tensor(number),
+        last_S=tensor([np.array([start + len(s.ids) - 1]) for s, start in zip(sequences, starts, strict=True)]),
     )
+
+
+def _places(lengths: Seq[int], width: int) -> tuple[list[int], int]:
+    """First fit, longest first: the place at which each sequence starts, and the number of lines."""
+    starts = [0] * len(lengths)
+    used: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        line = next((n for n, taken in enumerate(used) if taken + lengths[index] <= width), len(used))
+        if line == len(used):
+            used.append(0)
+        starts[index] = line * width + used[line]
+        used[line] += lengths[index]
+    return starts, max(1, len(used))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignment_core.recipes import TrainingConfig
-from alignment_core.training.batches import Row, TokenSequence, batch_of_step, cut, pack
+from alignment_core.training.batches import LINE_TOKENS, Row, TokenSequence, batch_of_step, cut, pack
 from alignment_core.training.schedule import learning_rate
 
 
@@ -36,18 +36,33 @@ def test_a_cut_holds_every_row_once_and_gives_all_ranks_as_many_packs(
 
 
 def test_a_pack_restarts_positions_and_points_at_the_predicting_tokens() -> None:
-    # prompt 5 6 + completion 7 8 | prompt 9 + completion 3
+    # prompt 9 + completion 3 | prompt 5 6 + completion 7 8; the longer sequence is laid first, both in one line
     rows = [
-        Row(0, (TokenSequence.of_prompt_and_completion([5, 6], [7, 8]),)),
-        Row(1, (TokenSequence.of_prompt_and_completion([9], [3]),)),
+        Row(0, (TokenSequence.of_prompt_and_completion([9], [3]),)),
+        Row(1, (TokenSequence.of_prompt_and_completion([5, 6], [7, 8]),)),
     ]
     batch = pack(rows)
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 3]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
-    assert batch.labels_K.tolist() == [7, 8, 3]
-    assert batch.predict_K.tolist() == [1, 2, 4]  # the token before each target
-    assert batch.sequence_K.tolist() == [0, 0, 1]
-    assert batch.last_S.tolist() == [3, 5]
+    assert batch.input_ids.shape == (1, LINE_TOKENS)
+    assert batch.input_ids[0, :7].tolist() == [5, 6, 7, 8, 9, 3, 0]
+    assert batch.position_ids[0, :7].tolist() == [0, 1, 2, 3, 0, 1, 0]
+    assert batch.labels_K.tolist() == [3, 7, 8]
+    assert batch.predict_K.tolist() == [4, 1, 2]  # the token before each target
+    assert batch.sequence_K.tolist() == [0, 1, 1]
+    assert batch.last_S.tolist() == [5, 3]
+
+
+@given(lengths=st.lists(st.integers(2, 300), min_size=1, max_size=40))
+def test_lines_hold_every_sequence_whole(lengths: list[int]) -> None:
+    rows = [row(number, length) for number, length in enumerate(lengths)]
+    batch = pack(rows)
+    lines, width = batch.input_ids.shape
+    assert width == max(LINE_TOKENS, *lengths)
+    assert lines * width <= 2 * sum(lengths) + width  # first fit leaves at most every other line half empty
+    flat = batch.position_ids.flatten()
+    for one, last in zip(rows, batch.last_S.tolist(), strict=True):
+        first = last - one.tokens + 1
+        assert first // width == last // width
+        assert flat[first : last + 1].tolist() == list(range(one.tokens))
 
 
 def test_an_empty_pack_still_has_a_token_for_the_collectives() -> None:
