@@ -126,7 +126,11 @@ def reference_of(value: Input) -> Reference:
 
 
 def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any], outputs: list[Reference]) -> None:
-    """The run's tables and its lineage graph, shown by the Prefect UI."""
+    """The run's tables and its lineage graph, shown by the Prefect UI on the run's page.
+
+    They have no key: for artifacts with one the server emits an event while its SQLite transaction is open, and has
+    been seen to block itself for a minute that way.
+    """
     table = [
         {
             "stage": s.label,
@@ -137,18 +141,16 @@ def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any
         }
         for s in stages
     ]
-    create_table_artifact(table=table, key="stages", description="Stages of this run")
+    create_table_artifact(table=table, description="Stages of this run")
     policies = metrics.get("policies", {})
     if policies:
         rows = [
             {"policy": name, **{column: cell(values, column) for column in ("accuracy", "reward", "win_rate", "kl")}}
             for name, values in policies.items()
         ]
-        create_table_artifact(table=rows, key="results", description="Policies on the held-out prompts")
+        create_table_artifact(table=rows, description="Policies on the held-out prompts")
     graph = mermaid(Graph.of(run.store), outputs)
-    create_markdown_artifact(
-        markdown=f"```mermaid\n{graph}\n```\n", key="lineage", description="Where the outputs come from"
-    )
+    create_markdown_artifact(markdown=f"```mermaid\n{graph}\n```\n", description="Where the outputs come from")
 
 
 def project_file(*parts: str) -> Path:
