@@ -150,7 +150,7 @@ def artifacts_verify(
         _print_json({"verified": len(chosen), "problems": problems})
     else:
         for one, found in problems.items():
-            out.print(f"{one}\n  " + "\n  ".join(found))
+            out.print(f"{one}\n  " + "\n  ".join(found), markup=False)
         out.print(f"{len(chosen)} verified, {len(problems)} damaged")
     if problems:
         raise typer.Exit(1)
@@ -187,7 +187,8 @@ def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = Fal
     if as_json:
         return _print_json({"tag": name, "history": [move.model_dump(mode="json") for move in moves]})
     return out.print(
-        "\n".join(f"{move.number}  {move.at}  {move.to}  {move.reason}" for move in moves) or "no moves yet"
+        "\n".join(f"{move.number}  {move.at}  {move.to}  {move.reason}" for move in moves) or "no moves yet",
+        markup=False,
     )
 
 
@@ -230,7 +231,9 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
         if os.environ.get("ALIGN_DEBUG"):
             raise
         _fail(f"{type(error).__name__}: {error} (ALIGN_DEBUG=1 shows where)", 1, as_json)
-    except KeyboardInterrupt:
+    except SystemExit as end:
+        if end.code != 130:  # typer's answer to Ctrl-C
+            raise
         _fail("interrupted; run the same command again to go on", 130, as_json)
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ def load_verifier(name: str) -> Verifier:
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         found = getattr(module, function)
-    except (ImportError, FileNotFoundError, AttributeError, SyntaxError) as error:
-        raise UserError(f"evaluation.verifier: {name!r} cannot be loaded: {error}") from None
+    except Exception as error:  # the user's code runs here
+        raise UserError(f"evaluation.verifier: {name!r} cannot be loaded: {type(error).__name__}: {error}") from None
     if not callable(found):
         raise UserError(f"evaluation.verifier: {name!r} is no function")
     return found
@@ -40,18 +41,22 @@ def verifier_digest(name: str) -> str | None:
     """SHA-256 of the source of a user's verifier, for stage keys; none for the built-in ones."""
     if name == TASK:
         return None
-    source = inspect.getsourcefile(inspect.unwrap(load_verifier(name)))
+    try:
+        source = inspect.getsourcefile(inspect.unwrap(load_verifier(name)))
+    except TypeError:
+        raise UserError(
+            f"evaluation.verifier: {name!r} has no Python source; name a function written in Python"
+        ) from None
     return hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()
 
 
 def verify(name: str, row: dict[str, Any]) -> float:
     """Score one row of rollouts. Raises DataError if the verifier fails or answers with no number in [0, 1]."""
-    if name == TASK:
-        if row["task"] is None:
-            raise DataError(f"{row['source']}: no built-in task, so `verifier: task` cannot score it; name a function")
-        return tasks.verify(row["task"], row["prompt_text"], row["completion_text"], row["label"])
+    if name == TASK and row["task"] is None:
+        raise DataError(f"{row['source']}: no built-in task, so `verifier: task` cannot score it; name a function")
     try:
-        score = float(load_verifier(name)(row["prompt_text"], row["completion_text"], row["label"]))
+        verifier = partial(tasks.verify, row["task"]) if name == TASK else load_verifier(name)
+        score = float(verifier(row["prompt_text"], row["completion_text"], row["label"]))
     except UserError:
         raise
     except Exception as error:

@@ -24,7 +24,7 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
 
 OnProgress = Callable[[dict[str, Any]], None]
-LONGEST_SOCKET_FOLDER = 40  # Ray's socket paths below it must stay under the kernel's 107 bytes
+LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
 
 
 class Host:

@@ -94,13 +94,17 @@ def main() -> None:
     channel = Channel(socket(fileno=int(os.environ["ALIGN_HOST_FDS"])))
     store, resources, temporary = sys.argv[1:4]
     server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary))
+    code = 1
     try:
         server.serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         server.machines.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # threads of stages that nobody waits for must not hold the process
+        os._exit(code)  # threads of stages that nobody waits for must not hold the process
 
 
 if __name__ == "__main__":

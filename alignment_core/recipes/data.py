@@ -78,7 +78,9 @@ class DataConfig(Config):
             return {"sources": [value]}
         if isinstance(value, (list, tuple)):
             return {"sources": value}
-        if isinstance(value, dict) and "sources" not in value and ("path" in value or "task" in value):
+        if isinstance(value, dict) and ("path" in value or "task" in value):
+            if "sources" in value:
+                raise ValueError("give either `sources` or the `path` or `task` of the only source")
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}
             return {"sources": [source_fields], **{k: v for k, v in value.items() if k not in source_fields}}
         return value

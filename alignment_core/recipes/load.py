@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
+from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
 
 
@@ -34,7 +35,8 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        reason = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{place}: not valid YAML: {reason}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: a recipe is a mapping of fields, this is {_kind(content)}")
     return parse_recipe(apply_overrides(content, overrides), origin=str(path))
@@ -52,7 +54,7 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        lines = [_sentence(model, item) for item in error.errors(include_url=False)]
+        lines = [_sentence(model, item) for item in _causes(error)]
         raise UserError("\n".join(f"{origin}: {line}" for line in dict.fromkeys(lines))) from None
 
 
@@ -98,6 +100,13 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _causes(error: ValidationError) -> list[Any]:
+    """The mistakes, without "too short" for a list that is too short only because its items are wrong."""
+    items = error.errors(include_url=False)
+    inside = {item["loc"][: len(item["loc"]) - cut] for item in items for cut in range(1, len(item["loc"]))}
+    return [item for item in items if not (item["type"] == "too_short" and item["loc"] in inside)]
+
+
 def _sentence(model: type[BaseModel], item: Any) -> str:
     path = [str(step) for step in item["loc"]]
     where = ".".join(path) or "recipe"
@@ -125,7 +134,7 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         if inner is None:
             return []
         model = inner
-    return list(model.model_fields)
+    return [*model.model_fields, *(DataSource.model_fields if model is DataConfig else ())]  # its shorthand
 
 
 def _config_in(annotation: Any) -> type[BaseModel] | None:
@@ -137,4 +146,5 @@ def _config_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _kind(value: Any) -> str:
-    return {type(None): "empty", list: "a list", str: "text"}.get(type(value), f"a {type(value).__name__}")
+    names = {type(None): "empty", list: "a list", str: "text", int: "a number", float: "a number"}
+    return names.get(type(value), f"a {type(value).__name__}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
+from alignment_core.errors import NumericError
 from alignment_core.recipes import SelectionConfig
 
 
@@ -15,8 +17,11 @@ def select_pairs(
     """Pairs (chosen, rejected) of indices into one prompt's completions, and why there are none.
 
     The reason is ``identical`` (the tokens are the same), ``tie`` (equal scores), ``margin`` (less apart than
-    ``min_margin``) or None.
+    ``min_margin``) or None; with several candidates, that of the widest apart. Raises NumericError for a score that is
+    not finite.
     """
+    if not all(map(math.isfinite, scores)):
+        raise NumericError(f"the scores {list(scores)} are not all finite, so that nothing can be chosen by them")
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     if config.strategy == "best_worst":
         candidates = [(order[0], order[-1])]
@@ -29,16 +34,16 @@ def select_pairs(
         candidates = list(itertools.combinations(order, 2))
         candidates.sort(key=lambda pair: (scores[pair[1]] - scores[pair[0]], pair))
     kept: list[tuple[int, int]] = []
-    reason: str | None = "identical"
+    reasons: list[str] = []
     for chosen, rejected in candidates:
         margin = scores[chosen] - scores[rejected]
         if completions[chosen] == completions[rejected]:
             continue
         if margin <= 0:
-            reason = "tie"
+            reasons.append("tie")
         elif margin < config.min_margin:
-            reason = "margin"
+            reasons.append("margin")
         else:
             kept.append((chosen, rejected))
     limit = config.max_pairs_per_prompt if config.strategy == "all_pairs" else 1
-    return kept[:limit], None if kept else reason
+    return kept[:limit], None if kept else next(iter(reasons), "identical")

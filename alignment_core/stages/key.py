@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from alignment_core.canonical import digest_of
 from alignment_core.stages.base import StageCall
 
 PACKAGE = "alignment_core"
+ROOT = Path(__file__).parents[1]
 
 
 def key_parts(call: StageCall) -> dict[str, Any]:
@@ -80,13 +80,12 @@ def _parents(name: str) -> Iterable[str]:
 
 @functools.cache
 def _source(name: str) -> Path | None:
-    if not all(part.isidentifier() for part in name.split(".")):
+    """The file of a module of this package; looked up on disk, because importlib would import the parents (torch)."""
+    package, *parts = name.split(".")
+    if package != PACKAGE or not all(part.isidentifier() for part in parts):
         return None
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ModuleNotFoundError, AttributeError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    place = ROOT.joinpath(*parts)
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
 
 def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:

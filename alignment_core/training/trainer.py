@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -150,6 +151,7 @@ class Trainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         torch.manual_seed(derive_seed(job.seed, "step", self.step, self.rank))  # dropout, where a model has any
+        step_loss = 0.0
         for rows in cut(batch, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
             micro = pack(rows, self.device.torch_device)
             loss, metrics = job.method.loss(run_packed(self.engine, micro), micro, self._reference_of(micro, "train"))
@@ -157,10 +159,12 @@ class Trainer:
             self.engine.backward(loss * (self.world / normaliser))
             for name, value in metrics.items():
                 report.sums[name] += float(value)
+            step_loss += float(metrics["loss"])
             report.tokens += sum(row.tokens for row in rows)
         self.engine.step()
-        report.grad_norm = float(self.engine.get_global_grad_norm() or math.nan)
-        if not math.isfinite(report.sums["loss"]) or math.isinf(report.grad_norm):
+        norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none with ZeRO stage 0 in fp32
+        report.grad_norm = math.nan if norm is None else float(norm)
+        if not math.isfinite(self._sum_over_ranks(step_loss)) or math.isinf(report.grad_norm):
             where = ", ".join(str(number) for number in numbers[:8])
             raise NumericError(f"loss or gradient is not finite at step {self.step}; rows {where}, …")
         report.normaliser += normaliser if self.rank == 0 else 0.0
@@ -204,6 +208,14 @@ class Trainer:
         answer = torch.tensor([int(flag)], device=self.device.torch_device)
         torch.distributed.broadcast(answer, 0)
         return bool(answer.item())
+
+    def _sum_over_ranks(self, value: float) -> float:
+        """The same sum on every rank, so that all of them decide alike what follows from it."""
+        if self.world == 1:
+            return value
+        total = torch.tensor([value], dtype=torch.float64, device=self.device.torch_device)
+        torch.distributed.all_reduce(total)
+        return float(total.item())
 
     # -- reference log-probabilities -----------------------------------------------------------------------------
 
@@ -253,6 +265,9 @@ class Trainer:
     def save_progress(self, directory: str) -> None:
         """Write a checkpoint of this step below ``directory``; it counts once its ``complete.json`` is there."""
         target = Path(directory) / f"step-{self.step:08d}"
+        if self.rank == 0:
+            shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
+        torch.distributed.barrier()
         self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
         if self.rank == 0:
             np.savez(target / REFERENCE_FILE, allow_pickle=False, **self.reference)

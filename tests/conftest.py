@@ -1,0 +1,63 @@
+"""What the tests of models, training and rollout share: tiny real models and one private Ray with its actors."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.recipes import ResourcesConfig, ScratchModel
+from alignment_core.stages.machines import WarmMachines
+
+TinyModel = Callable[..., Path]
+Machines = Callable[[int], WarmMachines]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """The folder of a 0.1M-parameter model with random weights; equal arguments give the same folder."""
+    made: dict[tuple[str, bool, int], Path] = {}
+
+    def make(architecture: str = "llama", tied: bool = True, seed: int = 1) -> Path:
+        from alignment_core.models.scratch import create_model
+
+        key = (architecture, tied, seed)
+        if key not in made:
+            shape = ScratchModel(
+                architecture=architecture,  # type: ignore[arg-type]
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=2,  # 32 wide: the least that vLLM's attention takes on a CPU
+                num_key_value_heads=1,
+                max_position_embeddings=256,
+                tie_word_embeddings=tied,
+            )
+            made[key] = tmp_path_factory.mktemp("model") / f"{architecture}-{'tied' if tied else 'untied'}-{seed}"
+            create_model(shape, None, seed, made[key])
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def machines() -> Iterator[Machines]:
+    """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
+    temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
+    made: dict[int, WarmMachines] = {}
+
+    def of_world(world: int) -> WarmMachines:
+        if world not in made:
+            resources = ResourcesConfig(
+                device="cpu", trainers=world, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120
+            )
+            made[world] = WarmMachines(resources, temporary)
+        return made[world]
+
+    yield of_world
+    for one in made.values():
+        one.close()
+    shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,145 @@
+"""The deployment commands of the README against a real Prefect server and a real process worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+OVERRIDES = [
+    "sft.training.max_steps=4",
+    "reward_model.training.max_steps=4",
+    "iterative_dpo.rounds=1",
+    "iterative_dpo.prompts_per_round=24",
+    "iterative_dpo.training.max_steps=2",
+    "iterative_dpo.selection.min_margin=0",
+    *(f"sft.data.sources.{i}.rows=100" for i in range(3)),
+    *(f"reward_model.data.sources.{i}.rows=60" for i in range(3)),
+    *(f"iterative_dpo.prompts.sources.{i}.rows=20" for i in range(3)),
+    *(f"evaluation.prompts.sources.{i}.rows=8" for i in range(3)),
+    "reward_model.data.test_rows=20",
+    "promotion.gates=[]",
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Server:
+    """A Prefect server and a worker on loopback, with files of their own."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.home = home
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "ALIGN_HOME": str(home / "align"),
+            "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_API_URL": f"http://127.0.0.1:{self.port}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "PREFECT_CLI_PROMPT": "false",
+            "DO_NOT_TRACK": "1",
+        }
+
+    def start(self, *arguments: str) -> None:
+        log = (self.home / f"{arguments[0]}.log").open("wb")
+        self.processes.append(
+            subprocess.Popen(
+                [PREFECT, *arguments], env=self.environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+            )
+        )
+
+    def wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + 180
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{self.environment['PREFECT_API_URL']}/health", timeout=5)
+                return
+            except OSError:
+                time.sleep(0.5)
+        raise TimeoutError((self.home / "server.log").read_text()[-2000:])
+
+    def prefect(self, *arguments: str, timeout: float = 600) -> str:
+        done = subprocess.run(
+            [PREFECT, *arguments],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    def get(self, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            f"{self.environment['PREFECT_API_URL']}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("deploy"))
+    try:
+        running.start("server", "start", "--host", "127.0.0.1", "--port", str(running.port))
+        running.wait_until_it_answers()
+        running.prefect("work-pool", "create", "alignment", "--type", "process")
+        running.prefect("--no-prompt", "deploy", "--all")
+        running.start("worker", "start", "--pool", "alignment")
+        yield running
+    finally:
+        running.stop()
+
+
+def test_every_deployment_of_the_file_is_registered(server: Server) -> None:
+    names = {found["name"] for found in server.get("/deployments/filter", {})}
+    assert names == {"quickstart", "iterative-dpo", "sft", "reward-model", "dpo"}
+
+
+def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(server: Server) -> None:
+    deployment = server.get("/deployments/name/alignment/iterative-dpo")
+    schema = deployment["parameter_openapi_schema"]
+    section = schema["definitions"]["IterativeDpoConfig"]["properties"]
+    assert section["rounds"]["type"] == "integer"
+    assert section["rounds"]["description"] == "Number of rounds."
+    assert schema["properties"]["recipe"]["default"]["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_a_deployment_runs_to_completion_with_parameters(server: Server) -> None:
+    parameter = f"overrides={json.dumps(OVERRIDES)}"
+    server.prefect("deployment", "run", "alignment/quickstart", "--param", parameter, "--watch")
+    (run,) = server.get("/flow_runs/filter", {})
+    assert run["state"]["type"] == "COMPLETED"
+    tasks = server.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    assert {"round-1/dpo", "reward-model", "sft"} <= {task["name"] for task in tasks}
+    kinds = [found["type"] for found in server.get("/artifacts/filter", {})]
+    assert sorted(kinds) == ["markdown", "table", "table"]

@@ -1,0 +1,67 @@
+"""Gates: what passes, and the sentence with the amount for what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.evaluation.gates import refusals
+from alignment_core.recipes import Gate
+
+METRICS = {"accuracy": 0.5, "kl": 12.0, "win_rate.low": 0.45}
+BASELINE = {"accuracy": 0.4}
+
+
+def check(**gate: object) -> list[str]:
+    return refusals((Gate.model_validate(gate),), METRICS, BASELINE)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        {"metric": "accuracy", "min": 0.5},
+        {"metric": "kl", "max": 12},
+        {"metric": "accuracy", "min": 0.1, "max": 0.9, "min_gain": 0.05},
+        {"metric": "accuracy", "min_gain": -1},
+    ],
+)
+def test_a_bound_that_is_reached_or_kept_passes(gate):
+    assert check(**gate) == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "sentence"),
+    [
+        ({"metric": "accuracy", "min": 0.75}, "accuracy is 0.5, 0.25 below the least of 0.75"),
+        ({"metric": "kl", "max": 10}, "kl is 12, 2 above the most of 10"),
+        ({"metric": "win_rate.low", "min": 0.5}, "win_rate.low is 0.45, 0.05 below the least of 0.5"),
+        (
+            {"metric": "accuracy", "min_gain": 0.3},
+            "accuracy gained 0.1 over the baseline, 0.2 less than the 0.3 that is asked for",
+        ),
+    ],
+)
+def test_a_refusal_says_what_was_measured_and_by_how_much_it_failed(gate, sentence):
+    assert check(**gate) == [sentence]
+
+
+def test_every_condition_that_does_not_hold_has_its_sentence():
+    gates = (Gate(metric="accuracy", min=0.6, min_gain=0.5), Gate(metric="kl", max=20), Gate(metric="kl", max=1))
+    assert [line.split()[0] for line in refusals(gates, METRICS, BASELINE)] == ["accuracy", "accuracy", "kl"]
+
+
+def test_no_gates_refuse_nothing():
+    assert refusals((), {}, {}) == []
+
+
+def test_a_metric_that_was_not_measured_is_an_error_that_lists_those_that_were():
+    with pytest.raises(UserError, match="'reward' was not measured; there are: accuracy, kl, win_rate.low"):
+        check(metric="reward", min=0)
+    with pytest.raises(UserError, match="'kl' was not measured; there are: accuracy"):
+        check(metric="kl", min_gain=0)  # not in the baseline
+
+
+def test_a_metric_that_is_no_number_passes_nothing():
+    for bound in ("min", "max", "min_gain"):
+        gate = Gate.model_validate({"metric": "accuracy", bound: 0.0})
+        assert len(refusals((gate,), {"accuracy": float("nan")}, BASELINE)) == 1

@@ -1,0 +1,64 @@
+"""Statistics of scored completions, with the expected numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from alignment_core.evaluation.statistics import bootstrap, per_prompt, win_rate_per_prompt
+
+
+def rows(*scores: tuple[int, float]) -> list[dict]:
+    return [{"prompt": prompt, "reward": score} for prompt, score in scores]
+
+
+def test_the_mean_of_each_prompt_comes_in_the_order_of_prompt_numbers():
+    assert per_prompt(rows((7, 1.0), (2, 0.0), (7, 0.5), (2, 1.0), (2, 0.5)), "reward").tolist() == [0.5, 0.75]
+
+
+def test_every_completion_meets_every_completion_of_the_baseline():
+    # prompt 0: 3 beats both, 1 loses to 2 and ties with 1: (1 + 1 + 0 + ½) / 4; prompt 1: a loss
+    mine, theirs = rows((0, 3.0), (0, 1.0), (1, 0.0)), rows((0, 2.0), (0, 1.0), (1, 1.0))
+    assert win_rate_per_prompt(mine, theirs, "reward", 0.0).tolist() == [2.5 / 4, 0.0]
+
+
+def test_differences_up_to_the_margin_are_ties():
+    mine, theirs = rows((0, 1.5), (1, 1.6), (2, 0.4)), rows((0, 1.0), (1, 1.0), (2, 1.0))
+    assert win_rate_per_prompt(mine, theirs, "reward", 0.5).tolist() == [0.5, 1.0, 0.0]
+
+
+def test_a_policy_against_itself_wins_half():
+    same = rows((0, 1.0), (0, 2.0), (1, 5.0))
+    assert win_rate_per_prompt(same, same, "reward", 0.0).tolist() == [0.5, 0.5]
+
+
+def test_the_number_of_completions_may_differ_but_the_prompts_may_not():
+    assert win_rate_per_prompt(rows((0, 1.0), (0, 2.0)), rows((0, 1.0)), "reward", 0.0).tolist() == [0.75]
+    with pytest.raises(ValueError, match="different prompts"):
+        win_rate_per_prompt(rows((0, 1.0)), rows((1, 1.0)), "reward", 0.0)
+
+
+def test_equal_values_have_an_interval_of_no_width():
+    interval = bootstrap(np.full(5, 0.25), 0.95, 100, seed=0)
+    assert interval.as_dict() == {"mean": 0.25, "low": 0.25, "high": 0.25}
+
+
+def test_the_interval_is_that_of_the_binomial():
+    # Half of 400 prompts are right. The mean of a resample has standard deviation √(¼ / 400) = 0.025,
+    # so that 95 % of them lie within 1.96 × 0.025 = 0.049 of one half.
+    interval = bootstrap(np.repeat([0.0, 1.0], 200), 0.95, 4000, seed=0)
+    assert interval.mean == 0.5
+    assert interval.low == pytest.approx(0.451, abs=0.004)
+    assert interval.high == pytest.approx(0.549, abs=0.004)
+
+
+def test_more_confidence_needs_a_wider_interval():
+    values = np.repeat([0.0, 1.0], 50)
+    narrow, wide = (bootstrap(values, confidence, 1000, seed=0) for confidence in (0.8, 0.99))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_the_seed_decides_the_interval():
+    values = np.linspace(0, 1, 37)
+    assert bootstrap(values, 0.95, 200, seed=1) == bootstrap(values, 0.95, 200, seed=1)
+    assert bootstrap(values, 0.95, 200, seed=1) != bootstrap(values, 0.95, 200, seed=2)

@@ -1,0 +1,136 @@
+"""Verifiers: a user's function, by name, and what happens when it is not there or does not answer well."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.errors import DataError, UserError
+from alignment_core.evaluation.verifiers import load_verifier, verifier_digest, verify
+
+SOURCE = '''
+import functools
+
+def exact(prompt, completion, label):
+    return completion == label
+
+def half(prompt, completion, label):
+    return 0.5
+
+def fails(prompt, completion, label):
+    return 1 / 0
+
+def nan(prompt, completion, label):
+    return float("nan")
+
+def high(prompt, completion, label):
+    return 1.5
+
+def words(prompt, completion, label):
+    return "good"
+
+CONSTANT = 3
+PARTIAL = functools.partial(half, "")
+'''
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Callable[[str], str]:
+    """``name("exact")`` is the recipe's name of that function of the file above."""
+    path = tmp_path / "checks.py"
+    path.write_text(SOURCE)
+    return lambda function: f"{path}:{function}"
+
+
+def row(completion: str = "ab", label: str | None = "ab", task: str | None = None) -> dict:
+    return {
+        "source": "prompts.jsonl",
+        "task": task,
+        "prompt_text": "reverse: ba\n",
+        "completion_text": completion,
+        "label": label,
+    }
+
+
+def test_the_built_in_verifier_asks_the_rows_own_task():
+    assert verify("task", row(" ab ", task="reverse")) == 1.0
+    assert verify("task", row("ba", task="reverse")) == 0.0
+
+
+def test_the_built_in_verifier_cannot_score_a_row_without_a_task():
+    with pytest.raises(DataError, match=r"prompts\.jsonl: no built-in task, so `verifier: task` cannot score it"):
+        verify("task", row())
+
+
+def test_the_built_in_verifier_cannot_score_a_row_without_a_label():
+    with pytest.raises(DataError, match=r"prompts\.jsonl: the verifier task failed: .*without a label"):
+        verify("task", row(label=None, task="reverse"))
+
+
+def test_a_function_of_a_file(name):
+    assert verify(name("exact"), row("ab")) == 1.0
+    assert verify(name("exact"), row("xy")) == 0.0
+    assert verify(name("half"), row()) == 0.5
+
+
+def test_a_function_of_a_module(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert name("exact")
+    assert verify("checks:exact", row("ab")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("fails", "failed: ZeroDivisionError: division by zero"),
+        ("words", "failed: ValueError: could not convert string to float: 'good'"),
+        ("nan", r"answered nan; a number in \[0, 1\] is needed"),
+        ("high", r"answered 1\.5; a number in \[0, 1\] is needed"),
+    ],
+)
+def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
+    with pytest.raises(DataError, match=rf"^prompts\.jsonl: the verifier .*checks\.py:{function} {says}$"):
+        verify(name(function), row())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("accuracy", "'accuracy' is neither `task` nor `module:function` nor `file.py:function`"),
+        (":function", "is neither"),
+        ("nowhere.py:f", "cannot be loaded: FileNotFoundError: no file nowhere.py"),
+        ("no_such_module:f", "cannot be loaded: ModuleNotFoundError"),
+        (".relative:f", "cannot be loaded: TypeError"),
+        ("math:no_such", "cannot be loaded: AttributeError"),
+        ("math:pi", "is no function"),
+    ],
+)
+def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
+    for use in (load_verifier, verifier_digest, lambda given: verify(given, row())):
+        with pytest.raises(UserError, match=r"^evaluation\.verifier: .*" + says) as caught:
+            use(given)
+        assert not isinstance(caught.value, DataError)
+
+
+@pytest.mark.parametrize("content", ["def broken(:", "raise RuntimeError('no licence')"])
+def test_a_file_that_cannot_be_imported_is_the_users_turn(tmp_path, content):
+    (tmp_path / "broken.py").write_text(content)
+    with pytest.raises(UserError, match="cannot be loaded: (SyntaxError|RuntimeError: no licence)"):
+        load_verifier(f"{tmp_path / 'broken.py'}:f")
+
+
+def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):
+    expected = hashlib.sha256(SOURCE.encode()).hexdigest()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "renamed.py").write_text(SOURCE)
+    assert verifier_digest(name("exact")) == verifier_digest(f"{tmp_path}/other/renamed.py:exact") == expected
+    assert verifier_digest("task") is None
+
+
+def test_a_callable_without_python_source_has_no_digest(name):
+    for given in ("math:sqrt", name("PARTIAL")):
+        with pytest.raises(UserError, match="has no Python source"):
+            verifier_digest(given)

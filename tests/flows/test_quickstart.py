@@ -1,0 +1,153 @@
+"""The whole graph through the command line, with the real components, on a small cut of the quickstart."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
+SMALL = [
+    "sft.training.max_steps=30",
+    "reward_model.training.max_steps=20",
+    "iterative_dpo.prompts_per_round=64",
+    "iterative_dpo.training.max_steps=4",
+    "iterative_dpo.selection.min_margin=0",
+    *(f"sft.data.sources.{i}.rows=300" for i in range(3)),
+    *(f"reward_model.data.sources.{i}.rows=300" for i in range(3)),
+    *(f"iterative_dpo.prompts.sources.{i}.rows=80" for i in range(3)),
+    *(f"evaluation.prompts.sources.{i}.rows=16" for i in range(3)),
+    "reward_model.data.test_rows=60",
+    "promotion.gates=[{metric: accuracy, min: 0.99}]",
+]
+
+
+def align(home: Path, *arguments: str, expect: int = 0) -> dict[str, Any]:
+    """Run ``align … --json`` in a process of its own; its last line as an object."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments, "--json"],
+        env={**os.environ, "ALIGN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_small(home: Path, *overrides: str) -> dict[str, Any]:
+    return align(home, "run", str(RECIPE), *(part for one in [*SMALL, *overrides] for part in ("--set", one)))
+
+
+def states(outcome: dict[str, Any]) -> dict[str, str]:
+    return {stage["label"]: stage["state"] for stage in outcome["stages"]}
+
+
+def digests(outcome: dict[str, Any]) -> dict[str, str]:
+    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def first(home: Path) -> dict[str, Any]:
+    return run_small(home)
+
+
+@pytest.mark.slow
+def test_a_run_makes_policy_reward_model_and_report(first: dict[str, Any], home: Path) -> None:
+    assert first["status"] == "completed"
+    assert set(first["outputs"]) == {"policy", "reward_model", "report"}
+    assert set(states(first).values()) == {"run"}
+    assert list(first["metrics"]["policies"]) == ["sft", "round-1", "round-2"]
+    for policy in ("round-1", "round-2"):
+        measured = first["metrics"]["policies"][policy]
+        assert {"accuracy", "reward", "win_rate", "win_rate.low", "win_rate.high", "kl"} <= set(measured)
+    assert "reward model, held-out accuracy" in first["metrics"]
+    assert not list((home / "tmp").glob("*")), "the run host left files behind"
+
+
+@pytest.mark.slow
+def test_an_unmet_gate_refuses_and_says_by_how_much(first: dict[str, Any], home: Path) -> None:
+    assert first["promotion"]["state"] == "refused"
+    assert "below the least of 0.99" in first["promotion"]["reasons"][0]
+    assert align(home, "tags", "ls") == {"tags": {}}
+
+
+@pytest.mark.slow
+def test_after_a_weight_update_the_engine_agreed_with_the_model(first: dict[str, Any]) -> None:
+    updated = [s["metrics"]["parity"] for s in first["stages"] if "parity" in s["metrics"]]
+    assert updated, "some generate stage must have updated a warm engine"
+    assert max(updated) <= 1e-4
+
+
+@pytest.mark.slow
+def test_lineage_leads_from_the_policy_to_its_sources_and_back(first: dict[str, Any], home: Path) -> None:
+    up = json.dumps(align(home, "lineage", first["outputs"]["policy"]))
+    for label in ("round-2/dpo", "round-1/select", "sft", "model", "rounds/prompts"):
+        assert f'"{label}"' in up
+    base = digests(first)["model"]
+    assert first["outputs"]["policy"] in json.dumps(align(home, "lineage", base, "--down"))
+
+
+@pytest.mark.slow
+def test_the_same_recipe_again_is_all_cached_without_prefects_database(first: dict[str, Any], home: Path) -> None:
+    shutil.rmtree(home / "prefect")
+    again = run_small(home)
+    assert set(states(again).values()) == {"cached"}
+    assert digests(again) == digests(first)
+
+
+@pytest.mark.slow
+def test_the_policy_loads_in_transformers(first: dict[str, Any], home: Path) -> None:
+    import transformers
+
+    path = align(home, "artifacts", "show", first["outputs"]["policy"])["path"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "first: 4821\n"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert model.generate(**prompt, max_new_tokens=4).shape[1] > prompt["input_ids"].shape[1]
+    judge_path = align(home, "artifacts", "show", first["outputs"]["reward_model"])["path"]
+    judge = transformers.AutoModelForSequenceClassification.from_pretrained(judge_path)
+    assert judge.config.num_labels == 1
+
+
+@pytest.mark.slow
+def test_one_changed_field_runs_exactly_the_stages_below_it(first: dict[str, Any], home: Path) -> None:
+    changed = run_small(home, "iterative_dpo.loss.beta=0.2")
+    ran = {label for label, state in states(changed).items() if state == "run"}
+    assert ran == {
+        "round-1/dpo",
+        "round-1/evaluation/generate",
+        "round-1/evaluation/score",
+        "round-1/evaluation",
+        "round-2/generate",
+        "round-2/score",
+        "round-2/select",
+        "round-2/dpo",
+        "round-2/evaluation/generate",
+        "round-2/evaluation/score",
+        "round-2/evaluation",
+        "report",
+    }
+    reason = next(stage["reason"] for stage in changed["stages"] if stage["label"] == "round-1/dpo")
+    assert "config.loss.beta: 0.1 → 0.2" in reason
+
+
+@pytest.mark.slow
+def test_another_process_with_another_store_makes_the_same_digests(
+    first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert digests(run_small(tmp_path_factory.mktemp("other"))) == digests(first)

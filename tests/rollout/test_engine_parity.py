@@ -1,0 +1,133 @@
+"""A warm vLLM engine gives what ``transformers`` gives, for the weights that it holds now and for no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.recipes import GenerationConfig
+
+WAIT = 120
+STOP = 257  # <eos>
+PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 5], [200], list(range(40))]  # the last fills more than a block of the cache
+SAMPLING = GenerationConfig(num_generations=3, max_completion_length=12)
+POLICY = {name: Reference.parse(f"model@sha256:{name * 64}") for name in "ab"}
+SHAPES = [
+    pytest.param(("llama", True), id="llama, tied"),
+    pytest.param(("qwen2", False), id="qwen2, untied"),
+    pytest.param(("llama", False), id="llama, untied", marks=pytest.mark.slow),
+    pytest.param(("qwen2", True), id="qwen2, tied", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def models(request: pytest.FixtureRequest, tiny_model: Any) -> dict[str, Path]:
+    """Two models of one architecture."""
+    return {"a": tiny_model(*request.param, seed=1), "b": tiny_model(*request.param, seed=2)}
+
+
+@pytest.fixture(scope="module")
+def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[Any]:
+    with machines(1).engines(models["a"], POLICY["a"], 128) as group:
+        yield group
+
+
+@pytest.fixture
+def engine(warm_engine: Any, models: dict[str, Path]) -> Any:
+    """The warm engine, holding policy a; it was made with it, but other tests may have loaded b in between."""
+    load(warm_engine, models, "a")
+    return warm_engine
+
+
+def load(engine: Any, models: dict[str, Path], name: str) -> float:
+    return engine.one(0, "load", str(models[name]), str(POLICY[name]), timeout=WAIT)
+
+
+def parity(engine: Any, models: dict[str, Path], name: str) -> float:
+    return engine.one(0, "parity", str(models[name]), PROMPTS, STOP, False, timeout=WAIT)
+
+
+def generate(engine: Any, policy: str = "a", prompts: Any = PROMPTS, seed: int = 5, **sampling: Any) -> Any:
+    config = SAMPLING.model_copy(update=sampling)
+    return engine.one(0, "generate", str(POLICY[policy]), prompts, config, STOP, seed, timeout=WAIT)
+
+
+def tokens(completions: Any) -> list[list[list[int]]]:
+    return [[one.token_ids.tolist() for one in of_prompt] for of_prompt in completions]
+
+
+def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(engine: Any, models: dict[str, Path]) -> None:
+    assert parity(engine, models, "a") < 1e-4
+    assert parity(engine, models, "b") > 1e-3  # the check can tell the two apart
+    before = tokens(generate(engine))
+    assert load(engine, models, "b") > 0
+    assert parity(engine, models, "b") < 1e-4
+    assert tokens(generate(engine, "b")) != before
+    load(engine, models, "a")
+    assert parity(engine, models, "a") < 1e-4
+    assert tokens(generate(engine)) == before
+
+
+def test_the_policy_that_is_in_the_engine_is_not_loaded_again(engine: Any, models: dict[str, Path]) -> None:
+    assert load(engine, models, "a") == 0.0
+
+
+def test_equal_arguments_give_equal_completions_whatever_was_generated_before(engine: Any) -> None:
+    first = generate(engine)
+    generate(engine, prompts=PROMPTS[::-1], seed=99)
+    again = generate(engine)
+    assert tokens(first) == tokens(again)
+    for one, other in zip(sum(first, []), sum(again, []), strict=True):
+        np.testing.assert_array_equal(one.logps, other.logps)
+    assert tokens(generate(engine, seed=6)) != tokens(first)
+
+
+def test_the_samples_of_a_prompt_differ(engine: Any) -> None:
+    for of_prompt in tokens(generate(engine)):
+        assert len(of_prompt) == SAMPLING.num_generations
+        assert len({tuple(one) for one in of_prompt}) == SAMPLING.num_generations
+
+
+def test_greedy_decoding_takes_the_likeliest_token(engine: Any, models: dict[str, Path]) -> None:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
+    for prompt, [ids] in zip(PROMPTS, tokens(generate(engine, num_generations=1, temperature=0.0)), strict=True):
+        with torch.no_grad():
+            best = model(torch.tensor([[*prompt, *ids]])).logits[0].argmax(-1)
+        assert ids == best[len(prompt) - 1 : -1].tolist()
+
+
+def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Any, models: dict[str, Path]) -> None:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
+    for prompt, of_prompt in zip(PROMPTS, generate(engine, temperature=0.5), strict=True):
+        for one in of_prompt:
+            ids = torch.tensor([*prompt, *one.token_ids.tolist()])
+            with torch.no_grad():
+                logps = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1] / 0.5, dim=-1)
+            expected = logps.gather(1, ids[len(prompt) :, None])[:, 0]
+            np.testing.assert_allclose(one.logps, expected.numpy(), atol=1e-4)
+
+
+def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Any) -> None:
+    likeliest = tokens(generate(engine, num_generations=1, temperature=0.0))[0][0]
+    stop = likeliest[3]
+    config = SAMPLING.model_copy(update={"num_generations": 1, "temperature": 0.0})
+    [[one]] = engine.one(0, "generate", str(POLICY["a"]), PROMPTS[:1], config, stop, 0, timeout=WAIT)
+    assert one.token_ids.tolist() == likeliest[: likeliest.index(stop) + 1]
+    assert one.finish_reason == "stop"
+    assert {each.finish_reason for each in sum(generate(engine, max_completion_length=2), [])} <= {"length", "stop"}
+
+
+def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Any) -> None:
+    with pytest.raises(RuntimeError, match="engine holds model@sha256:a"):
+        generate(engine, "b")

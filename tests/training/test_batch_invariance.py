@@ -1,0 +1,213 @@
+"""How a batch is laid out and cut changes neither its loss nor its gradient.
+
+The reference is written with plain ``transformers``: right-padded sequences, an attention mask, and the losses of the
+papers term by term. What the trainer computes from packed lines must agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import log_softmax, logsigmoid
+
+from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.recipes import DpoLossConfig
+from alignment_core.training.batches import Row, cut, pack
+from alignment_core.training.methods.dpo import Dpo
+from alignment_core.training.methods.reward_model import RewardModel
+from alignment_core.training.methods.sft import Sft
+
+RELATIVE = 1e-5
+METHODS = {
+    "sft": Sft(),
+    "reward model": RewardModel(),
+    "reward model, log-exp": RewardModel("logexp"),
+    "dpo": Dpo(DpoLossConfig(beta=0.3)),
+    "conservative dpo with nll": Dpo(DpoLossConfig(beta=0.3, label_smoothing=0.1, nll_weight=0.5)),
+    "ipo": Dpo(DpoLossConfig(loss_type="ipo", beta=0.3)),
+}
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+both_architectures = pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+
+
+@pytest.fixture
+def rows(tables: Any, method: Any) -> list[Row]:
+    return method.rows(tables["sft" if isinstance(method, Sft) else "preference"])
+
+
+@pytest.fixture
+def model(tiny_model: Any, method: Any, architecture: str) -> Any:
+    return load_model(str(tiny_model(architecture)), method.head, torch.float32, seed=7)
+
+
+@pytest.fixture
+def reference(tiny_model: Any, method: Any, rows: list[Row], architecture: str) -> torch.Tensor | None:
+    """Summed log-probabilities [2 rows] under another model."""
+    if not method.needs_reference:
+        return None
+    with torch.no_grad():
+        other = load_model(str(tiny_model(architecture, seed=2)), "lm", torch.float32)
+        return torch.stack([one.sum() for one in padded_logps(other, rows)])
+
+
+def padded_forward(model: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """Logits of all sequences, right-padded to the longest."""
+    sequences = [sequence for row in rows for sequence in row.sequences]
+    width = max(len(sequence.ids) for sequence in sequences)
+    ids = torch.full((len(sequences), width), model.config.pad_token_id)
+    mask = torch.zeros(len(sequences), width, dtype=torch.long)
+    for line, sequence in enumerate(sequences):
+        ids[line, : len(sequence.ids)] = torch.tensor(sequence.ids)
+        mask[line, : len(sequence.ids)] = 1
+    return model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+
+
+def padded_logps(model: Any, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """For each sequence the log-probabilities of its targets."""
+    logps = log_softmax(padded_forward(model, rows).float(), dim=-1)
+    sequences = [sequence for row in rows for sequence in row.sequences]
+    places = [torch.tensor(sequence.targets.nonzero()[0]) for sequence in sequences]
+    return [
+        logps[line, at - 1, torch.tensor(sequence.ids)[at]]
+        for line, (sequence, at) in enumerate(zip(sequences, places, strict=True))
+    ]
+
+
+def padded_loss(method: Any, model: Any, rows: Sequence[Row], reference: torch.Tensor | None) -> torch.Tensor:
+    """The mean loss of ``rows``, written out."""
+    if isinstance(method, RewardModel):
+        scores = padded_forward(model, rows)[:, 0]
+        margins = torch.tensor([row.margin for row in rows])
+        return -logsigmoid(scores[0::2] - scores[1::2] - margins).mean()
+    logps = padded_logps(model, rows)
+    if isinstance(method, Sft):
+        return -torch.cat(logps).mean()
+    assert reference is not None
+    ratios = [one.sum() - before for one, before in zip(logps, reference, strict=True)]
+    lengths = [len(one) for one in logps]
+    config, losses = method.config, []
+    for chosen in range(0, len(logps), 2):
+        rejected = chosen + 1
+        if config.loss_type == "ipo":
+            gap = ratios[chosen] / lengths[chosen] - ratios[rejected] / lengths[rejected]
+            losses.append((gap - 1 / (2 * config.beta)) ** 2)
+        else:
+            z = config.beta * (ratios[chosen] - ratios[rejected])
+            smoothing = config.label_smoothing
+            losses.append(-(1 - smoothing) * logsigmoid(z) - smoothing * logsigmoid(-z))
+        losses[-1] = losses[-1] - config.nll_weight * logps[chosen].mean()
+    return torch.stack(losses).mean()
+
+
+def packed_loss(
+    method: Any, model: Any, parts: Sequence[Sequence[Row]], reference: torch.Tensor | None
+) -> Callable[[], float]:
+    """As the trainer does it: each part is a packed micro-batch, its gradient is added to those before."""
+
+    def run() -> float:
+        module = PackedModel(model, method.head)
+        normaliser = method.normaliser([row for part in parts for row in part])
+        total = 0.0
+        for part in parts:
+            batch = pack(part)
+            numbers = [2 * row.number + side for row in part for side in (0, 1)]
+            reference_S = None if reference is None else reference[numbers]
+            loss, metrics = method.loss(run_packed(module, batch), batch, reference_S)
+            (loss / normaliser).backward()
+            total += float(metrics["loss"]) / normaliser
+        return total
+
+    return run
+
+
+def loss_and_gradient(model: Any, run: Callable[[], Any]) -> tuple[float, torch.Tensor]:
+    model.zero_grad()
+    result = run()
+    if isinstance(result, torch.Tensor):
+        result.backward()
+        result = result.item()
+    return result, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def assert_equal(one: tuple[float, torch.Tensor], other: tuple[float, torch.Tensor]) -> None:
+    assert one[0] == pytest.approx(other[0], rel=RELATIVE)
+    assert other[1].norm() > 0.01  # there is something to compare
+    assert (one[1] - other[1]).norm() <= RELATIVE * other[1].norm()
+
+
+@both_architectures
+@every_method
+def test_a_packed_batch_has_the_loss_and_gradient_of_plain_padded_transformers(
+    method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
+) -> None:
+    assert len(pack(rows).input_ids) < sum(len(row.sequences) for row in rows) / 2  # several sequences share a line
+    packed = loss_and_gradient(model, packed_loss(method, model, [rows], reference))
+    padded = loss_and_gradient(model, lambda: padded_loss(method, model, rows, reference))
+    assert_equal(packed, padded)
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+@every_method
+def test_a_packed_batch_has_the_loss_and_gradient_of_one_row_at_a_time(
+    method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
+) -> None:
+    packed = loss_and_gradient(model, packed_loss(method, model, [rows], reference))
+    single = loss_and_gradient(model, packed_loss(method, model, [[row] for row in rows], reference))
+    assert_equal(packed, single)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+@pytest.mark.parametrize("architecture", ["llama"])
+@every_method
+def test_accumulating_over_micro_batches_changes_nothing(
+    method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None, micro_batches: int
+) -> None:
+    [parts] = cut(rows, 1, token_budget=-(-sum(row.tokens for row in rows) // micro_batches) + 20)
+    assert len(parts) == micro_batches
+    whole = loss_and_gradient(model, packed_loss(method, model, [rows], reference))
+    accumulated = loss_and_gradient(model, packed_loss(method, model, parts, reference))
+    assert_equal(accumulated, whole)
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+@every_method
+def test_a_rank_without_rows_adds_a_gradient_of_zero(
+    method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
+) -> None:
+    whole = loss_and_gradient(model, packed_loss(method, model, [rows], reference))
+    with_empty = loss_and_gradient(model, packed_loss(method, model, [rows, []], reference))
+    assert_equal(with_empty, whole)
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+@pytest.mark.parametrize("method", [Sft()], ids=["sft"])
+def test_gradient_checkpointing_changes_nothing(method: Any, model: Any, rows: list[Row], architecture: str) -> None:
+    plain = loss_and_gradient(model, packed_loss(method, model, [rows], None))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    assert_equal(loss_and_gradient(model, packed_loss(method, model, [rows], None)), plain)
+
+
+@pytest.mark.parametrize("architecture", ["llama"])
+@pytest.mark.parametrize("method", [Sft()], ids=["sft"])
+def test_forward_passes_give_the_summed_log_probabilities_of_completions(
+    tiny_model: Any, architecture: str, method: Any
+) -> None:
+    from alignment_core.cluster.device import Device
+    from alignment_core.training.forward import Forward
+
+    path: Path = tiny_model(architecture)
+    pairs = [([1, 2, 3], [4, 5]), ([], [6, 7, 8]), ([9], [10] * 40), ([11, 12], [])]
+    values = Forward(str(path), "lm", False, 16, Device("cpu", 1)).run(pairs)
+    model = load_model(str(path), "lm", torch.float32)
+    for value, (prompt, completion) in zip(values, pairs, strict=True):
+        with torch.no_grad():
+            logps = log_softmax(model(torch.tensor([[*prompt, *completion]])).logits[0], dim=-1)
+        first = max(len(prompt), 1)  # nothing predicts the first token of all
+        ids = [*prompt, *completion]
+        expected = sum(float(logps[place - 1, ids[place]]) for place in range(first, len(ids)))
+        assert value == pytest.approx(expected, rel=RELATIVE, abs=1e-6)

@@ -1,0 +1,219 @@
+"""The trainer on real DeepSpeed ranks: the result depends on the job alone, resumes exactly, and fails on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.errors import NumericError
+from alignment_core.recipes import DpoLossConfig
+from alignment_core.training.methods.dpo import Dpo
+from alignment_core.training.methods.reward_model import RewardModel
+from alignment_core.training.methods.sft import Sft
+from alignment_core.training.trainer import TrainJob, newest_progress
+
+WAIT = 120
+DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
+
+
+def open_job(group: Any, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> dict[str, Any]:
+    progress.mkdir(exist_ok=True)
+    wanted = machines.resources.model_copy(update=resources)
+    return group.all("open_training", job, wanted, str(progress), timeout=WAIT)[0]
+
+
+def train(group: Any, steps: int) -> list[Any]:
+    return group.all("do", "train", steps, 3600.0, timeout=WAIT)
+
+
+def export(group: Any, directory: Path) -> Path:
+    group.all("do", "export", str(directory), timeout=WAIT)
+    return directory / "model.safetensors"
+
+
+def trained(machines: Any, job: TrainJob, output: Path, steps: int = 3, **resources: Any) -> dict[str, torch.Tensor]:
+    """The weights after so many steps of a new job."""
+    with machines.trainers() as group:
+        open_job(group, machines, job, output.with_suffix(".progress"), **resources)
+        assert [report.steps for report in train(group, steps)] == [steps] * group.size
+        return load_file(export(group, output))
+
+
+def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    """Filled by the first test of each method: the weights from one rank with the whole batch in one micro-batch."""
+    return {}
+
+
+@pytest.mark.slow  # the first one starts Ray and three trainer ranks
+@pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
+def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
+    method: Any, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = make_job(method)
+    before = load_file(Path(job.model) / "model.safetensors")
+    one = trained(machines(1), job, tmp_path / "one")
+    assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-3  # it did train
+    assert greatest_difference(one, trained(machines(1), job, tmp_path / "cut", max_tokens_per_microbatch=64)) < 1e-5
+    assert greatest_difference(one, trained(machines(2), job, tmp_path / "two")) < 1e-5
+    both = trained(machines(2), job, tmp_path / "both", max_tokens_per_microbatch=32)
+    assert greatest_difference(one, both) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_every_zero_stage_trains_the_same_weights(
+    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = make_job(DPO)
+    one = trained(machines(1), job, tmp_path / "one")
+    two = trained(machines(2), job, tmp_path / "two", zero_stage=zero_stage, max_tokens_per_microbatch=64)
+    assert greatest_difference(one, two) < 1e-5
+
+
+def test_the_reported_loss_and_norm_do_not_depend_on_the_ranks(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft())
+    losses, norms = [], []
+    for world in (1, 2):
+        with machines(world).trainers() as group:
+            open_job(group, machines(world), job, tmp_path / str(world))
+            reports = train(group, 2)
+            held_out = group.all("do", "evaluate", timeout=WAIT)
+            losses.append(
+                [
+                    sum(report.sums["loss"] for report in part) / sum(report.normaliser for report in part)
+                    for part in (reports, held_out)
+                ]
+            )
+            norms.append({report.grad_norm for report in reports})
+            assert len(norms[-1]) == 1  # of all ranks together, so the same on each
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert norms[0].pop() == pytest.approx(norms[1].pop(), rel=1e-4)
+
+
+def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    reference = tmp_path / "reference"
+    shutil.copytree(tiny_model(seed=2), reference)
+    job = make_job(DPO, reference=reference)
+    progress = tmp_path / "progress"
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, tmp_path / "none")
+        train(group, 3)
+        group.all("do", "save_progress", str(progress), timeout=WAIT)  # on the way; the run goes on to its end
+        train(group, 3)
+        whole = export(group, tmp_path / "whole").read_bytes()
+
+        shutil.rmtree(reference)  # its log-probabilities are in the checkpoint
+        assert open_job(group, machines(2), job, progress)["step"] == 3
+        assert [report.steps for report in train(group, 100)] == [3, 3]
+        resumed = export(group, tmp_path / "resumed").read_bytes()
+    assert resumed == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Sft(), DPO], ids=["sft", "dpo"])
+def test_new_processes_resume_to_the_same_bytes(method: Any, make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job, progress = make_job(method), tmp_path / "progress"
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, tmp_path / "none")
+        train(group, 6)
+        whole = export(group, tmp_path / "whole").read_bytes()
+        open_job(group, machines(2), job, progress)
+        train(group, 3)
+        group.all("do", "save_progress", str(progress), timeout=WAIT)
+    with pytest.raises(KeyboardInterrupt), machines(2).trainers():
+        raise KeyboardInterrupt  # whatever goes wrong in a stage ends its actors
+    with machines(2).trainers() as group:
+        assert open_job(group, machines(2), job, progress)["step"] == 3
+        train(group, 3)
+        assert export(group, tmp_path / "resumed").read_bytes() == whole
+
+
+def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job, progress = make_job(Sft()), tmp_path / "progress"
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, progress)
+        for _ in range(2):
+            train(group, 1)
+            group.all("do", "save_progress", str(progress), timeout=WAIT)
+        assert newest_progress(progress) == progress / "step-00000002"
+
+        (progress / "step-00000002" / "complete.json").unlink()  # as if killed while it was written
+        assert open_job(group, machines(2), job, progress)["step"] == 1
+        assert open_job(group, machines(2), job, progress, zero_stage=2)["step"] == 0  # written by another ZeRO stage
+
+
+def errors_of_ranks(group: Any, steps: int) -> list[BaseException | None]:
+    """What `train` raises on each rank; fails if a rank does not answer."""
+    calls = [actor.call.remote("do", ("train", steps, 3600.0)) for actor in group.actors]
+    ready, hanging = group.ray.wait(calls, num_returns=len(calls), timeout=60)
+    assert not hanging
+    errors: list[BaseException | None] = []
+    for call in calls:
+        try:
+            group.ray.get(call)
+            errors.append(None)
+        except group.ray.exceptions.RayTaskError as error:
+            errors.append(error.cause)
+    return errors
+
+
+def test_a_diverging_job_is_a_numeric_error_on_every_rank(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), learning_rate=1e30)
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, tmp_path / "progress")
+        errors = errors_of_ranks(group, 6)
+        assert [type(error) for error in errors] == [NumericError, NumericError]
+        assert "not finite at step 1" in str(errors[0])  # step 0 made the weights as large as the rate
+
+        # all ranks left the step together, so the actors serve the next job
+        open_job(group, machines(2), make_job(Sft()), tmp_path / "next")
+        assert [report.steps for report in train(group, 1)] == [1, 1]
+
+
+def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
+    make_job: Any, machines: Any, tables: Any, tmp_path: Path
+) -> None:
+    # An infinite margin makes the loss of its pair infinite while the gradient stays finite (σ saturates at 1): only
+    # the rank that holds the pair sees it.
+    margins = np.zeros(14, np.float32)
+    margins[0] = np.inf
+    table = tables["preference"]
+    table = table.set_column(table.schema.get_field_index("margin"), "margin", pa.array(margins))
+    job = make_job(RewardModel(), table=table, batch_size=14)
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, tmp_path / "progress")
+        errors = errors_of_ranks(group, 1)
+    assert [type(error) for error in errors] == [NumericError, NumericError]
+
+
+def test_rank_zero_stops_all_ranks_when_its_time_is_over(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), make_job(Sft()), tmp_path / "progress")
+        assert [report.steps for report in group.all("do", "train", 6, 0.0, timeout=WAIT)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_after_a_failure_the_next_stage_gets_new_ranks(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft())
+    with pytest.raises(RuntimeError, match="failed"), machines(1).trainers() as broken:
+        open_job(broken, machines(1), dataclasses.replace(job, model=str(tmp_path / "absent")), tmp_path / "a")
+    with machines(1).trainers() as group:
+        assert group is not broken
+        open_job(group, machines(1), job, tmp_path / "b")
+        assert train(group, 1)[0].steps == 1
