@@ -96,7 +96,8 @@ def artifacts_ls(
     if as_json:
         return _print_json({"artifacts": rows})
     table = Table(box=None)
-    for name in ("reference", "made by", "made at", "files", "bytes", "tags"):
+    table.add_column("reference", no_wrap=True)  # whole, also in a pipe: it is what the other commands take
+    for name in ("made by", "made at", "files", "bytes", "tags"):
         table.add_column(name)
     for row in rows:
         short = Reference.parse(row["reference"]).short

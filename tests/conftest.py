@@ -22,8 +22,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     made: dict[tuple[str, bool, int], Path] = {}
 
     def make(architecture: str = "llama", tied: bool = True, seed: int = 1) -> Path:
+        import torch
+
         from alignment_core.models.scratch import create_model
 
+        torch.set_num_threads(1)  # models this small are 5 times slower where threads wait for each other
         key = (architecture, tied, seed)
         if key not in made:
             shape = ScratchModel(

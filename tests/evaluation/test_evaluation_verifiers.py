@@ -11,7 +11,7 @@ import pytest
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.verifiers import load_verifier, verifier_digest, verify
 
-SOURCE = '''
+SOURCE = """
 import functools
 
 def exact(prompt, completion, label):
@@ -34,7 +34,7 @@ def words(prompt, completion, label):
 
 CONSTANT = 3
 PARTIAL = functools.partial(half, "")
-'''
+"""
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
 @pytest.mark.parametrize("content", ["def broken(:", "raise RuntimeError('no licence')"])
 def test_a_file_that_cannot_be_imported_is_the_users_turn(tmp_path, content):
     (tmp_path / "broken.py").write_text(content)
-    with pytest.raises(UserError, match="cannot be loaded: (SyntaxError|RuntimeError: no licence)"):
+    with pytest.raises(UserError, match=r"cannot be loaded: (SyntaxError|RuntimeError: no licence)"):
         load_verifier(f"{tmp_path / 'broken.py'}:f")
 
 

@@ -26,7 +26,12 @@ ROUNDS: dict[str, Any] = {
     "reward_model": {"data": "pairs.jsonl"},
     "iterative_dpo": {"prompts": "prompts.jsonl"},
 }
-JUDGE: dict[str, Any] = {"method": "reward-model", "name": "demo", "model": "m", "reward_model": {"data": "pairs.jsonl"}}
+JUDGE: dict[str, Any] = {
+    "method": "reward-model",
+    "name": "demo",
+    "model": "m",
+    "reward_model": {"data": "pairs.jsonl"},
+}
 Load = Callable[..., BaseRecipe]
 
 
@@ -162,7 +167,7 @@ def test_a_missing_file_gets_the_nearest_name(tmp_path):
     (tmp_path / "quickstart.yaml").touch()
     with pytest.raises(UserError, match=r"quickstrat\.yaml: no such recipe file; did you mean .*/quickstart\.yaml\?$"):
         load_recipe(tmp_path / "quickstrat.yaml")
-    with pytest.raises(UserError, match="no such recipe file$"):
+    with pytest.raises(UserError, match=r"no such recipe file$"):
         load_recipe(tmp_path / "nowhere" / "quickstart.yaml")
 
 
@@ -228,7 +233,11 @@ def test_an_override_does_not_change_what_it_was_applied_to():
         (SFT, "model={scratch: {num_key_value_heads: 3}}", "is not a multiple of num_key_value_heads"),
         (SFT, "sft.data=[{path: a, task: reverse}]", "sft.data.sources.0: give exactly one of `path`"),
         (SFT, "sft.data=[{rows: 3}]", "sft.data.sources.0: give exactly one of `path`"),
-        (SFT, "sft.data=[{path: a, options: {correct: 1}}]", "sft.data.sources.0: `options` belong to a built-in `task`"),
+        (
+            SFT,
+            "sft.data=[{path: a, options: {correct: 1}}]",
+            "sft.data.sources.0: `options` belong to a built-in `task`",
+        ),
         (SFT, "sft.data=[{path: a, weight: 1}, b]", "sft.data: give `weight` for every source or for none"),
         (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the `path` or `task`"),
         (SFT, "promotion={gates: [{metric: kl, max: 1}]}", "`promotion.gates` need an `evaluation`"),

@@ -61,6 +61,10 @@ def tokens(completions: Any) -> list[list[list[int]]]:
     return [[one.token_ids.tolist() for one in of_prompt] for of_prompt in completions]
 
 
+def flat(completions: Any) -> list[Any]:
+    return [one for of_prompt in completions for one in of_prompt]
+
+
 def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(engine: Any, models: dict[str, Path]) -> None:
     assert parity(engine, models, "a") < 1e-4
     assert parity(engine, models, "b") > 1e-3  # the check can tell the two apart
@@ -82,7 +86,7 @@ def test_equal_arguments_give_equal_completions_whatever_was_generated_before(en
     generate(engine, prompts=PROMPTS[::-1], seed=99)
     again = generate(engine)
     assert tokens(first) == tokens(again)
-    for one, other in zip(sum(first, []), sum(again, []), strict=True):
+    for one, other in zip(flat(first), flat(again), strict=True):
         np.testing.assert_array_equal(one.logps, other.logps)
     assert tokens(generate(engine, seed=6)) != tokens(first)
 
@@ -125,7 +129,7 @@ def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Any) -> None
     [[one]] = engine.one(0, "generate", str(POLICY["a"]), PROMPTS[:1], config, stop, 0, timeout=WAIT)
     assert one.token_ids.tolist() == likeliest[: likeliest.index(stop) + 1]
     assert one.finish_reason == "stop"
-    assert {each.finish_reason for each in sum(generate(engine, max_completion_length=2), [])} <= {"length", "stop"}
+    assert {each.finish_reason for each in flat(generate(engine, max_completion_length=2))} <= {"length", "stop"}
 
 
 def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Any) -> None:

@@ -22,14 +22,6 @@ def random_ids(random: np.random.Generator, shortest: int, longest: int) -> list
     return random.integers(0, 256, random.integers(shortest, longest)).tolist()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Tensors this small only wait for further threads, the more so where tests run beside other work."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def tables() -> Tables:
     """14 rows of demonstrations and of preference pairs, 4 to 60 tokens long: with batches of 6 an epoch ends unevenly."""

@@ -161,7 +161,7 @@ def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machine
 def errors_of_ranks(group: Any, steps: int) -> list[BaseException | None]:
     """What `train` raises on each rank; fails if a rank does not answer."""
     calls = [actor.call.remote("do", ("train", steps, 3600.0)) for actor in group.actors]
-    ready, hanging = group.ray.wait(calls, num_returns=len(calls), timeout=60)
+    _, hanging = group.ray.wait(calls, num_returns=len(calls), timeout=60)
     assert not hanging
     errors: list[BaseException | None] = []
     for call in calls:

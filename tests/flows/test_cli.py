@@ -1,0 +1,228 @@
+"""The ``align`` command on a real store, in a process of its own: what it prints and how it exits. No flow runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.canonical import digest_of
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "flows.cli"]
+RECIPE = "method: sft\nname: demo\nmodel: some/model\nsft: {data: rows.jsonl}\n"
+Align = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def align(tmp_path: Path) -> Align:
+    """``align("tags", "ls")`` runs the command with an ALIGN_HOME of its own."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"ALIGN_HOME": str(tmp_path)}
+        return subprocess.run(
+            [*COMMAND, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
+    """data → sft; the tag policy/production moved from the imported base to sft."""
+    made: dict[str, Reference] = {}
+    for number, (name, kind, inputs) in enumerate(
+        [("base", "model", None), ("data", "dataset", {}), ("sft", "model", {"model": "base", "data": "data"})]
+    ):
+        folder = tmp_path / "inputs" / name
+        folder.mkdir(parents=True)
+        (folder / "content.txt").write_text(f"this is {name}")
+        draft = ProvenanceDraft(
+            key=digest_of(name),
+            stage=name,
+            label=f"run/{name}",
+            inputs={role: made[other] for role, other in (inputs or {}).items()},
+            finished_at=f"2026-01-01T00:00:0{number}Z",
+        )
+        made[name] = store.publish(folder, kind, None if inputs is None else draft)
+    store.move_tag("policy/production", made["base"], None, "imported")
+    store.move_tag("policy/production", made["sft"], made["base"], "accuracy rose [see report]")
+    return made
+
+
+def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "sentence"),
+    [
+        (RECIPE, ["--set", "sft.trainin.batch_size=1"], "sft.trainin: unknown field; did you mean 'training'?"),
+        (RECIPE, ["--set", "seed"], "--set seed: write it as path=value"),
+        ("method: [", [], "recipe.yaml:1:10: not valid YAML"),
+        (RECIPE, ["--store", "s3://bucket"], "s3:// stores are not supported so far"),
+    ],
+    ids=["unknown field", "override", "yaml", "store"],
+)
+def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overrides, sentence):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    done = align("run", str(recipe), *overrides, "--json")
+    failure = parsed(done, 2)
+    assert sentence in failure["error"]
+    assert (failure["status"], failure["exit_code"]) == ("failed", 2)
+    assert sentence in done.stderr
+    assert done.stderr.startswith("wrong input: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_json_the_sentence_is_on_stderr_alone(align, tmp_path):
+    done = align("run", str(tmp_path / "absent.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"wrong input: {tmp_path}/absent.yaml: no such recipe file\n"
+
+
+def test_an_unknown_command_and_a_missing_argument_exit_2(align):
+    for arguments in (("artefacts",), ("lineage",)):
+        assert align(*arguments).returncode == 2
+
+
+def test_what_the_store_does_not_hold_exits_1_and_lists_the_tags(align, made):
+    done = align("artifacts", "show", "policy/prodution", "--json")
+    assert "tag (there are: policy/production)" in parsed(done, 1)["error"]
+    assert parsed(align("lineage", "0123456", "--json"), 1)["error"].endswith("has no artifact '0123456'")
+
+
+def test_a_name_that_can_be_no_tag_exits_2(align, store):
+    assert "is not a tag name" in parsed(align("tags", "history", "No Tag", "--json"), 2)["error"]
+
+
+def test_ctrl_c_exits_130_and_says_how_to_go_on(tmp_path):
+    fifo = tmp_path / "recipe.yaml"
+    os.mkfifo(fifo)  # reading it waits until somebody writes, which nobody does
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(fifo)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    for _ in range(100):  # opening for writing succeeds as soon as the command waits for it
+        try:
+            writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError:
+            time.sleep(0.1)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    os.close(writer)
+    assert process.returncode == 130
+    assert "interrupted; run the same command again to go on" in stderr
+
+
+# ---------------------------------------------------------------- artifacts
+
+
+def test_ls_lists_artifacts_with_maker_size_and_tags(align, made):
+    rows = {row["reference"]: row for row in parsed(align("artifacts", "ls", "--json"))["artifacts"]}
+    assert set(rows) == set(map(str, made.values()))
+    sft = rows[str(made["sft"])]
+    assert (sft["kind"], sft["made_by"], sft["files"], sft["bytes"]) == ("model", "run/sft", 1, len("this is sft"))
+    assert sft["tags"] == ["policy/production"]
+    assert rows[str(made["base"])]["made_by"] == ""
+
+
+def test_ls_as_text_shows_names_that_the_other_commands_accept(align, store, made):
+    text = align("artifacts", "ls", "--kind", "model").stdout
+    assert all(made[name].short in text for name in ("base", "sft"))
+    assert made["data"].short not in text
+    assert store.resolve(made["sft"].short) == made["sft"]
+
+
+def test_an_empty_store_is_no_error(align):
+    assert parsed(align("artifacts", "ls", "--json")) == {"artifacts": []}
+    assert align("tags", "ls").stdout == "no tags yet\n"
+
+
+def test_show_gives_files_provenance_and_a_readable_path(align, made):
+    shown = parsed(align("artifacts", "show", "policy/production", "--json"))
+    assert shown["reference"] == str(made["sft"])
+    assert [entry["path"] for entry in shown["files"]] == ["content.txt"]
+    assert shown["provenance"][0]["inputs"]["data"] == str(made["data"])
+    assert Path(shown["path"], "content.txt").read_text() == "this is sft"
+
+
+def test_verify_reads_all_artifacts_or_one(align, made):
+    assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}}
+    assert align("artifacts", "verify", made["sft"].short).stdout == "1 verified, 0 damaged\n"
+
+
+def test_verify_names_a_corrupt_blob_and_exits_1(align, store, made):
+    blob = store.manifest(made["sft"]).files[0].sha256
+    path = next(path for path in Path(store.workspace.cache).parent.rglob(blob) if "blobs" in path.parts)
+    path.chmod(0o644)
+    path.write_text("THIS IS SFT")
+    problems = parsed(align("artifacts", "verify", "--json"), 1)["problems"]
+    assert list(problems) == [str(made["sft"])]
+    assert blob in problems[str(made["sft"])][0]
+    done = align("artifacts", "verify")
+    assert done.returncode == 1
+    assert blob in done.stdout
+    assert done.stdout.endswith("3 verified, 1 damaged\n")
+
+
+def test_gc_only_tells_until_it_is_asked_to_delete(align, store, made, tmp_path):
+    folder = tmp_path / "unused"
+    folder.mkdir()
+    (folder / "file").write_text("nothing needs this")
+    unused = store.publish(folder, "model")
+    told = parsed(align("artifacts", "gc", "--older-than", "0", "--json"))
+    assert told["deleted"] is False
+    assert {"blob", "manifest"} <= {one["what"] for one in told["garbage"]}
+    assert unused in {manifest.reference for manifest in store.artifacts()}
+    assert align("artifacts", "gc", "--older-than", "0", "--delete").stdout.startswith("deleted ")
+    assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
+
+
+# ---------------------------------------------------------------- tags and lineage
+
+
+def test_tags_name_their_artifact(align, made):
+    assert parsed(align("tags", "ls", "--json")) == {"tags": {"policy/production": str(made["sft"])}}
+    assert align("tags", "ls").stdout == f"policy/production  {made['sft']}\n"
+
+
+def test_the_history_of_a_tag_is_told_word_for_word(align, made):
+    history = parsed(align("tags", "history", "policy/production", "--json"))["history"]
+    assert [(move["number"], move["to"]) for move in history] == [(1, str(made["base"])), (2, str(made["sft"]))]
+    lines = align("tags", "history", "policy/production").stdout.splitlines()
+    assert lines[1].endswith(f"{made['sft']}  accuracy rose [see report]")
+
+
+def test_lineage_goes_up_by_default_and_down_on_request(align, made):
+    up = parsed(align("lineage", "policy/production", "--json"))
+    assert list(up) == ["up"]
+    assert {child["role"]: child["reference"] for child in up["up"]["children"]} == {
+        "model": str(made["base"]),
+        "data": str(made["data"]),
+    }
+    both = parsed(align("lineage", made["data"].short, "--up", "--down", "--json"))
+    assert both["up"]["children"] == []
+    assert [child["reference"] for child in both["down"]["children"]] == [str(made["sft"])]
+    text = align("lineage", "policy/production").stdout
+    assert "by run/sft (sft)" in text
+    assert "made outside: no record" in text

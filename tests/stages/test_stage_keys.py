@@ -1,0 +1,268 @@
+"""Stage keys: what changes them, what does not, what they cost, and how a changed key is explained."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import alignment_core.stages
+from alignment_core.artifacts import Provenance, Reference
+from alignment_core.data.pin import pin
+from alignment_core.recipes import DataConfig
+from alignment_core.stages.base import Stage, StageCall, load_stage
+from alignment_core.stages.key import _reachable, changes, code_digest, key_parts, stage_key, why_it_runs
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ["torch", "vllm", "ray", "deepspeed"]
+HELPERS = {"base", "key", "machines", "runner", "report", "training_loop"}
+MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
+
+
+def reference(kind: str, digit: str) -> Reference:
+    return Reference(kind, digit * 64)
+
+
+def call(**changed: Any) -> StageCall:
+    fields = {
+        "stage": "sft",
+        "label": "sft",
+        "config": {"training": {"learning_rate": 1e-4, "batch_size": 8}},
+        "inputs": {"model": reference("model", "1"), "data": reference("dataset", "2")},
+        "seed": 3,
+    }
+    return StageCall.model_validate(fields | changed)
+
+
+def python(code: str, **environment: str) -> Any:
+    """What ``code``, run by a fresh interpreter, prints as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# ---------------------------------------------------------------- the same in every process
+
+
+def test_every_process_computes_the_same_key():
+    code = (
+        "import json; from alignment_core.stages.base import StageCall; from alignment_core.stages.key import stage_key\n"
+        f"print(json.dumps(stage_key(StageCall.model_validate_json({call().model_dump_json()!r}))))"
+    )
+    keys = {python(code, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert keys == {stage_key(call())}
+
+
+def test_the_order_of_fields_and_inputs_and_the_spelling_of_defaults_do_not_matter():
+    shuffled = call(
+        config={"trust_remote_code": False, "training": {"batch_size": 8.0, "learning_rate": 1e-4, "max_steps": None}},
+        inputs=dict(reversed(call().inputs.items())),
+    )
+    assert stage_key(shuffled) == stage_key(call())
+
+
+def test_the_label_is_not_part_of_the_key():
+    assert stage_key(call(label="round-7/sft")) == stage_key(call())
+
+
+def test_a_key_is_made_of_meaning_alone_without_resources_or_paths():
+    assert sorted(key_parts(call())) == ["code", "config", "inputs", "seed", "stage", "version"]
+    assert "resources" not in StageCall.model_fields
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"config": {"training": {"learning_rate": 2e-4, "batch_size": 8}}},
+        {"inputs": {"model": reference("model", "9"), "data": reference("dataset", "2")}},
+        {"inputs": {"model": reference("model", "2"), "data": reference("dataset", "1")}},
+        {"inputs": {"model": reference("model", "1")}},
+        {"seed": 4},
+        {"stage": "reward_model"},
+    ],
+    ids=["config", "input", "inputs swapped", "input missing", "seed", "stage"],
+)
+def test_one_change_gives_another_key(changed):
+    assert stage_key(call(**changed)) != stage_key(call())
+
+
+# ---------------------------------------------------------------- data by content
+
+
+def dataset_call(path: Path, **options: Any) -> StageCall:
+    data = DataConfig.model_validate({"sources": [{"path": str(path), **options}]})
+    config = {
+        "data": data.model_dump(mode="json"),
+        "sources": [pin(source).model_dump(mode="json") for source in data.sources],
+        "purpose": "sft",
+    }
+    return call(stage="dataset", config=config, inputs={"tokenizer": reference("model", "1")})
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    def write(folder: str, text: str) -> Path:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_text(text)
+        return tmp_path / folder / "rows.jsonl"
+
+    return write
+
+
+def test_the_same_file_at_two_paths_is_the_same_data(file):
+    here, there = (file(folder, '{"prompt": "a", "completion": "b"}\n') for folder in ("here", "there"))
+    assert stage_key(dataset_call(here)) == stage_key(dataset_call(there))
+    assert str(here.parent) not in json.dumps(key_parts(dataset_call(here)))
+
+
+def test_another_content_or_another_way_to_read_it_is_other_data(file):
+    before, after = file("before", '{"prompt": "a", "completion": "b"}\n'), file("after", '{"text": "a"}\n')
+    keys = {stage_key(one) for one in (dataset_call(before), dataset_call(after), dataset_call(before, rows=1))}
+    assert len(keys) == 3
+
+
+# ---------------------------------------------------------------- code
+
+
+def reached(stage: str) -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in _reachable(f"alignment_core.stages.{stage}").values()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "files"),
+    [
+        ("sft", {"training/methods/sft.py", "training/trainer.py", "losses/logprobs.py", "canonical.py"}),
+        ("dpo", {"training/methods/dpo.py", "training/methods/pairs.py", "losses/preference.py"}),
+        ("generate", {"rollout/weights.py", "rollout/engine.py", "rollout/records.py", "models/saving.py"}),
+        ("score", {"evaluation/verifiers.py", "data/tasks.py"}),
+        ("dataset", {"data/build.py", "data/formats.py", "data/template.py"}),
+        ("select_pairs", {"rollout/selection.py"}),
+        ("evaluate", {"evaluation/statistics.py"}),
+    ],
+)
+def test_the_code_of_a_stage_follows_imports_inside_functions_and_names_in_strings(stage, files):
+    assert {f"alignment_core/{name}" for name in files} <= reached(stage)
+
+
+def test_a_stage_does_not_depend_on_flows_or_on_other_stages():
+    for stage in set(MODULES) - HELPERS:
+        files = reached(stage)
+        assert all(name.startswith("alignment_core/") for name in files)
+        assert {name for name in files if name.startswith("alignment_core/host/")} == set()
+    assert not {"alignment_core/training/methods/dpo.py", "alignment_core/stages/dpo.py"} & reached("sft")
+
+
+def test_an_edit_of_a_reachable_module_changes_the_code_digest_and_of_another_does_not(tmp_path):
+    """On a copy of the package, in fresh interpreters."""
+    import shutil
+
+    shutil.copytree(ROOT / "alignment_core", tmp_path / "alignment_core", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        f"import json, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.stages import key\n"
+        f"assert key.__file__.startswith({str(tmp_path)!r})\n"
+        "print(json.dumps([key.code_digest(f'alignment_core.stages.{name}') for name in ('sft', 'dpo')]))"
+    )
+    before = python(code)
+    with (tmp_path / "alignment_core" / "training" / "methods" / "dpo.py").open("a") as module:
+        module.write("# edited\n")
+    sft, dpo = python(code)
+    assert sft == before[0] == code_digest("alignment_core.stages.sft")
+    assert dpo != before[1]
+
+
+# ---------------------------------------------------------------- why it runs
+
+
+def record(parts: dict[str, Any], label: str = "sft", finished_at: str = "2026-01-01T00:00:00+00:00") -> Provenance:
+    return Provenance(
+        key="a" * 64,
+        stage="sft",
+        label=label,
+        key_parts=parts,
+        finished_at=finished_at,
+        output=reference("model", "f"),
+    )
+
+
+def test_changes_are_told_by_path():
+    before = {"a": {"x": 1, "gone": 2}, "b": [1, 2], "c": [1]}
+    after = {"a": {"x": 3, "new": 2}, "b": [1, 5], "c": [1, 2]}
+    assert changes(before, after) == ["a.gone removed", "a.new added", "a.x: 1 → 3", "b.1: 2 → 5", "c: [1] → [1, 2]"]
+    assert changes(before, before) == []
+
+
+def test_a_reference_and_a_digest_are_shown_short():
+    assert changes({"model": f"model@sha256:{'1' * 64}"}, {"model": f"model@sha256:{'2' * 64}"}) == [
+        "model: model@11111111 → model@22222222"
+    ]
+    assert changes({"code": "a" * 64}, {"code": "b" * 64}) == ["code: aaaaaaaa… → bbbbbbbb…"]
+
+
+def test_the_first_run_says_so():
+    other = record({"stage": "dpo"})
+    assert why_it_runs(key_parts(call()), [other]) == "first run of this stage in this store"
+
+
+def test_a_change_is_told_against_the_nearest_earlier_run():
+    near = record(key_parts(call(seed=9)), "near")
+    far = record(key_parts(call(seed=9, config={"training": {"batch_size": 1}})), "far", "2026-02-01T00:00:00+00:00")
+    assert why_it_runs(key_parts(call()), [far, near]) == "changed since near: seed: 9 → 3"
+
+
+def test_among_equally_near_runs_the_latest_is_told():
+    old, new = record(key_parts(call(seed=1)), "old"), record(key_parts(call(seed=2)), "new", "2026-03-01T00:00:00Z")
+    assert why_it_runs(key_parts(call()), [old, new]) == "changed since new: seed: 2 → 3"
+
+
+def test_many_changes_are_counted():
+    earlier = record(key_parts(call(seed=9, config={"training": {"bf16": True, "max_steps": 1}})))
+    sentence = why_it_runs(key_parts(call()), [earlier])
+    # batch_size, bf16 and learning_rate are told; max_steps and the seed are counted
+    assert sentence == (
+        "changed since sft: config.training.batch_size: 32 → 8; config.training.bf16: True → False; "
+        "config.training.learning_rate: 1e-05 → 0.0001; and 2 more"
+    )
+
+
+def test_a_stage_with_an_equal_record_runs_because_its_artifact_is_gone():
+    assert why_it_runs(key_parts(call()), [record(key_parts(call()))]) == "its artifact is gone or damaged"
+
+
+# ---------------------------------------------------------------- light
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - HELPERS))
+def test_every_stage_module_defines_its_stage_by_its_own_name(name):
+    stage = load_stage(name)
+    assert isinstance(stage, Stage)
+    assert stage.name == name
+
+
+def test_stages_and_their_keys_need_no_machine_learning_package():
+    stages = sorted(set(MODULES) - HELPERS)
+    loaded = python(
+        "import importlib, json, sys\nfrom alignment_core.stages.key import code_digest\n"
+        f"for name in {MODULES}: importlib.import_module(f'alignment_core.stages.{{name}}')\n"
+        f"for name in {stages}: code_digest(f'alignment_core.stages.{{name}}')\n"
+        f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    )
+    assert loaded == []
+
+
+@pytest.mark.parametrize("module", ["flows", "flows.cli"])
+def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(module):
+    code = (
+        f"import time; t = time.perf_counter(); import json, sys, {module}; t = time.perf_counter() - t\n"
+        f"print(json.dumps([t, [name for name in {HEAVY} if name in sys.modules]]))"
+    )
+    seconds, loaded = zip(*(python(code) for _ in range(3)), strict=True)
+    assert loaded == ([], [], [])
+    assert min(seconds) <= 1.5
