@@ -10,9 +10,11 @@ from uuid import uuid4
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.context import FlowRunContext
+from prefect.futures import as_completed
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, align_home, open_store
+from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.host.client import Host
 from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
@@ -57,8 +59,7 @@ def run_recipe(recipe: BaseRecipe, compose: Callable[[Any], Outputs]) -> dict[st
     with _open_run(recipe) as run:
         try:
             outputs = compose(recipe)
-            for step in run.steps:
-                step.result()
+            _wait(run)
         except BaseException as error:
             run.host.close()  # first: it wakes the stages that wait for an answer
             raise _cause(run, error) from None
@@ -87,11 +88,21 @@ def _open_run(recipe: BaseRecipe) -> Iterator[Run]:
             CURRENT.reset(token)
 
 
+def _wait(run: Run) -> None:
+    """Wait for all stages, announcing each as it ends. Raises the first failure as soon as it happens."""
+    steps = {step.future.task_run_id: step for step in run.steps}
+    for future in as_completed([step.future for step in run.steps]):
+        steps[future.task_run_id].result()
+
+
 def _cause(run: Run, error: BaseException) -> BaseException:
     """The failure that started it all: a stage whose input failed reports only that it could not begin."""
     if not isinstance(error, Exception):
         return error  # Ctrl-C, cancellation
-    return next((failure for step in run.steps if (failure := step.failure()) is not None), error)
+    if isinstance(error, AlignmentError) and not isinstance(error, Stopped):
+        return error
+    failures = [failure for step in run.steps if (failure := step.failure()) is not None]
+    return next((failure for failure in failures if not isinstance(failure, Stopped)), error)
 
 
 def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs) -> Outcome:

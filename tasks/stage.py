@@ -65,7 +65,7 @@ class Step:
     def result(self) -> StageResult:
         """Wait for the stage. Raises the stage's own error."""
         value = self.future.result()
-        result = StageResult.model_validate(value)
+        result = StageResult.model_validate(value).model_copy(update={"label": self.label})
         if self.future.state.name == "Cached":
             result = result.model_copy(update={"state": "cached", "reason": "same key", "seconds": 0.0})
         if self.run.listener and not self._announced:
@@ -132,7 +132,6 @@ def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
         persist_result=True,
         result_serializer="json",
         retry_condition_fn=_may_retry,
-        retry_delay_seconds=_delays,
     )(body)
 
 
@@ -146,7 +145,10 @@ def submit(
         for role, value in inputs.items()
         if value is not None
     }
-    prepared = task.with_options(task_run_name=label, retries=run.resources.stage_retries, result_storage=run.results)
+    retries = run.resources.stage_retries
+    prepared = task.with_options(
+        task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries), result_storage=run.results
+    )
     future = prepared.submit(label=label, config=config.model_dump(mode="json"), inputs=given, seed=run.seed)
     step = Step(label, future, run)
     run.steps.append(step)

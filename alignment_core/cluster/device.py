@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Literal
 
 from alignment_core.errors import EnvironmentFault
@@ -105,6 +106,8 @@ class Device:
 
 def _gpus() -> int:
     """Visible NVIDIA GPUs, counted without importing torch."""
+    if metadata.version("torch").endswith("+cpu"):
+        return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])

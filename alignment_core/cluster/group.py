@@ -12,6 +12,8 @@ from typing import Any
 
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
+PEER_SECONDS = 3.0
+
 
 class _Cell:
     """The actor: makes its object from an import path, so that heavy imports happen in its own process."""
@@ -117,11 +119,22 @@ class ActorGroup:
             cause = error.cause
             if isinstance(cause, AlignmentError):
                 raise cause from error
+            self._check_alive(what)  # a peer that dies breaks the collective of the others first
             print(error, file=sys.stderr)  # the actor's own traceback; the message stays one line
             raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:
             self.broken = True
             raise InfrastructureError(f"{self.name}: an actor died during `{what}`: {error}") from error
+
+    def _check_alive(self, what: str) -> None:
+        """Raise InfrastructureError if an actor of the group is dead."""
+        for actor in self.actors:
+            try:
+                self.ray.get(actor.node.remote(), timeout=PEER_SECONDS)
+            except self.ray.exceptions.GetTimeoutError:
+                continue  # busy, not dead
+            except self.ray.exceptions.RayError as error:
+                raise InfrastructureError(f"{self.name}: an actor died during `{what}`: {error}") from error
 
     def kill(self) -> None:
         """End the actors' processes."""

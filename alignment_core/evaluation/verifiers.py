@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,25 +37,30 @@ def load_verifier(name: str) -> Verifier:
     return found
 
 
-def verifier_digest(name: str) -> str | None:
-    """SHA-256 of the source of a user's verifier, for stage keys; none for the built-in ones."""
+def verifier_content(name: str) -> dict[str, str]:
+    """What a verifier is, for stage keys: the built-in one, or a function's name and the SHA-256 of its file."""
     if name == TASK:
-        return None
+        return {"name": TASK}
     try:
         source = inspect.getsourcefile(inspect.unwrap(load_verifier(name)))
     except TypeError:
         raise UserError(
             f"evaluation.verifier: {name!r} has no Python source; name a function written in Python"
         ) from None
-    return hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()
+    return {"name": name.rpartition(":")[2], "sha256": hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()}
 
 
-def verify(name: str, row: dict[str, Any]) -> float:
-    """Score one row of rollouts. Raises DataError if the verifier fails or answers with no number in [0, 1]."""
-    if name == TASK and row["task"] is None:
+def verify(name: str, rows: Sequence[dict[str, Any]]) -> list[float]:
+    """Score rows of rollouts. Raises DataError if the verifier fails or answers with no number in [0, 1]."""
+    function = None if name == TASK else load_verifier(name)
+    return [_verify_row(name, function, row) for row in rows]
+
+
+def _verify_row(name: str, function: Verifier | None, row: dict[str, Any]) -> float:
+    if function is None and row["task"] is None:
         raise DataError(f"{row['source']}: no built-in task, so `verifier: task` cannot score it; name a function")
     try:
-        verifier = partial(tasks.verify, row["task"]) if name == TASK else load_verifier(name)
+        verifier = function or partial(tasks.verify, row["task"])
         score = float(verifier(row["prompt_text"], row["completion_text"], row["label"]))
     except UserError:
         raise

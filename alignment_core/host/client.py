@@ -109,7 +109,7 @@ class _Session:
         command += [store, resources.model_dump_json(), str(self.temporary)]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "alignment_core.host.supervisor", str(read_end), "--", *command],
+                [sys.executable, "-m", "alignment_core.host.supervisor", str(read_end), str(self.temporary), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,8 +1,9 @@
 """Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
 
-``python -m alignment_core.host.supervisor LIFELINE_FD -- COMMAND …``. The asking process holds the write end of the
-lifeline pipe; when it dies in any way the read end here reports end-of-file. This process is a sub-reaper, so that
-daemons that detach themselves (Ray's do) become its children and are found.
+``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER COMMAND …``. FOLDER holds the command's temporary files and
+goes at the end. The asking process holds the write end of the lifeline pipe; when it dies in any way, the read end here
+reports end-of-file. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children
+and are found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +29,7 @@ POLL_SECONDS = 0.2
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, or 143 if it was ended from outside."""
-    lifeline, command = int(arguments[0]), arguments[2:]
+    lifeline, temporary, command = int(arguments[0]), arguments[1], arguments[2:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
     asked_to_stop = False
@@ -46,6 +48,7 @@ def main(arguments: list[str]) -> int:
         pass
     code = child.poll()
     _end_descendants()
+    shutil.rmtree(temporary, ignore_errors=True)
     return 143 if code is None else code if code >= 0 else 128 - code
 
 
@@ -68,7 +71,14 @@ def _end_descendants() -> None:
 
 
 def _descendants() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in psutil.Process().children(recursive=True) if _lives(process)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended since it was listed
+        return False
 
 
 def _reap() -> None:

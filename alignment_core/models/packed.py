@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import token_logps
 
 if TYPE_CHECKING:
@@ -56,10 +57,13 @@ def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:
     return module(batch.input_ids, batch.position_ids, batch.predict_K, batch.labels_K, batch.last_S)
 
 
-def load_model(path: str, head: Head, dtype: torch.dtype, seed: int = 0, trust_remote_code: bool = False) -> Any:
+def load_model(
+    path: str, head: Head, dtype: torch.dtype, head_seed: int | None = None, trust_remote_code: bool = False
+) -> Any:
     """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
 
-    A score head that the folder does not hold is initialised from ``seed`` with standard deviation 1/sqrt(hidden).
+    A score head that the folder does not hold is initialised from ``head_seed`` with standard deviation
+    1/sqrt(hidden); without a seed such a folder is refused with UserError.
     """
     import transformers
 
@@ -75,7 +79,9 @@ def load_model(path: str, head: Head, dtype: torch.dtype, seed: int = 0, trust_r
         **options,
     )
     if head == "score" and any(name.startswith("score") for name in info["missing_keys"]):
-        generator = torch.Generator().manual_seed(seed)
+        if head_seed is None:
+            raise UserError("the model that should score completions has no score head: it is no reward model")
+        generator = torch.Generator().manual_seed(head_seed)
         weight = model.score.weight.data
         weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
     return model

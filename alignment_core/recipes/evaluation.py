@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
@@ -27,6 +29,9 @@ class EvaluationConfig(Config):
     """Bootstrap resamples (of prompts)."""
 
 
+METRICS = ("accuracy", "reward", "win_rate", "kl", "length", "truncated")
+
+
 class Gate(Config):
     """One condition on a metric; a promotion must pass all of them."""
 
@@ -39,6 +44,17 @@ class Gate(Config):
     """Largest value."""
     min_gain: float | None = None
     """Least gain over the baseline's value of the same metric."""
+
+    @model_validator(mode="after")
+    def _known_metric(self) -> Gate:
+        name, _, end = self.metric.partition(".")
+        if name not in METRICS or end not in ("", "low", "high"):
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METRICS)}"
+            raise ValueError(f"no metric {self.metric!r}; {hint}")
+        if self.min_gain is not None and name in ("win_rate", "kl"):
+            raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")
+        return self
 
     @model_validator(mode="after")
     def _some_bound(self) -> Gate:

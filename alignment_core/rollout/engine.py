@@ -57,7 +57,7 @@ class Engine:
             **device.engine_options(resources),
         )
         gc.enable()
-        self.policy = policy
+        self.policy, self.trust_remote_code = policy, trust_remote_code
 
     def load(self, model: str, policy: str) -> float:
         """Put the weights of the folder ``model`` into the running engine; seconds it took (0 if they are in it)."""
@@ -114,7 +114,8 @@ class Engine:
 
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         sampled = self.generate(self.policy, prompts, config, stop, seed=0)
-        reference = load_model(model, "lm", torch.bfloat16 if bf16 else torch.float32).eval()
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        reference = load_model(model, "lm", dtype, trust_remote_code=self.trust_remote_code).eval()
         worst = 0.0
         for prompt, (completion, *_) in zip(prompts, sampled, strict=True):
             ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]])

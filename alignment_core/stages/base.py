@@ -101,7 +101,9 @@ class Machines(Protocol):
         """The trainer ranks, for this stage alone."""
 
     @contextmanager
-    def engines(self, model: Path, policy: Reference, max_model_len: int) -> Iterator[ActorGroup]:
+    def engines(
+        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False
+    ) -> Iterator[ActorGroup]:
         """Engines with this policy's weights in them, for this stage alone."""
 
 

@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+CODE = ("*.py",)
+"""Copied only for a model whose code the recipe trusts."""
 
 
 class BaseModelConfig(StageConfig):
@@ -36,14 +39,21 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
     if model.scratch is not None:
         parameters = create_model(model.scratch, model.chat_template, context.seed, context.output)
         return {"parameters": parameters}
-    source = Path(str(model.name)) if config.commit is None else _download(model, config.commit)
-    for pattern in WANTED:
+    source = Path(str(model.name)).expanduser() if config.commit is None else _download(model, config.commit)
+    for pattern in _patterns(model):
         for path in source.glob(pattern):
             shutil.copyfile(path, context.output / path.name)
+    for name, digest in config.files.items():
+        if not (context.output / name).is_file() or digest_of_file(context.output / name) != digest:
+            raise UserError(f"model: {source / name} changed while the run was starting; run again")
     if not list(context.output.glob("*.safetensors")):
         raise UserError(f"model: {model.name} holds no *.safetensors; convert it first, pickled weights are not loaded")
     _tidy(context.output, model)
     return {"parameters": _parameters(context.output)}
+
+
+def _patterns(model: ModelConfig) -> tuple[str, ...]:
+    return WANTED + CODE if model.trust_remote_code else WANTED
 
 
 def _tidy(directory: Path, model: ModelConfig) -> None:
@@ -64,7 +74,9 @@ def _tidy(directory: Path, model: ModelConfig) -> None:
 def _download(model: ModelConfig, commit: str) -> Path:
     import huggingface_hub
 
-    return Path(huggingface_hub.snapshot_download(str(model.name), revision=commit, allow_patterns=list(WANTED)))
+    return Path(
+        huggingface_hub.snapshot_download(str(model.name), revision=commit, allow_patterns=list(_patterns(model)))
+    )
 
 
 def _parameters(directory: Path) -> int:
@@ -83,14 +95,13 @@ def _parameters(directory: Path) -> int:
 
 def pin_model(model: ModelConfig) -> BaseModelConfig:
     """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit. Raises UserError."""
-    from alignment_core.canonical import digest_of_file
     from alignment_core.hub import commit_of
 
     if model.scratch is not None:
         return BaseModelConfig(model=model)
     folder = Path(str(model.name)).expanduser()
     if folder.is_dir():
-        paths = sorted({path for pattern in WANTED for path in folder.glob(pattern)})
+        paths = sorted({path for pattern in _patterns(model) for path in folder.glob(pattern)})
         if not (folder / "config.json").is_file():
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
         return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.errors import DataError
 from alignment_core.evaluation.statistics import bootstrap, per_prompt, win_rate_per_prompt
 from alignment_core.rollout.records import read_scores
 from alignment_core.stages.base import Stage, StageConfig, StageContext
@@ -35,10 +34,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion.
         gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
         per_prompt_values["kl"] = per_prompt(gaps, "gap")
-    if baseline is not None:
-        column = "reward" if rows[0]["reward"] is not None else "verifier"
-        if rows[0][column] is None or baseline[0][column] is None:
-            raise DataError("a win rate needs a reward model or a verifier")
+    column = "reward" if rows[0]["reward"] is not None else "verifier"
+    if baseline is not None and rows[0][column] is not None:
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
     for name, values in per_prompt_values.items():
         interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alignment_core.errors import DataError, NumericError
+from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+if TYPE_CHECKING:
+    from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
 
 PARITY_PROMPTS = 4
 
@@ -49,7 +53,9 @@ def _sample(
     model, policy = context.inputs["policy"], context.references["policy"]
     generation, wait = config.generation, context.resources.wait_timeout_seconds
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
-    with context.machines.engines(model, policy, longest + generation.max_completion_length) as engines:
+    length = longest + generation.max_completion_length
+    _check_length(model, longest, length)
+    with context.machines.engines(model, policy, length, config.trust_remote_code) as engines:
         update = max(engines.all("load", str(model), str(policy), timeout=wait))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
         jobs = (
@@ -78,6 +84,15 @@ def _sample(
         generated_tokens=tokens, generate_seconds=round(seconds, 3), weight_update_seconds=round(update, 4)
     )
     return {"tokens_per_second": tokens / seconds, **parity}
+
+
+def _check_length(model: Path, longest_prompt: int, length: int) -> None:
+    most = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    if most is not None and length > most:
+        raise UserError(
+            f"generation: the longest prompt has {longest_prompt} tokens, which with max_completion_length makes {length}; "
+            f"the model takes {most}. Lower generation.max_completion_length or prompts.max_prompt_length"
+        )
 
 
 def _check_parity(context: StageContext, engines: Any, shards: list[Any], stop: int, updated: bool) -> dict[str, float]:

@@ -37,7 +37,9 @@ class WarmMachines:
         return self.resources.wait_timeout_seconds
 
     def _group(self, role: Any, size: int, environment: dict[str, str]) -> ActorGroup:
-        return ActorGroup(self.connect(), f"{role}s", size, self.device.actor_options(role, self.resources), environment)
+        return ActorGroup(
+            self.connect(), f"{role}s", size, self.device.actor_options(role, self.resources), environment
+        )
 
     @contextmanager
     def processor(self) -> Iterator[None]:
@@ -75,13 +77,16 @@ class WarmMachines:
     def _start_trainers(self) -> ActorGroup:
         world = self.device.trainers(self.resources)
         group = self._group("trainer", world, self.device.trainer_environment(self.resources))
-        rendezvous = group.rendezvous(self.temporary, self._timeout)
-        shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
-        group.make(TRAINER, [{"rank": rank, **shared} for rank in range(world)], self._timeout)
+        with _killed_on_failure(group):
+            rendezvous = group.rendezvous(self.temporary, self._timeout)
+            shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
+            group.make(TRAINER, [{"rank": rank, **shared} for rank in range(world)], self._timeout)
         return group
 
     @contextmanager
-    def engines(self, model: Path, policy: Reference, max_model_len: int) -> Iterator[ActorGroup]:
+    def engines(
+        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False
+    ) -> Iterator[ActorGroup]:
         """Engines that hold ``policy``, for the caller alone: warm ones take its weights, if the architecture agrees."""
         with self._engines_lock:
             shape = (architecture_digest(model), max_model_len)
@@ -89,7 +94,7 @@ class WarmMachines:
                 self._engines.kill()
                 self._engines = None
             if self._engines is None:
-                self._engines = self._start_engines(model, policy, max_model_len)
+                self._engines = self._start_engines(model, policy, max_model_len, trust_remote_code)
                 self._engines_shape = shape
             group = self._engines
             try:
@@ -104,7 +109,7 @@ class WarmMachines:
         assert self._engines_shape is not None
         return self._engines_shape[0] == shape[0] and self._engines_shape[1] >= shape[1]
 
-    def _start_engines(self, model: Path, policy: Reference, max_model_len: int) -> ActorGroup:
+    def _start_engines(self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool) -> ActorGroup:
         size = self.device.engines(self.resources)
         group = self._group("engine", size, self.device.engine_environment(self.resources))
         arguments = {
@@ -113,8 +118,10 @@ class WarmMachines:
             "max_model_len": max_model_len,
             "resources": self.resources,
             "device": self.device,
+            "trust_remote_code": trust_remote_code,
         }
-        group.make(ENGINE, [arguments] * size, self._timeout)
+        with _killed_on_failure(group):
+            group.make(ENGINE, [arguments] * size, self._timeout)
         return group
 
     def close(self) -> None:
@@ -126,3 +133,13 @@ class WarmMachines:
 
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()
+
+
+@contextmanager
+def _killed_on_failure(group: ActorGroup) -> Iterator[None]:
+    """A group that did not start as a whole is no use, and its half-started ranks wait for each other."""
+    try:
+        yield
+    except BaseException:
+        group.kill()
+        raise

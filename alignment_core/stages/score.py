@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.evaluation.verifiers import verifier_digest, verify
+from alignment_core.evaluation.verifiers import verifier_content, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+if TYPE_CHECKING:
+    from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
 
 BLOCK = 256
 """Completions per forward call of one rank: small enough for a moving progress bar."""
@@ -23,8 +26,7 @@ class ScoreConfig(StageConfig):
     trust_remote_code: bool = False
 
     def content(self) -> Any:
-        named = self.verifier
-        return {"verifier": named if named == "task" else verifier_digest(named) if named else None}
+        return {"verifier": verifier_content(self.verifier) if self.verifier else None}
 
 
 def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
         if role in context.inputs:
             columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
     if config.verifier:
-        columns["verifier"] = [verify(config.verifier, row) for row in rollouts]
+        columns["verifier"] = verify(config.verifier, rollouts)
     rows = [
         {
             "prompt": row["prompt"],

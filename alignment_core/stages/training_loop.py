@@ -13,6 +13,7 @@ from alignment_core.stages.base import StageContext
 if TYPE_CHECKING:
     from alignment_core.training.methods.base import Method
     from alignment_core.training.trainer import StepReport
+    from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
 
 REPORT_SECONDS = 1.0
 

@@ -64,3 +64,7 @@ class TrainWorker:
             self.job.engine.destroy()
         self.job = None
         gc.collect()
+        if self.device.kind == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()  # the engines share this GPU

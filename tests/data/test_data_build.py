@@ -276,11 +276,11 @@ def test_source_of_a_mixture_that_has_nothing_left_is_refused(built: Build, json
 
 
 def test_statistics_add_up(built: Build, jsonl: Write) -> None:
-    sources = [{"path": str(jsonl([*PAIRS, {"prompt": "p", "completion": ""}]))}, {"task": "repeat", "rows": 10}]
+    sources = [{"path": str(jsonl([*PAIRS, {"prompt": "p", "completion": ""}]))}, {"task": "first", "rows": 10}]
     data = built({"sources": sources, "test_rows": 5}, "sft")
     statistics = data.statistics
     assert statistics["rows"] == {"read": 51, "split": 0, "kept": 50, "train": 45, "test": 5}
-    assert [source["name"] for source in statistics["sources"]] == ["train.jsonl", "task:repeat/train"]
+    assert [source["name"] for source in statistics["sources"]] == ["train.jsonl", "task:first/train"]
     for name, count in statistics["rows"].items():
         assert sum(source[name] for source in statistics["sources"]) == count
     assert statistics["sources"][0]["dropped"] == statistics["dropped"] == {"empty_completion": 1}

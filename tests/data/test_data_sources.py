@@ -240,7 +240,7 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
     (tmp_path / "gsm8k.d").mkdir()
     with pytest.raises(UserError) as caught:
         pin(DataSource(path="gsm8k"))
-    assert str(caught.value).startswith("gsm8k: no such file here; did you mean gsm8k.d?, and the Hub cannot be asked")
+    assert str(caught.value).startswith("gsm8k: no such file or folder here; did you mean gsm8k.d?, and the Hub cannot")
     assert "set HF_HUB_OFFLINE=1" in str(caught.value)
 
 

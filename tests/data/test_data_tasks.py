@@ -30,7 +30,8 @@ def test_labels_verify_and_other_answers_do_not(task: str) -> None:
     [
         ("reverse", lambda words: words[0][::-1]),
         ("sort", lambda words: "".join(sorted(words[0]))),
-        ("repeat", lambda words: words[0][0] * 5),
+        ("first", lambda words: words[0][0] * 4),
+        ("last", lambda words: words[0][-1] * 4),
         ("max", lambda words: str(max(map(int, words)))),
     ],
 )

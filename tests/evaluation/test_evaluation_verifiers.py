@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import DataError, UserError
-from alignment_core.evaluation.verifiers import load_verifier, verifier_digest, verify
+from alignment_core.evaluation.verifiers import load_verifier, verifier_content, verify
 
 SOURCE = """
 import functools
@@ -56,30 +56,30 @@ def row(completion: str = "ab", label: str | None = "ab", task: str | None = Non
 
 
 def test_the_built_in_verifier_asks_the_rows_own_task():
-    assert verify("task", row(" ab ", task="reverse")) == 1.0
-    assert verify("task", row("ba", task="reverse")) == 0.0
+    assert verify("task", [row(" ab ", task="reverse")]) == [1.0]
+    assert verify("task", [row("ba", task="reverse")]) == [0.0]
 
 
 def test_the_built_in_verifier_cannot_score_a_row_without_a_task():
     with pytest.raises(DataError, match=r"prompts\.jsonl: no built-in task, so `verifier: task` cannot score it"):
-        verify("task", row())
+        verify("task", [row()])
 
 
 def test_the_built_in_verifier_cannot_score_a_row_without_a_label():
     with pytest.raises(DataError, match=r"prompts\.jsonl: the verifier task failed: .*without a label"):
-        verify("task", row(label=None, task="reverse"))
+        verify("task", [row(label=None, task="reverse")])
 
 
 def test_a_function_of_a_file(name):
-    assert verify(name("exact"), row("ab")) == 1.0
-    assert verify(name("exact"), row("xy")) == 0.0
-    assert verify(name("half"), row()) == 0.5
+    assert verify(name("exact"), [row("ab")]) == [1.0]
+    assert verify(name("exact"), [row("xy")]) == [0.0]
+    assert verify(name("half"), [row()]) == [0.5]
 
 
 def test_a_function_of_a_module(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert name("exact")
-    assert verify("checks:exact", row("ab")) == 1.0
+    assert verify("checks:exact", [row("ab")]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_function_of_a_module(name, tmp_path, monkeypatch):
 )
 def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
     with pytest.raises(DataError, match=rf"^prompts\.jsonl: the verifier .*checks\.py:{function} {says}$"):
-        verify(name(function), row())
+        verify(name(function), [row()])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
     ],
 )
 def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
-    for use in (load_verifier, verifier_digest, lambda given: verify(given, row())):
+    for use in (load_verifier, verifier_content, lambda given: verify(given, [row()])):
         with pytest.raises(UserError, match=r"^evaluation\.verifier: .*" + says) as caught:
             use(given)
         assert not isinstance(caught.value, DataError)
@@ -126,11 +126,13 @@ def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):
     expected = hashlib.sha256(SOURCE.encode()).hexdigest()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "renamed.py").write_text(SOURCE)
-    assert verifier_digest(name("exact")) == verifier_digest(f"{tmp_path}/other/renamed.py:exact") == expected
-    assert verifier_digest("task") is None
+    assert verifier_content(name("exact")) == verifier_content(f"{tmp_path}/other/renamed.py:exact")
+    assert verifier_content(name("exact")) == {"name": "exact", "sha256": expected}
+    assert verifier_content(name("half")) != verifier_content(name("exact"))
+    assert verifier_content("task") == {"name": "task"}
 
 
 def test_a_callable_without_python_source_has_no_digest(name):
     for given in ("math:sqrt", name("PARTIAL")):
         with pytest.raises(UserError, match="has no Python source"):
-            verifier_digest(given)
+            verifier_content(given)

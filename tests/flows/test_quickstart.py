@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+Align = Callable[..., dict[str, Any]]
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
 SMALL = [
     "sft.training.max_steps=30",
@@ -28,21 +27,7 @@ SMALL = [
 ]
 
 
-def align(home: Path, *arguments: str, expect: int = 0) -> dict[str, Any]:
-    """Run ``align … --json`` in a process of its own; its last line as an object."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments, "--json"],
-        env={**os.environ, "ALIGN_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def run_small(home: Path, *overrides: str) -> dict[str, Any]:
+def run_small(align: Align, home: Path, *overrides: str) -> dict[str, Any]:
     return align(home, "run", str(RECIPE), *(part for one in [*SMALL, *overrides] for part in ("--set", one)))
 
 
@@ -60,12 +45,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(home: Path) -> dict[str, Any]:
-    return run_small(home)
+def first(align: Align, home: Path) -> dict[str, Any]:
+    return run_small(align, home)
 
 
 @pytest.mark.slow
-def test_a_run_makes_policy_reward_model_and_report(first: dict[str, Any], home: Path) -> None:
+def test_a_run_makes_policy_reward_model_and_report(align: Align, first: dict[str, Any], home: Path) -> None:
     assert first["status"] == "completed"
     assert set(first["outputs"]) == {"policy", "reward_model", "report"}
     assert set(states(first).values()) == {"run"}
@@ -78,7 +63,7 @@ def test_a_run_makes_policy_reward_model_and_report(first: dict[str, Any], home:
 
 
 @pytest.mark.slow
-def test_an_unmet_gate_refuses_and_says_by_how_much(first: dict[str, Any], home: Path) -> None:
+def test_an_unmet_gate_refuses_and_says_by_how_much(align: Align, first: dict[str, Any], home: Path) -> None:
     assert first["promotion"]["state"] == "refused"
     assert "below the least of 0.99" in first["promotion"]["reasons"][0]
     assert align(home, "tags", "ls") == {"tags": {}}
@@ -92,7 +77,7 @@ def test_after_a_weight_update_the_engine_agreed_with_the_model(first: dict[str,
 
 
 @pytest.mark.slow
-def test_lineage_leads_from_the_policy_to_its_sources_and_back(first: dict[str, Any], home: Path) -> None:
+def test_lineage_leads_from_the_policy_to_its_sources_and_back(align: Align, first: dict[str, Any], home: Path) -> None:
     up = json.dumps(align(home, "lineage", first["outputs"]["policy"]))
     for label in ("round-2/dpo", "round-1/select", "sft", "model", "rounds/prompts"):
         assert f'"{label}"' in up
@@ -101,22 +86,27 @@ def test_lineage_leads_from_the_policy_to_its_sources_and_back(first: dict[str, 
 
 
 @pytest.mark.slow
-def test_the_same_recipe_again_is_all_cached_without_prefects_database(first: dict[str, Any], home: Path) -> None:
+def test_the_same_recipe_again_is_all_cached_without_prefects_database(
+    align: Align, first: dict[str, Any], home: Path
+) -> None:
     shutil.rmtree(home / "prefect")
-    again = run_small(home)
+    again = run_small(align, home)
     assert set(states(again).values()) == {"cached"}
     assert digests(again) == digests(first)
 
 
 @pytest.mark.slow
-def test_the_policy_loads_in_transformers(first: dict[str, Any], home: Path) -> None:
+def test_the_policy_loads_in_transformers(align: Align, first: dict[str, Any], home: Path) -> None:
     import transformers
 
     path = align(home, "artifacts", "show", first["outputs"]["policy"])["path"]
     model = transformers.AutoModelForCausalLM.from_pretrained(path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "first: 4821\n"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": "first: 4821\n"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
     assert model.generate(**prompt, max_new_tokens=4).shape[1] > prompt["input_ids"].shape[1]
     judge_path = align(home, "artifacts", "show", first["outputs"]["reward_model"])["path"]
@@ -125,8 +115,8 @@ def test_the_policy_loads_in_transformers(first: dict[str, Any], home: Path) -> 
 
 
 @pytest.mark.slow
-def test_one_changed_field_runs_exactly_the_stages_below_it(first: dict[str, Any], home: Path) -> None:
-    changed = run_small(home, "iterative_dpo.loss.beta=0.2")
+def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first: dict[str, Any], home: Path) -> None:
+    changed = run_small(align, home, "iterative_dpo.loss.beta=0.2")
     ran = {label for label, state in states(changed).items() if state == "run"}
     assert ran == {
         "round-1/dpo",
@@ -148,6 +138,6 @@ def test_one_changed_field_runs_exactly_the_stages_below_it(first: dict[str, Any
 
 @pytest.mark.slow
 def test_another_process_with_another_store_makes_the_same_digests(
-    first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    align: Align, first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert digests(run_small(tmp_path_factory.mktemp("other"))) == digests(first)
+    assert digests(run_small(align, tmp_path_factory.mktemp("other"))) == digests(first)

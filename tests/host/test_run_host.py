@@ -21,7 +21,9 @@ from alignment_core.stages.base_model import BaseModelConfig, pin_model
 
 pytestmark = pytest.mark.slow
 
-TINY = ModelConfig(scratch=ScratchModel(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1))
+TINY = ModelConfig(
+    scratch=ScratchModel(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
+)
 FLOW = """
 import sys, time
 from pathlib import Path
@@ -96,7 +98,7 @@ def test_calls_errors_deadlines_and_closing(tmp_path: Path, monkeypatch: pytest.
 
     hurried = Host(store.uri, ResourcesConfig(trainers=1, stage_timeout_seconds=0.01), tmp_path / "hurried.log")
     other = ScratchModel(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
-    with pytest.raises(DeadlineExceeded, match="model took longer than its 0.01 seconds"):
+    with pytest.raises(DeadlineExceeded, match=r"model took longer than its 0\.01 seconds"):
         hurried.run(model_call(pin_model(ModelConfig(scratch=other))))
     hurried.close()
 

@@ -27,7 +27,7 @@ def exported(tiny_model: Any, tmp_path: Path) -> Any:
 
     def export(head: Any, architecture: str = "llama", tied: bool = True) -> Path:
         source = tiny_model(architecture, tied)
-        save_checkpoint(load_model(str(source), head, torch.float32, seed=4), source, tmp_path / "out")
+        save_checkpoint(load_model(str(source), head, torch.float32, head_seed=4), source, tmp_path / "out")
         return tmp_path / "out"
 
     return export
@@ -95,7 +95,7 @@ def test_the_packed_score_is_the_logit_of_sequence_classification(exported: Any,
 
 def test_a_new_score_head_follows_from_its_seed_and_a_saved_one_is_kept(exported: Any, tiny_model: Any) -> None:
     def head(folder: Path, seed: int) -> torch.Tensor:
-        return load_model(str(folder), "score", torch.float32, seed=seed).score.weight.detach()
+        return load_model(str(folder), "score", torch.float32, head_seed=seed).score.weight.detach()
 
     assert torch.equal(head(tiny_model(), 4), head(tiny_model(), 4))
     assert not torch.equal(head(tiny_model(), 4), head(tiny_model(), 5))

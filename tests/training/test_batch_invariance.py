@@ -41,7 +41,7 @@ def rows(tables: Any, method: Any) -> list[Row]:
 
 @pytest.fixture
 def model(tiny_model: Any, method: Any, architecture: str) -> Any:
-    return load_model(str(tiny_model(architecture)), method.head, torch.float32, seed=7)
+    return load_model(str(tiny_model(architecture)), method.head, torch.float32, head_seed=7)
 
 
 @pytest.fixture

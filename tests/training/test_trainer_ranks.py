@@ -52,12 +52,6 @@ def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
-    """Filled by the first test of each method: the weights from one rank with the whole batch in one micro-batch."""
-    return {}
-
-
 @pytest.mark.slow  # the first one starts Ray and three trainer ranks
 @pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
 def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
@@ -126,22 +120,23 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [Sft(), DPO], ids=["sft", "dpo"])
-def test_new_processes_resume_to_the_same_bytes(method: Any, make_job: Any, machines: Any, tmp_path: Path) -> None:
-    job, progress = make_job(method), tmp_path / "progress"
-    with machines(2).trainers() as group:
-        open_job(group, machines(2), job, tmp_path / "none")
-        train(group, 6)
-        whole = export(group, tmp_path / "whole").read_bytes()
-        open_job(group, machines(2), job, progress)
-        train(group, 3)
-        group.all("do", "save_progress", str(progress), timeout=WAIT)
-    with pytest.raises(KeyboardInterrupt), machines(2).trainers():
-        raise KeyboardInterrupt  # whatever goes wrong in a stage ends its actors
-    with machines(2).trainers() as group:
-        assert open_job(group, machines(2), job, progress)["step"] == 3
-        train(group, 3)
-        assert export(group, tmp_path / "resumed").read_bytes() == whole
+def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job, progress = make_job(DPO), tmp_path / "progress"
+    with machines(2).trainers() as old:
+        open_job(old, machines(2), job, tmp_path / "none")
+        train(old, 6)
+        whole = export(old, tmp_path / "whole").read_bytes()
+        open_job(old, machines(2), job, progress)
+        train(old, 3)
+        old.all("do", "save_progress", str(progress), timeout=WAIT)
+    without_model = dataclasses.replace(job, model=str(tmp_path / "absent"))
+    with pytest.raises(RuntimeError, match="`open_training` failed"), machines(2).trainers() as old:
+        open_job(old, machines(2), without_model, progress)
+    with machines(2).trainers() as new:
+        assert new is not old
+        assert open_job(new, machines(2), job, progress)["step"] == 3
+        train(new, 3)
+        assert export(new, tmp_path / "resumed").read_bytes() == whole
 
 
 def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machines: Any, tmp_path: Path) -> None:
@@ -206,14 +201,3 @@ def test_rank_zero_stops_all_ranks_when_its_time_is_over(make_job: Any, machines
     with machines(2).trainers() as group:
         open_job(group, machines(2), make_job(Sft()), tmp_path / "progress")
         assert [report.steps for report in group.all("do", "train", 6, 0.0, timeout=WAIT)] == [1, 1]
-
-
-@pytest.mark.slow
-def test_after_a_failure_the_next_stage_gets_new_ranks(make_job: Any, machines: Any, tmp_path: Path) -> None:
-    job = make_job(Sft())
-    with pytest.raises(RuntimeError, match="failed"), machines(1).trainers() as broken:
-        open_job(broken, machines(1), dataclasses.replace(job, model=str(tmp_path / "absent")), tmp_path / "a")
-    with machines(1).trainers() as group:
-        assert group is not broken
-        open_job(group, machines(1), job, tmp_path / "b")
-        assert train(group, 1)[0].steps == 1
