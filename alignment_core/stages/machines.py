@@ -28,6 +28,7 @@ class WarmMachines:
         self.device = Device.detect(resources.device)
         self._starting, self._processor_lock = threading.Lock(), threading.Lock()
         self._trainers_lock, self._engines_lock = threading.Lock(), threading.Lock()
+        self._ray: Any = None
         self._trainers: ActorGroup | None = None
         self._engines: ActorGroup | None = None
         self._engines_shape: tuple[str, int] | None = None
@@ -66,7 +67,8 @@ class WarmMachines:
         """Connect to Ray, or start it. Call it first from the main thread, while no other thread runs: Ray forks, and a
         fork beside a thread that holds a lock (imports do) may hang."""
         with self._starting:
-            return ray_cluster.connect(self.temporary)
+            self._ray = ray_cluster.connect(self.temporary)
+            return self._ray
 
     def warm_up(self) -> None:
         """Start the trainers before a stage asks for them: nearly every run needs them, and it takes seconds."""
@@ -125,14 +127,14 @@ class WarmMachines:
         return group
 
     def close(self) -> None:
-        """End all actors, and Ray if this process started it."""
-        for group in (self._trainers, self._engines):
+        """End all actors, and Ray if this process started it. May be called again."""
+        groups, self._trainers, self._engines = (self._trainers, self._engines), None, None
+        for group in groups:
             if group is not None:
                 group.kill()
-        import sys
-
-        if "ray" in sys.modules:
-            sys.modules["ray"].shutdown()
+        if self._ray is not None:
+            self._ray.shutdown()
+            self._ray = None
 
 
 @contextmanager

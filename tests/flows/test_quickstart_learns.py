@@ -11,13 +11,18 @@ import pytest
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_each_round_improves_and_the_last_is_promoted(
-    align: Callable[..., dict[str, Any]], tmp_path: Path, seed: int
+    align: Callable[..., dict[str, Any]], home: Path, seed: int
 ) -> None:
-    outcome = align(tmp_path, "run", str(RECIPE), "--set", f"seed={seed}", timeout=850)
+    outcome = align(home, "run", str(RECIPE), "--set", f"seed={seed}", timeout=850)
     policies = outcome["metrics"]["policies"]
     accuracy = {name: metrics["accuracy"] for name, metrics in policies.items()}
     assert accuracy["sft"] < accuracy["round-1"] < accuracy["round-2"], accuracy
@@ -26,4 +31,4 @@ def test_each_round_improves_and_the_last_is_promoted(
     assert policies["round-2"]["win_rate.low"] > 0.5
     assert outcome["metrics"]["reward model, held-out accuracy"] >= 0.9
     assert outcome["promotion"]["state"] == "promoted"
-    assert align(tmp_path, "tags", "ls") == {"tags": {"policy/production": outcome["outputs"]["policy"]}}
+    assert align(home, "tags", "ls") == {"tags": {"policy/production": outcome["outputs"]["policy"]}}
