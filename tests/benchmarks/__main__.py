@@ -1,0 +1,43 @@
+"""``make bench``: speed as ratios against a reference in the same run; prints one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+PARTS = ("training", "generation", "pipeline")
+CPU = {
+    "OMP_NUM_THREADS": "1",
+    "DS_ACCELERATOR": "cpu",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+def main() -> int:
+    """Run each part in a process of its own; the exit code is that of the first that failed."""
+    wanted = sys.argv[1:] or list(PARTS)
+    for part in wanted:
+        environment = {**os.environ, **({} if part == "pipeline" else CPU)}
+        done = subprocess.run(
+            [sys.executable, "-m", f"tests.benchmarks.{part}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                print(json.dumps({"part": part, **json.loads(line)}), flush=True)
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
