@@ -34,8 +34,9 @@ class Evaluations:
         self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
         self.baseline = self.baseline or (label, policy, scores)
 
-    def report(self, notes: dict[str, float]) -> Step | None:
+    def report(self) -> Step | None:
         """One table of all policies."""
         if self.baseline is None:
             return None
-        return judging.report("report", f"Run {self.recipe.name}", self.steps, self.baseline[0], notes)
+        title = f"Run {self.recipe.name}"
+        return judging.report("report", title, self.steps, self.baseline[0], self.reward_model)

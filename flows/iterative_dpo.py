@@ -29,13 +29,10 @@ def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
         policy = one_round(recipe, section, number, policy, prompts, judge, reference)
         evaluations.add(f"round-{number}", policy)
 
-    notes = {}
-    if isinstance(judge, Step) and "test_accuracy" in judge.result().metrics:
-        notes["reward model, held-out accuracy"] = judge.result().metrics["test_accuracy"]
     return Outputs(
         policy=policy,
         reward_model=judge,
-        report=evaluations.report(notes),
+        report=evaluations.report(),
         final=f"round-{section.rounds}",
         baseline=evaluations.baseline[0] if evaluations.baseline else None,
     )

@@ -25,10 +25,10 @@ def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scor
     return submit(evaluate_task, label, config, {"scores": scores, "baseline_scores": baseline_scores})
 
 
-def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: str, notes: dict[str, float]) -> Step:
+def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: str, reward_model: Input | None) -> Step:
     """All evaluations of a run in one table."""
-    config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline, notes=notes)
-    return submit(report_task, label, config, evaluations)
+    config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline)
+    return submit(report_task, label, config, {**evaluations, "reward_model": reward_model})
 
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False, tags=["evaluation"])

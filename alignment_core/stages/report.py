@@ -6,33 +6,36 @@ import json
 from typing import Any
 
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.reward_model import HELD_OUT
 
 COLUMNS = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))
 
 
 class ReportConfig(StageConfig):
-    """What the report holds beside the evaluations, which are the inputs."""
+    """What the report holds. Its inputs are the evaluations, and the ``reward_model`` if there is one."""
 
     title: str
     policies: tuple[str, ...]
     """Labels in order; each is the role of an input."""
     baseline: str
     """The policy that the others are compared with."""
-    notes: dict[str, float] = {}
-    """Single numbers, such as the reward model's held-out accuracy."""
 
 
 def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
     policies = {label: json.loads((context.inputs[label] / "metrics.json").read_text()) for label in config.policies}
-    content = {
-        "title": config.title,
-        "baseline": config.baseline,
-        "notes": config.notes,
-        "policies": policies,
-    }
+    notes = _notes(context)
+    content = {"title": config.title, "baseline": config.baseline, "notes": notes, "policies": policies}
     (context.output / "report.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     (context.output / "report.md").write_text(markdown(content, list(config.policies)))
-    return {"policies": policies, **config.notes}
+    return {"policies": policies, **notes}
+
+
+def _notes(context: StageContext) -> dict[str, float]:
+    """Single numbers that belong beside the table."""
+    if "reward_model" not in context.inputs or not (context.inputs["reward_model"] / HELD_OUT).is_file():
+        return {}
+    held_out = json.loads((context.inputs["reward_model"] / HELD_OUT).read_text())
+    return {"reward model, held-out accuracy": held_out["test_accuracy"]} if "test_accuracy" in held_out else {}
 
 
 def markdown(content: dict[str, Any], order: list[str]) -> str:

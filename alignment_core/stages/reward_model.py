@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from alignment_core.recipes import TrainingConfig
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.training_loop import train
+
+HELD_OUT = "held_out.json"
+"""Beside the weights: metrics on the held-out pairs, because a judge should be judged wherever it goes."""
 
 
 class RewardModelStageConfig(StageConfig):
@@ -21,7 +25,10 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
     from alignment_core.training.methods.reward_model import RewardModel
 
     method = RewardModel(config.loss_type)
-    return train(context, method, config.training, trust_remote_code=config.trust_remote_code)
+    metrics = train(context, method, config.training, trust_remote_code=config.trust_remote_code)
+    held_out = {name: value for name, value in metrics.items() if name.startswith("test_")}
+    (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")
+    return metrics
 
 
 STAGE = Stage("reward_model", 1, "reward-model", RewardModelStageConfig, run)

@@ -11,6 +11,7 @@ from typing import Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.canonical import derive_seed
+from alignment_core.cluster.device import Device
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
 from alignment_core.stages.key import key_parts, stage_key, why_it_runs
@@ -63,7 +64,7 @@ def run_stage(
             seed=call.seed,
             code_version=code_version(),
             packages=_packages(),
-            hardware={"processor": platform.machine(), "device": resources.device},
+            hardware=_hardware(resources),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=round(seconds, 3),
@@ -89,6 +90,11 @@ def _result(call: StageCall, record: Provenance, state: str, reason: str, second
         metrics=record.metrics,
         cost=record.cost,
     )
+
+
+def _hardware(resources: ResourcesConfig) -> dict[str, Any]:
+    device = Device.detect(resources.device)
+    return {"machine": platform.machine(), "device": device.kind, "devices": device.count}
 
 
 def _packages() -> dict[str, str]:
