@@ -39,28 +39,30 @@ def run(
     from alignment_core.recipes import load_recipe
 
     chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
-    open_store(chosen.store)  # a store that cannot be used is said before Prefect starts
-    from flows import environment
+    opened = open_store(chosen.store)  # a store that cannot be used is said before Prefect starts
+    from flows import early, environment
 
     environment.prepare()
-    outcome = _run_flow(chosen)
+    host = early.early_host(chosen, opened)
+    with early.closing(host):
+        outcome = _run_flow(chosen, host)
     if as_json:
         _print_json(outcome)
     else:
         _print_outcome(outcome)
 
 
-def _run_flow(recipe: Any) -> dict[str, Any]:
-    from flows import runs
+def _run_flow(recipe: Any, host: Any) -> dict[str, Any]:
     from flows.alignment import alignment
     from flows.display import LiveDisplay
+    from flows.early import COMMAND_LINE, CommandLine
 
     with LiveDisplay(err) as display:
-        runs.LISTENER.append(display)
+        token = COMMAND_LINE.set(CommandLine(display, host))
         try:
             return alignment(recipe)
         finally:
-            runs.LISTENER.remove(display)
+            COMMAND_LINE.reset(token)
 
 
 def _print_outcome(outcome: dict[str, Any]) -> None:

@@ -20,8 +20,9 @@ from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
+from flows.early import COMMAND_LINE
 from tasks.evaluation import promote
-from tasks.stage import CURRENT, Input, Listener, Run, Step
+from tasks.stage import CURRENT, Input, Run, Step
 
 
 class Outcome(BaseModel):
@@ -50,10 +51,6 @@ class Outputs(BaseModel):
     baseline: str | None = None
 
 
-LISTENER: list[Listener] = []
-"""The command line puts itself here; a deployment has none."""
-
-
 def run_recipe(recipe: BaseRecipe, compose: Callable[[Any], Outputs]) -> dict[str, Any]:
     """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure."""
     with _open_run(recipe) as run:
@@ -71,15 +68,17 @@ def _open_run(recipe: BaseRecipe) -> Iterator[Run]:
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     store = open_store(recipe.store)
+    caller = COMMAND_LINE.get()
     log = align_home() / "logs" / f"{run_id}.log"
-    with Host(store.uri, recipe.resources, log, {"prefect": run_id}) as host:
+    with (caller and caller.host) or Host(store.uri, recipe.resources, log) as host:
+        host.run_ids = {"prefect": run_id}
         run = Run(
             store=store,
             host=host,
             results=store.workspace.root / "results",
             resources=recipe.resources,
             seed=recipe.seed,
-            listener=LISTENER[-1] if LISTENER else None,
+            listener=caller.listener if caller else None,
         )
         token = CURRENT.set(run)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from alignment_core.stages.machines import WarmMachines
+
+# A suite started in the background of a script inherits an ignored SIGINT, and so would the programs that it tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TinyModel = Callable[..., Path]
 Machines = Callable[[int], WarmMachines]

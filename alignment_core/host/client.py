@@ -38,6 +38,10 @@ class Host:
         self._session: _Session | None = None
         self._closed = False
 
+    def start(self) -> None:
+        """Begin to start the host's process; ``run`` waits for it. Without this the first ``run`` starts it."""
+        self._ready()
+
     def run(self, call: StageCall, on_progress: OnProgress = lambda _: None) -> StageResult:
         """Execute a call and wait for it.
 

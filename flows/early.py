@@ -1,0 +1,46 @@
+"""Starting the run host while Prefect still starts, when it is certain to be needed. Imports no Prefect."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.artifacts import Store, align_home
+from alignment_core.host.client import Host
+from alignment_core.recipes import BaseRecipe
+from alignment_core.stages.base import StageCall
+from alignment_core.stages.base_model import pin_model
+from alignment_core.stages.runner import cached_result
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the ``align`` command brings to the run in its own process; a deployment has none."""
+
+    listener: Any
+    host: Host | None
+
+
+COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
+
+
+def early_host(recipe: BaseRecipe, store: Store) -> Host | None:
+    """A host that is starting, if the recipe's first stage has to run; none if it is cached or not to be foreseen."""
+    model = recipe.model
+    if model.name is not None and ("@sha256:" in model.name or model.name in store.tags()):
+        return None
+    config = pin_model(model).model_dump(mode="json")
+    call = StageCall(stage="base_model", label="model", config=config, inputs={}, seed=recipe.seed)
+    if cached_result(store, call) is not None:
+        return None
+    host = Host(store.uri, recipe.resources, align_home() / "logs" / f"{recipe.name}-{int(time.time())}.log")
+    host.start()
+    return host
+
+
+def closing(host: Host | None) -> Any:
+    """A context that ends the host, if there is one."""
+    return host if host is not None else nullcontext()
