@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+STOP = 263  # a token of the byte tokenizer that means nothing
 REPEATS, PROMPTS, SAMPLES, LENGTH, SHARD = 3, 128, 4, 48, 64
 
 
@@ -29,12 +30,12 @@ def main() -> None:
     prompts = [[rng.randrange(256) for _ in range(rng.randrange(16, 96))] for _ in range(PROMPTS)]
     config = GenerationConfig(num_generations=SAMPLES, max_completion_length=LENGTH, shard_size=SHARD)
     plain = vllm.SamplingParams(
-        n=SAMPLES, max_tokens=LENGTH, temperature=1.0, logprobs=0, detokenize=False, ignore_eos=True
+        n=SAMPLES, max_tokens=LENGTH, temperature=1.0, logprobs=0, detokenize=False, stop_token_ids=[STOP]
     )
 
     def ours() -> int:
         shards = [prompts[i : i + SHARD] for i in range(0, PROMPTS, SHARD)]
-        made = [engine.generate("a", shard, config, 100_000, number) for number, shard in enumerate(shards)]
+        made = [engine.generate("a", shard, config, STOP, number) for number, shard in enumerate(shards)]
         return sum(len(one.token_ids) for shard in made for group in shard for one in group)
 
     def reference() -> int:
