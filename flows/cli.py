@@ -41,18 +41,19 @@ def run(
     chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
     opened = open_store(chosen.store)  # a store that cannot be used is said before Prefect starts
     from flows import early, environment
+    from flows.prefect_api import prefect_api
 
     environment.prepare()
     host = early.early_host(chosen, opened)
-    with early.closing(host):
-        outcome = _run_flow(chosen, host)
+    with early.closing(host), prefect_api() as api:
+        outcome = _run_flow(chosen, host, api)
     if as_json:
         _print_json(outcome)
     else:
         _print_outcome(outcome)
 
 
-def _run_flow(recipe: Any, host: Any) -> dict[str, Any]:
+def _run_flow(recipe: Any, host: Any, api: Any) -> dict[str, Any]:
     from flows.alignment import alignment
     from flows.display import LiveDisplay
     from flows.early import COMMAND_LINE, CommandLine
@@ -60,6 +61,8 @@ def _run_flow(recipe: Any, host: Any) -> dict[str, Any]:
     with LiveDisplay(err) as display:
         token = COMMAND_LINE.set(CommandLine(display, host))
         try:
+            if api is not None:
+                api.wait()
             return alignment(recipe)
         finally:
             COMMAND_LINE.reset(token)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from alignment_core.recipes import DpoRecipe
 from flows.evaluation import Evaluations
 from flows.runs import Outputs
+from flows.start import base_and_start
 from tasks import data, training
-from tasks.stage import Input
 
 
 def dpo(recipe: DpoRecipe) -> Outputs:
     """Compose the recipe."""
     trust = recipe.model.trust_remote_code
-    base = data.base_model("model", recipe.model)
-    start: Input = base
-    if recipe.sft:
-        demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
-        start = training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+    base, start = base_and_start(recipe)
     pairs = data.dataset("dpo/data", recipe.dpo.data, "preference", base, trust)
     policy = training.dpo("dpo", recipe.dpo.training, recipe.dpo.loss, start, pairs, trust_remote_code=trust)
     evaluations = Evaluations(recipe, base, None)

@@ -12,7 +12,7 @@ from alignment_core.artifacts import Store, align_home
 from alignment_core.host.client import Host
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageCall
-from alignment_core.stages.base_model import pin_model
+from alignment_core.stages.base_model import in_store, pin_model
 from alignment_core.stages.runner import cached_result
 
 
@@ -28,11 +28,13 @@ COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", defaul
 
 
 def early_host(recipe: BaseRecipe, store: Store) -> Host | None:
-    """A host that is starting, if the recipe's first stage has to run; none if it is cached or not to be foreseen."""
-    model = recipe.model
-    if model.name is not None and ("@sha256:" in model.name or model.name in store.tags()):
+    """A host that is starting, if the recipe's first stage has to run; none if it is cached or not to be foreseen.
+
+    Raises UserError if the recipe's model is none.
+    """
+    if in_store(store, recipe.model) is not None:
         return None
-    config = pin_model(model).model_dump(mode="json")
+    config = pin_model(recipe.model).model_dump(mode="json")
     call = StageCall(stage="base_model", label="model", config=config, inputs={}, seed=recipe.seed)
     if cached_result(store, call) is not None:
         return None

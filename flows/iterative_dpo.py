@@ -5,6 +5,7 @@ from __future__ import annotations
 from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe
 from flows.evaluation import Evaluations
 from flows.runs import Outputs
+from flows.start import base_and_start
 from tasks import data, rollout, training
 from tasks.stage import Input, Step
 
@@ -12,22 +13,21 @@ from tasks.stage import Input, Step
 def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
     """Compose the whole recipe. Stages start as soon as their inputs are there."""
     trust = recipe.model.trust_remote_code
-    base = data.base_model("model", recipe.model)
-    start: Input = base
-    if recipe.sft:
-        demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
-        start = training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+    base, start = base_and_start(recipe)
     judge = reward_model(recipe, base, start)
-    evaluations = Evaluations(recipe, base, judge)
-    evaluations.add("sft" if recipe.sft else "start", start)
 
     section = recipe.iterative_dpo
     prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
+    policies = {"sft" if recipe.sft else "start": start}
     policy = start
     for number in range(1, section.rounds + 1):
         reference = start if section.reference == "initial" and number > 1 else None
         policy = one_round(recipe, section, number, policy, prompts, judge, reference)
-        evaluations.add(f"round-{number}", policy)
+        policies[f"round-{number}"] = policy
+
+    evaluations = Evaluations(recipe, base, judge)
+    for label, one in policies.items():  # submitted after the rounds, which so have the machines first
+        evaluations.add(label, one)
 
     return Outputs(
         policy=policy,
@@ -44,7 +44,7 @@ def reward_model(recipe: IterativeDpoRecipe, base: Input, start: Input) -> Input
     if section is None:
         return None
     if section.model is not None:
-        return data.base_model("reward-model", section.model)
+        return data.base_model("reward-model", section.model, kinds=("reward-model", "model"))
     assert section.data is not None, "the recipe is validated"
     pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
     return training.reward_model("reward-model", section, start, pairs, trust)

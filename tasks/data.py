@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from alignment_core.artifacts import Reference
 from alignment_core.data.formats import Purpose
 from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig, ModelConfig
-from alignment_core.stages.base_model import pin_model
+from alignment_core.stages.base_model import in_store, pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from tasks.stage import CURRENT, Input, Step, stage_task, submit
 
@@ -16,14 +16,10 @@ base_model_task = stage_task("base_model", "data")
 dataset_task = stage_task("dataset", "data")
 
 
-def base_model(label: str, model: ModelConfig) -> Step | Reference:
+def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:
     """The model that the recipe names: an artifact or tag of the store as it is, anything else through a stage."""
-    store, name = CURRENT.get().store, model.name or ""
-    if "@sha256:" in name:
-        return store.resolve(name)
-    if name and not Path(name).is_dir() and (tagged := store.tags().get(name)):
-        return tagged
-    return submit(base_model_task, label, pin_model(model), {})
+    known = in_store(CURRENT.get().store, model, kinds)
+    return known or submit(base_model_task, label, pin_model(model), {})
 
 
 def dataset(label: str, data: DataConfig, purpose: Purpose, tokenizer: Input, trust_remote_code: bool = False) -> Step:

@@ -91,7 +91,7 @@ Input = Step | Reference
 def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
     """The Prefect task of the stage module ``stage``."""
 
-    def body(label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int) -> dict[str, Any]:
+    def body(label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, order: int) -> dict[str, Any]:
         run = CURRENT.get()
         call = _call(stage, {"label": label, "config": config, "inputs": inputs, "seed": seed})
         logger = get_run_logger()
@@ -110,7 +110,7 @@ def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
                     last = time.monotonic()
                     logger.info("%s: %s of %s %s", label, message["done"], message["total"], message["unit"])
 
-            result = run.host.run(call, on_progress)
+            result = run.host.run(call, on_progress, order)
         logger.info(
             "%s: %s (%s), %.1f s, %s", label, result.state, result.reason, result.seconds, result.reference.short
         )
@@ -149,7 +149,8 @@ def submit(
     prepared = task.with_options(
         task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries), result_storage=run.results
     )
-    future = prepared.submit(label=label, config=config.model_dump(mode="json"), inputs=given, seed=run.seed)
+    settings = config.model_dump(mode="json")
+    future = prepared.submit(label=label, config=settings, inputs=given, seed=run.seed, order=len(run.steps))
     step = Step(label, future, run)
     run.steps.append(step)
     return step

@@ -21,6 +21,14 @@ _MACHINE = {
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBUSY}
 
 
+def machine_fault(error: BaseException) -> EnvironmentFault | None:
+    """What this machine lacks, if that is what an error anywhere in a stage says; libraries wrap such errors as text."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and any(sign in str(error) for sign in ("No space left on device", "os error 28")):
+        number = errno.ENOSPC
+    return EnvironmentFault(f"{error}: {_MACHINE[number]}") if number in _MACHINE else None
+
+
 @contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -216,6 +216,13 @@ class Store:
     def progress(self, key: str) -> Path:
         """The directory for in-stage checkpoints of a stage key, created when it is missing."""
         return self.workspace.progress(key)
+
+    def claim(self, key: str, waits: Callable[[bool], None] = lambda _: None) -> AbstractContextManager[Path]:
+        """The progress directory of a key for one caller of this machine at a time; the end of a process frees it.
+
+        ``waits`` is called with True when another caller holds it, and with False when the wait is over.
+        """
+        return self.workspace.claim(key, waits)
 
     def drop_progress(self, key: str) -> None:
         """Delete the in-stage checkpoints of a key, once its artifact is published."""

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,6 +50,27 @@ class Workspace:
             directory.mkdir(exist_ok=True)
         return directory
 
+    @contextmanager
+    def claim(self, key: str, waits: Callable[[bool], None]) -> Iterator[Path]:
+        """The progress directory of a key for this caller alone, until it is done or dies; see :meth:`Store.claim`."""
+        waiting = False
+        while True:
+            directory = self.progress(key)
+            with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("wb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not waiting:
+                        waiting = True
+                        waits(True)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _names(directory / _LOCK, lock.fileno()):
+                    continue  # its holder finished, and the directory went with it
+                if waiting:
+                    waits(False)
+                yield directory
+                return
+
     def drop_progress(self, key: str) -> None:
         self.discard(self.all_progress / check_key(key))
 
@@ -60,6 +81,14 @@ class Workspace:
                 tree.chmod(0o755)  # moving a directory takes write permission on it
             with contextlib.suppress(FileNotFoundError):
                 os.rename(tree, fresh / "discarded")
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether ``path`` is still the name of the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def adopt_tree(fresh: Path, final: Path) -> None:

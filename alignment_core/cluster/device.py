@@ -11,6 +11,16 @@ from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
 MIB = 1 << 20
+TRAINER_SHARE, ENGINE_SHARE = 0.5, 0.45
+"""Parts of a GPU that a trainer rank and an engine claim from Ray: one of each fits, two of a kind do not."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor runs: bundles of the placement group (one GPU each; none on a CPU), and its part of the first."""
+
+    bundles: tuple[int, ...] = ()
+    gpu_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -19,17 +29,23 @@ class Device:
 
     kind: Literal["cpu", "cuda"]
     count: int
-    """GPUs, or CPU cores."""
+    """GPUs of all machines, or CPU cores of this one."""
+    private: bool = True
+    """Whether everything runs on this machine, under a Ray of its own."""
 
     @classmethod
-    def detect(cls, wanted: Literal["auto", "cpu", "cuda"]) -> Device:
-        """The device that the recipe wants. Raises EnvironmentFault if it wants CUDA and there is none."""
-        gpus = _gpus() if wanted != "cpu" else 0
+    def detect(cls, wanted: Literal["auto", "cpu", "cuda"], gpus: int = 0, private: bool = True) -> Device:
+        """The device that the recipe wants; ``gpus`` is what Ray sees. Raises EnvironmentFault for CUDA without a GPU."""
+        if metadata.version("torch").endswith("+cpu"):
+            gpus = 0
         if wanted == "cuda" and not gpus:
-            raise EnvironmentFault("resources.device is `cuda`, but no GPU is visible; use `auto` or `cpu`")
-        if gpus:
-            return cls("cuda", gpus)
-        return cls("cpu", len(os.sched_getaffinity(0)))
+            raise EnvironmentFault(
+                "resources.device is `cuda`, but there is no GPU that Ray and this build of torch can use; take `auto` "
+                "or `cpu`, or install the extra `cuda`"
+            )
+        if gpus and wanted != "cpu":
+            return cls("cuda", gpus, private)
+        return cls("cpu", len(os.sched_getaffinity(0)), private)
 
     @property
     def backend(self) -> str:
@@ -53,21 +69,42 @@ class Device:
         """vLLM engines."""
         return resources.engines or max(1, self.trainers(resources) // resources.tensor_parallel_size)
 
-    def actor_options(self, role: Literal["trainer", "engine"], resources: ResourcesConfig) -> dict[str, Any]:
-        """Ray options of one actor. Trainers and engines share devices, so that each claims a part of one."""
+    def gpus_needed(self, resources: ResourcesConfig) -> int:
+        """GPUs that trainers and engines share: one per trainer, ``tensor_parallel_size`` per engine.
+
+        Raises EnvironmentFault if there are fewer.
+        """
         if self.kind == "cpu":
-            return {"num_cpus": 0}
-        share = 0.5 if role == "trainer" else 0.45
-        return {"num_cpus": 1, "num_gpus": share if role == "trainer" or resources.tensor_parallel_size == 1 else 0}
+            return 0
+        needed = max(self.trainers(resources), self.engines(resources) * resources.tensor_parallel_size)
+        if needed > self.count:
+            raise EnvironmentFault(
+                f"resources: {self.trainers(resources)} trainers and {self.engines(resources)} engines of "
+                f"{resources.tensor_parallel_size} GPUs need {needed} GPUs, Ray has {self.count}; lower "
+                "resources.trainers, resources.engines or resources.tensor_parallel_size"
+            )
+        return needed
+
+    def trainer_place(self, rank: int) -> Place:
+        """Where a trainer rank runs."""
+        return Place() if self.kind == "cpu" else Place((rank,), TRAINER_SHARE)
+
+    def engine_place(self, index: int, resources: ResourcesConfig) -> Place:
+        """Where an engine runs. One over several GPUs claims none itself: the workers that vLLM starts do."""
+        size = resources.tensor_parallel_size
+        if self.kind == "cpu":
+            return Place()
+        return Place(tuple(range(index * size, (index + 1) * size)), ENGINE_SHARE if size == 1 else 0.0)
 
     def trainer_environment(self, resources: ResourcesConfig) -> dict[str, str]:
         """Environment variables of a trainer's process."""
         shared = {"OMP_NUM_THREADS": str(resources.threads), "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared
-        return {**shared, "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if self.private else {}
+        return {**shared, **loopback, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
-    def engine_environment(self, resources: ResourcesConfig) -> dict[str, str]:
+    def engine_environment(self, resources: ResourcesConfig, place: Place) -> dict[str, str]:
         """Environment variables of an engine's process."""
         shared = {
             "OMP_NUM_THREADS": str(resources.threads),
@@ -78,7 +115,9 @@ class Device:
             "TOKENIZERS_PARALLELISM": "false",
         }
         if self.kind == "cuda":
-            return shared
+            bundles = ",".join(map(str, place.bundles))
+            spread = {"VLLM_RAY_PER_WORKER_GPUS": str(ENGINE_SHARE), "VLLM_RAY_BUNDLE_INDICES": bundles}
+            return {**shared, **(spread if len(place.bundles) > 1 else {})}
         # Without TORCHDYNAMO_DISABLE the first call compiles for seconds even in eager mode.
         return {
             **shared,
@@ -93,6 +132,7 @@ class Device:
             return {
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
                 "tensor_parallel_size": resources.tensor_parallel_size,
+                **({"distributed_executor_backend": "ray"} if resources.tensor_parallel_size > 1 else {}),
             }
         # Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM
         # then rewinds the random generator, which a CPU generator cannot do.
@@ -102,16 +142,3 @@ class Device:
             "block_size": 32,
             "enable_chunked_prefill": False,
         }
-
-
-def _gpus() -> int:
-    """Visible NVIDIA GPUs, counted without importing torch."""
-    if metadata.version("torch").endswith("+cpu"):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except FileNotFoundError:
-        return 0

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
 PEER_SECONDS = 3.0
@@ -43,13 +44,30 @@ class _Cell:
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
 
+def _options(place: Place, gpus: Any) -> dict[str, Any]:
+    """Ray's options for an actor at this place. Its child actors (vLLM's workers) live in the same placement group."""
+    if not place.bundles:
+        return {"num_cpus": 0}
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(
+        gpus, placement_group_bundle_index=place.bundles[0], placement_group_capture_child_tasks=True
+    )
+    return {"num_cpus": 0, "num_gpus": place.gpu_share, "scheduling_strategy": strategy}
+
+
 class ActorGroup:
     """``size`` actors of one kind. Every wait has a deadline; a dead actor is an InfrastructureError."""
 
-    def __init__(self, ray: Any, name: str, size: int, options: dict[str, Any], environment: dict[str, str]) -> None:
-        self.ray, self.name, self.size = ray, name, size
-        cell = ray.remote(_Cell).options(runtime_env={"env_vars": environment}, **options)
-        self.actors = [cell.remote() for _ in range(size)]
+    def __init__(
+        self, ray: Any, name: str, places: Sequence[Place], environments: Sequence[dict[str, str]], gpus: Any = None
+    ) -> None:
+        """One actor per place, with environment variables of its own; ``gpus`` is the placement group."""
+        self.ray, self.name, self.size = ray, name, len(places)
+        self.actors = [
+            ray.remote(_Cell).options(runtime_env={"env_vars": environment}, **_options(place, gpus)).remote()
+            for place, environment in zip(places, environments, strict=True)
+        ]
         self.broken = False
 
     def make(self, factory: str, arguments: Sequence[dict[str, Any]], timeout: float) -> None:
@@ -61,9 +79,9 @@ class ActorGroup:
         )
 
     def rendezvous(self, directory: Path, timeout: float) -> str:
-        """Where the actors meet: a file if all are on one node (no open port), otherwise rank 0's address."""
+        """Where the actors meet: a file if all are on this node (no open port), otherwise rank 0's address."""
         nodes = self._wait([actor.node.remote() for actor in self.actors], timeout, "placement")
-        if len(set(nodes)) == 1:
+        if set(nodes) == {self.ray.get_runtime_context().get_node_id()}:
             return f"file://{directory / uuid.uuid4().hex}"
         return self._wait([self.actors[0].free_address.remote()], timeout, "rendezvous")[0]
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
-from alignment_core.errors import InfrastructureError
+from alignment_core.errors import EnvironmentFault, InfrastructureError
 
 OBJECT_STORE_BYTES = 128 << 20
-PRIVATE = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux: true loopback
+ANSWER_SECONDS = 10.0
+ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor that claims no GPU keeps the variables that it was given
 }
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on Linux: true loopback
+
+
+def is_private() -> bool:
+    """Whether Ray is started for this run alone, on this machine."""
+    return not os.environ.get("RAY_ADDRESS")
 
 
 def prepare_environment() -> None:
     """Set what Ray reads when it is imported. Call before the first ``import ray``."""
-    for name, value in PRIVATE.items():
+    for name, value in {**ALWAYS, **(LOOPBACK if is_private() else {})}.items():
         os.environ.setdefault(name, value)
 
 
@@ -27,7 +35,7 @@ def connect(temporary: Path) -> Any:
     """Connect this process as a Ray driver, once; return the ``ray`` module.
 
     Without ``RAY_ADDRESS`` a private cluster is started that ends with this process and keeps its files in
-    ``temporary``. Raises InfrastructureError if Ray does not come up.
+    ``temporary``. Raises InfrastructureError if Ray does not come up, EnvironmentFault if there is none at ``RAY_ADDRESS``.
     """
     prepare_environment()
     import ray
@@ -36,7 +44,8 @@ def connect(temporary: Path) -> Any:
         return ray
     shared: dict[str, Any] = {"log_to_driver": True, "logging_level": "ERROR", "configure_logging": False}
     try:
-        if os.environ.get("RAY_ADDRESS"):
+        if not is_private():
+            _check_answers(os.environ["RAY_ADDRESS"])
             ray.init(address=os.environ["RAY_ADDRESS"], **shared)
         else:
             ray.init(
@@ -48,5 +57,31 @@ def connect(temporary: Path) -> Any:
                 **shared,
             )
     except Exception as error:
-        raise InfrastructureError(f"Ray did not start: {error}") from error
+        if is_private():
+            raise InfrastructureError(f"Ray did not start: {error}") from error
+        reason = str(error.__cause__ or error).strip().splitlines()[-1]
+        raise EnvironmentFault(f"no Ray to work with at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {reason}") from error
     return ray
+
+
+def _check_answers(address: str) -> None:
+    """Raise OSError if nobody listens there: Ray itself would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), ANSWER_SECONDS).close()
+
+
+def gpus(ray: Any) -> int:
+    """GPUs of the whole cluster."""
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def reserve_gpus(ray: Any, count: int, timeout: float) -> Any:
+    """A placement group with one GPU a bundle, on as few machines as possible. Raises EnvironmentFault if busy."""
+    group = ray.util.placement_group([{"GPU": 1}] * count, strategy="PACK")
+    if not group.wait(timeout):
+        ray.util.remove_placement_group(group)
+        raise EnvironmentFault(
+            f"{count} GPUs did not become free within {timeout:g} seconds; is another run using them?"
+        )
+    return group

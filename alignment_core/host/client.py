@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,9 +15,9 @@ from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
 
 from alignment_core.artifacts import align_home
-from alignment_core.cluster.device import Device
 from alignment_core.errors import DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.host.protocol import Channel, rebuild
+from alignment_core.host.supervised import Supervised
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
 
@@ -42,26 +40,28 @@ class Host:
         """Begin to start the host's process; ``run`` waits for it. Without this the first ``run`` starts it."""
         self._ready()
 
-    def run(self, call: StageCall, on_progress: OnProgress = lambda _: None) -> StageResult:
-        """Execute a call and wait for it.
+    def run(self, call: StageCall, on_progress: OnProgress = lambda _: None, order: int = 0) -> StageResult:
+        """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
 
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
-        ``stage_timeout_seconds`` (the host is ended then, with all that it started).
+        ``stage_timeout_seconds``, not counting waits for a machine (the host is ended then, with all that it started).
         """
         session = self._ready()
-        deadline = time.monotonic() + self.resources.stage_timeout_seconds
-        with session.ask({"call": call.model_dump(mode="json"), "run_ids": self.run_ids}) as answers:
+        request = {"call": call.model_dump(mode="json"), "run_ids": self.run_ids, "order": order}
+        clock = _Clock(self.resources.stage_timeout_seconds)
+        with session.ask(request) as answers:
             while True:
                 try:
-                    message = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                    message = answers.get(timeout=clock.left())
                 except queue.Empty:
                     self._end_session()
-                    seconds = self.resources.stage_timeout_seconds
-                    raise DeadlineExceeded(f"{call.label} took longer than its {seconds:g} seconds") from None
+                    raise DeadlineExceeded(f"{call.label} took longer than its {clock.seconds:g} seconds") from None
                 if self._closed:
                     raise Stopped(f"{call.label}: the run was stopped")
                 if message["event"] == "progress":
                     on_progress(message)
+                elif message["event"] == "waits":
+                    clock.stop() if message["on"] else clock.go_on()
                 elif message["event"] == "done":
                     return StageResult.model_validate(message["result"])
                 elif message["event"] == "failed":
@@ -97,6 +97,27 @@ class Host:
         self.close()
 
 
+class _Clock:
+    """Counts down ``seconds``, with pauses."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._stopped_at: float | None = None
+
+    def left(self) -> float | None:
+        """Seconds to the deadline; none while the clock stands."""
+        return None if self._stopped_at is not None else max(0.0, self._deadline - time.monotonic())
+
+    def stop(self) -> None:
+        self._stopped_at = time.monotonic()
+
+    def go_on(self) -> None:
+        if self._stopped_at is not None:
+            self._deadline += time.monotonic() - self._stopped_at
+            self._stopped_at = None
+
+
 class _Session:
     """One host process, from its start to its end."""
 
@@ -105,24 +126,18 @@ class _Session:
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._number = 0
-        self.temporary = _short_folder()
+        environment = _environment(resources)
         mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
-        read_end, self._lifeline = os.pipe()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "alignment_core.host.server"]
-        command += [store, resources.model_dump_json(), str(self.temporary)]
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "alignment_core.host.supervisor", str(read_end), str(self.temporary), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(read_end, theirs.fileno()),
-                start_new_session=True,  # a terminal's Ctrl-C reaches the flow alone
-                env=_environment(theirs.fileno(), resources),
+        with theirs:
+            temporary = _short_folder()
+            host = [sys.executable, "-m", "alignment_core.host.server", str(theirs.fileno())]
+            self.host = Supervised(
+                [*host, store, resources.model_dump_json(), str(temporary)],
+                environment,
+                log,
+                temporary,
+                inherited=[theirs.fileno()],
             )
-        os.close(read_end)
-        theirs.close()
         self.channel = Channel(mine)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -158,26 +173,18 @@ class _Session:
                 del self._answers[number]
 
     def close(self) -> None:
-        if self._lifeline >= 0:
-            with contextlib.suppress(OSError):
-                self.channel.end.shutdown(2)
-            self.channel.end.close()
-            os.close(self._lifeline)
-            self._lifeline = -1
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.channel.end.shutdown(2)
+        self.channel.end.close()
+        self.host.close()
 
 
-def _environment(channel: int, resources: ResourcesConfig) -> dict[str, str]:
+def _environment(resources: ResourcesConfig) -> dict[str, str]:
     """The host's environment: what must be set before the libraries are imported."""
     home = align_home()
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
     environment.update(
-        ALIGN_HOST_FDS=str(channel),
         OMP_NUM_THREADS=str(resources.threads),
         TOKENIZERS_PARALLELISM="false",
         TQDM_DISABLE="1",
@@ -186,8 +193,6 @@ def _environment(channel: int, resources: ResourcesConfig) -> dict[str, str]:
         VLLM_CONFIG_ROOT=str(home / "cache" / "vllm"),
         VLLM_NO_USAGE_STATS="1",
     )
-    if Device.detect(resources.device).kind == "cpu":
-        environment["DS_ACCELERATOR"] = "cpu"
     return environment
 
 

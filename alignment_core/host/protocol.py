@@ -9,6 +9,7 @@ from socket import socket
 from typing import Any
 
 from alignment_core import errors
+from alignment_core.artifacts.faults import machine_fault
 
 
 class Channel:
@@ -36,9 +37,10 @@ class Channel:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An error as plain data; the type survives if it is one of ours."""
-    kind = type(error).__name__ if isinstance(error, errors.AlignmentError) else "AlignmentError"
-    message = str(error) if isinstance(error, errors.AlignmentError) else f"{type(error).__name__}: {error}"
-    return {"kind": kind, "message": message}
+    known = error if isinstance(error, errors.AlignmentError) else machine_fault(error)
+    if known is None:
+        return {"kind": "AlignmentError", "message": f"{type(error).__name__}: {error}"}
+    return {"kind": type(known).__name__, "message": str(known)}
 
 
 def rebuild(described: dict[str, Any]) -> errors.AlignmentError:

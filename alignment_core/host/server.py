@@ -16,11 +16,13 @@ from socket import socket
 from typing import Any
 
 from alignment_core.artifacts import open_store
+from alignment_core.errors import AlignmentError
 from alignment_core.host.protocol import Channel, describe
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.machines import WarmMachines
 from alignment_core.stages.runner import run_stage
+from alignment_core.stages.turns import Turn
 
 PROGRESS_SECONDS = 0.2
 
@@ -36,8 +38,12 @@ class Server:
 
     def serve(self) -> None:
         """Until the flow closes the channel."""
-        self.machines.connect()
-        threading.Thread(target=self._warm_up, daemon=True).start()
+        try:
+            self.machines.connect()
+        except AlignmentError:
+            traceback.print_exc()  # every stage tries again, and its failure tells the flow why
+        else:
+            threading.Thread(target=self._warm_up, daemon=True).start()
         _import_for_all_threads()
         for message in self.channel.messages():
             threading.Thread(target=self._execute, args=(message,), daemon=True).start()
@@ -52,8 +58,11 @@ class Server:
         number = message["id"]
         try:
             call = StageCall.model_validate(message["call"])
+            turn = Turn(
+                message["order"], lambda waits: self.channel.send({"id": number, "event": "waits", "on": waits})
+            )
             result = run_stage(
-                self.store, call, self.machines, self.resources, self._reporter(number), message.get("run_ids")
+                self.store, call, self.machines, self.resources, self._reporter(number), message["run_ids"], turn
             )
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer
@@ -87,12 +96,12 @@ def _import_for_all_threads() -> None:
 
 
 def main() -> None:
-    """Entry point: ``ALIGN_HOST_FDS`` names the channel; store, resources and a short folder come as arguments."""
+    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a folder of its own."""
     faulthandler.enable()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    channel = Channel(socket(fileno=int(os.environ["ALIGN_HOST_FDS"])))
-    store, resources, temporary = sys.argv[1:4]
+    end, store, resources, temporary = sys.argv[1:5]
+    channel = Channel(socket(fileno=int(end)))
     server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary))
     code = 1
     try:

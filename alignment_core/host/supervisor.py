@@ -1,9 +1,9 @@
 """Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
 
-``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER COMMAND …``. FOLDER holds the command's temporary files and
-goes at the end. The asking process holds the write end of the lifeline pipe; when it dies in any way, the read end here
-reports end-of-file. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children
-and are found.
+``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS COMMAND …``. FOLDER holds the command's temporary files
+and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The asking process
+holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file. This process is
+a sub-reaper, so that daemons that detach themselves (Ray's do) become its children and are found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ POLL_SECONDS = 0.2
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, or 143 if it was ended from outside."""
-    lifeline, temporary, command = int(arguments[0]), arguments[1], arguments[2:]
+    lifeline, temporary, command = int(arguments[0]), arguments[1], arguments[3:]
+    inherited = [int(number) for number in arguments[2].split(",") if number]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
     asked_to_stop = False
@@ -40,10 +41,9 @@ def main(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the asking process's to handle
-    channels = [int(name) for name in os.environ.get("ALIGN_HOST_FDS", "").split(",") if name]
-    child = subprocess.Popen(command, pass_fds=channels)
-    for channel in channels:
-        os.close(channel)  # so that the other side sees the end when the host ends
+    child = subprocess.Popen(command, pass_fds=inherited)
+    for number in inherited:
+        os.close(number)  # so that the other side sees the end when the command ends
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
         pass
     code = child.poll()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import typing
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+TRUTH_FOR_NUMBER = "truth_for_number"
 
 
 class Config(BaseModel):
@@ -11,3 +17,13 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, content: Any) -> Any:
+        """Pydantic would take ``yes`` for 1."""
+        for name, field in cls.model_fields.items() if isinstance(content, dict) else ():
+            accepted = {field.annotation, *typing.get_args(field.annotation)}
+            if isinstance(content.get(name), bool) and accepted & {int, float} and bool not in accepted:
+                raise PydanticCustomError(TRUTH_FOR_NUMBER, "a number is needed", {"field": name})
+        return content

@@ -13,8 +13,23 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
+from alignment_core.recipes.base import TRUTH_FOR_NUMBER
 from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without surprises: of a field that is there twice, the usual loader silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the field {key.value!r} is there twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
@@ -31,7 +46,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from None
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
@@ -116,6 +131,9 @@ def _sentence(model: type[BaseModel], item: Any) -> str:
         return f"{where}: unknown field; " + (
             f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
         )
+    if item["type"] == TRUTH_FOR_NUMBER:
+        where = ".".join([*path, item["ctx"]["field"]])
+        return f"{where}: a number is needed (YAML reads yes, no, on and off as truth values)"
     if item["type"] == "missing":
         return f"{where}: is missing and has no default"
     message = item["msg"].removeprefix("Value error, ")

@@ -22,8 +22,8 @@ class ResourcesConfig(Config):
     """GPUs per engine."""
     threads: int = Field(1, ge=1)
     """CPU threads per trainer rank and engine."""
-    zero_stage: Literal[0, 1, 2, 3] = 2
-    """DeepSpeed ZeRO stage."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage; none means 0 for one trainer, where there is nothing to share, and 2 for several."""
     offload_optimizer: bool = False
     """Keep optimiser states in CPU memory and step with DeepSpeed's CPU Adam."""
     gradient_checkpointing: bool = False

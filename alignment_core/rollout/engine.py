@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Engine:
         device: Device,
         trust_remote_code: bool = False,
     ) -> None:
+        if resources.tensor_parallel_size > 1 and device.kind == "cuda":
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the GPUs are those of the workers that vLLM starts over Ray
         gc.disable()  # collections during these imports cost seconds
         import vllm
 

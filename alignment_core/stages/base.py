@@ -16,6 +16,7 @@ from alignment_core.canonical import derive_seed
 from alignment_core.errors import UserError
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import Config
+from alignment_core.stages.turns import FIRST, Turn
 
 if TYPE_CHECKING:
     from alignment_core.cluster.group import ActorGroup
@@ -92,17 +93,20 @@ def load_stage(name: str) -> Stage[Any]:
 class Machines(Protocol):
     """What the stages of one run share; see :mod:`alignment_core.stages.machines`."""
 
-    @contextmanager
-    def processor(self) -> Iterator[None]:
-        """The host process's own Python, for a stage that keeps it busy."""
+    def hardware(self) -> dict[str, Any]:
+        """What provenance says about where a stage ran."""
 
     @contextmanager
-    def trainers(self) -> Iterator[ActorGroup]:
+    def processor(self, turn: Turn = FIRST) -> Iterator[Callable[[], None]]:
+        """The host process's own Python, for a stage that keeps it busy; yields how it lets an earlier stage go first."""
+
+    @contextmanager
+    def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
         """The trainer ranks, for this stage alone."""
 
     @contextmanager
     def engines(
-        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False
+        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool, turn: Turn = FIRST
     ) -> Iterator[ActorGroup]:
         """Engines with this policy's weights in them, for this stage alone."""
 
@@ -129,6 +133,8 @@ class StageContext:
     resources: ResourcesConfig
     machines: Machines
     reporter: Reporter
+    turn: Turn = FIRST
+    """Give it to the machines when you ask for one."""
     cost: dict[str, float] = field(default_factory=dict)
     """Work done: ``tokens`` and the like, added up by the stage."""
 

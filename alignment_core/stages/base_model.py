@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
@@ -91,6 +93,25 @@ def _parameters(directory: Path) -> int:
                     size *= length
                 total += size
     return total
+
+
+def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Reference | None:
+    """The artifact that a recipe's ``model`` names by reference or tag, if it does.
+
+    Raises UserError if it is of no fitting kind, NotFound if the store has no such artifact.
+    """
+    name = model.name or ""
+    known = store.resolve(name) if "@sha256:" in name else None
+    if known is None and name and not Path(name).is_dir():
+        known = store.tags().get(name)
+    if known is not None and known.kind not in kinds:
+        raise UserError(f"model: {name} names a {known.kind}; a {' or '.join(kinds)} is needed")
+    if known is not None and model.chat_template is not None:
+        raise UserError(
+            f"model.chat_template: {name} is an artifact, which has its own chat template; leave the field out, or give "
+            "the model's folder instead"
+        )
+    return known
 
 
 def pin_model(model: ModelConfig) -> BaseModelConfig:

@@ -34,14 +34,19 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         context.inputs["tokenizer"], trust_remote_code=config.trust_remote_code
     )
-    with context.machines.processor():
+    with context.machines.processor(context.turn) as give_way:
+
+        def progress(done: float, total: float | None) -> None:
+            give_way()
+            context.report(done, total, "rows")
+
         built = build(
             config.data,
             config.sources,
             tokenizer,
             config.purpose,
             context.seed,
-            lambda done, total: context.report(done, total, "rows"),
+            progress,
         )
         write(built, context.output)
     rows = built.statistics["rows"]

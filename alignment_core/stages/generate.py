@@ -55,7 +55,7 @@ def _sample(
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
     length = longest + generation.max_completion_length
     _check_length(model, longest, length)
-    with context.machines.engines(model, policy, length, config.trust_remote_code) as engines:
+    with context.machines.engines(model, policy, length, config.trust_remote_code, context.turn) as engines:
         update = max(engines.all("load", str(model), str(policy), timeout=wait))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
         jobs = (

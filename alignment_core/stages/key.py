@@ -11,14 +11,42 @@ from typing import Any
 
 from alignment_core.artifacts import Provenance
 from alignment_core.canonical import digest_of
+from alignment_core.errors import EnvironmentFault
 from alignment_core.stages.base import StageCall
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
 
 
+def _stamps() -> dict[str, tuple[int, int]]:
+    """Time and size of every source file of the package."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        stat = path.stat()
+        found[path.relative_to(ROOT).as_posix()] = (stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+_AT_START = _stamps()
+
+
+def check_source() -> None:
+    """Raise EnvironmentFault if the package's source changed since this process began.
+
+    Modules are imported when they are first needed, so that no one could say which version made a result.
+    """
+    now = _stamps()
+    changed = sorted(name for name in now.keys() | _AT_START.keys() if now.get(name) != _AT_START.get(name))
+    if changed:
+        raise EnvironmentFault(
+            f"{PACKAGE}/{changed[0]} changed since this run started, so its results could not be told from those of the "
+            "old source: start the run again; finished stages are kept"
+        )
+
+
 def key_parts(call: StageCall) -> dict[str, Any]:
-    """What goes into the key. Placement, labels, paths and times do not."""
+    """What goes into the key. Placement, labels, paths and times do not. Raises EnvironmentFault, as check_source."""
+    check_source()
     stage = call.definition()
     return {
         "stage": stage.name,

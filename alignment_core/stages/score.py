@@ -63,7 +63,7 @@ def _forward(
     blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
     values: dict[int, np.ndarray] = {}
     started = time.monotonic()
-    with context.machines.trainers() as group:
+    with context.machines.trainers(context.turn) as group:
         bf16 = checkpoint_dtype(model) != "float32"
         budget = context.resources.max_tokens_per_microbatch
         group.all("open_forward", str(model), head, bf16, budget, config.trust_remote_code, timeout=wait)

@@ -43,7 +43,7 @@ def train(
         trust_remote_code=trust_remote_code,
     )
     wait = context.resources.wait_timeout_seconds
-    with context.machines.trainers() as group:
+    with context.machines.trainers(context.turn) as group:
         state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
         metrics = _loop(context, group, state, wait)
         if job.test_data:

@@ -64,12 +64,14 @@ class Trainer:
 
     def __init__(self, job: TrainJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job, self.resources, self.device, self.rank, self.world = job, resources, device, rank, world
+        self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if world == 1 else 2
         self.rows = job.method.rows(_read(job.train_data))
         self.test_rows = job.method.rows(_read(job.test_data)) if job.test_data else []
         config = job.training
         planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
         self.total_steps = min(planned, config.max_steps or planned)
         self.step = 0
+        self.grad_norm = 0.0
         self.reference: dict[str, np.ndarray] = {}
         dtype = torch.bfloat16 if config.bf16 else torch.float32
         model = load_model(job.model, job.method.head, dtype, derive_seed(job.seed, "head"), job.trust_remote_code)
@@ -82,20 +84,32 @@ class Trainer:
         import deepspeed
 
         config, resources = self.job.training, self.resources
+        optimizer = self._optimizer()
+        clipping = config.max_grad_norm
+        if self.zero_stage == 0 and not config.bf16:  # DeepSpeed would clip and keep the norm to itself
+            optimizer.register_step_pre_hook(self._clip)
+            clipping = 0.0
         settings: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "managed_gradient_accumulation": False,  # `step` is the boundary: packs per step vary
-            "gradient_clipping": config.max_grad_norm,
+            "gradient_clipping": clipping,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "bf16": {"enabled": config.bf16},
-            "zero_optimization": {"stage": resources.zero_stage, "overlap_comm": False},
+            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": False},
         }
         if resources.offload_optimizer:
             settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        engine, *_ = deepspeed.initialize(model=self.packed, optimizer=self._optimizer(), config=settings)
+        engine, *_ = deepspeed.initialize(model=self.packed, optimizer=optimizer, config=settings)
         return engine
+
+    def _clip(self, *_: Any) -> None:
+        """Called by the optimiser before it steps, when the gradients of all ranks are added up."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.packed.parameters() if p.grad is not None])
+        self.grad_norm = float(norm)
+        if self.grad_norm > (most := self.job.training.max_grad_norm) > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), most, norm)
 
     def _optimizer(self) -> Any:
         config = self.job.training
@@ -162,9 +176,9 @@ class Trainer:
             step_loss += float(metrics["loss"])
             report.tokens += sum(row.tokens for row in rows)
         self.engine.step()
-        norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none with ZeRO stage 0 in fp32
-        report.grad_norm = math.nan if norm is None else float(norm)
-        if not math.isfinite(self._sum_over_ranks(step_loss)) or math.isinf(report.grad_norm):
+        norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips
+        report.grad_norm = self.grad_norm if norm is None else float(norm)
+        if not math.isfinite(self._sum_over_ranks(step_loss)) or not math.isfinite(report.grad_norm):
             where = ", ".join(str(number) for number in numbers[:8])
             raise NumericError(f"loss or gradient is not finite at step {self.step}; rows {where}, …")
         report.normaliser += normaliser if self.rank == 0 else 0.0
@@ -187,7 +201,7 @@ class Trainer:
     def export(self, directory: str) -> None:
         """Write the trained model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
         state = None
-        if self.resources.zero_stage == 3:
+        if self.zero_stage == 3:
             state = self.engine._zero3_consolidated_16bit_state_dict()
         if self.rank == 0:
             if state is not None:
@@ -258,7 +272,7 @@ class Trainer:
         """What a progress checkpoint must share with the trainer that resumes from it."""
         return {
             "world": self.world,
-            "zero_stage": self.resources.zero_stage,
+            "zero_stage": self.zero_stage,
             "offload_optimizer": self.resources.offload_optimizer,
         }
 

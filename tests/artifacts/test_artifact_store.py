@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import pickle
+import signal
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -177,6 +181,35 @@ def test_progress_belongs_to_a_key_and_is_dropped(store):
     store.drop_progress(KEY)
     store.drop_progress(KEY)
     assert list(store.progress(KEY).iterdir()) == []
+
+
+def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(store, write, draft):
+    order, waited = [], []
+
+    def second() -> None:
+        with store.claim(KEY, waited.append) as progress:
+            order.append("second" if store.find(KEY) else "too early")
+            assert progress.is_dir()
+
+    with store.claim(KEY) as progress, store.claim(OTHER_KEY):  # another key waits for nobody
+        other = threading.Thread(target=second)
+        other.start()
+        while not waited:
+            time.sleep(0.001)
+        (progress / "step-10").write_text("state")
+        store.publish(write("d"), "model", draft())
+        order.append("first")
+        store.drop_progress(KEY)
+    other.join(10)
+    assert order == ["first", "second"]
+    assert waited == [True, False]
+
+
+def test_a_claim_ends_with_its_process(store, in_children):
+    (code,) = in_children(lambda: (store.claim(KEY).__enter__(), os.kill(os.getpid(), signal.SIGKILL)))
+    assert code == -signal.SIGKILL
+    with store.claim(KEY, lambda _: pytest.fail("the holder is dead")):
+        pass
 
 
 def test_scratch_is_fresh_and_removed(store):

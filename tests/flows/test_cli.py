@@ -93,6 +93,22 @@ def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overr
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("model=TAG", "model: TAG names a dataset; a model is needed"),
+        ("model={name: policy/production, chat_template: '{{ messages }}'}", "leave the field out"),
+    ],
+    ids=["kind", "template"],
+)
+def test_a_model_from_the_store_must_be_one_and_keeps_its_chat_template(align, tmp_path, made, model, sentence):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("rows.jsonl", "{task: reverse}"))
+    data = str(made["data"])
+    failure = parsed(align("run", str(recipe), "--set", model.replace("TAG", data), "--json"), 2)
+    assert sentence.replace("TAG", data) in failure["error"]
+
+
 def test_without_json_the_sentence_is_on_stderr_alone(align, tmp_path):
     done = align("run", str(tmp_path / "absent.yaml"))
     assert (done.returncode, done.stdout) == (2, "")

@@ -111,6 +111,12 @@ def test_a_wrong_type_or_value_is_named_and_shown(load, override, where, got):
     assert line.endswith(f"; got {got}")
 
 
+@pytest.mark.parametrize("path", ["seed", "sft.training.batch_size", "sft.training.learning_rate"])
+def test_a_truth_value_is_no_number(load, path):
+    (line,) = refusal(load, SFT, f"{path}=yes").splitlines()
+    assert line == f"recipe.yaml: {path}: a number is needed (YAML reads yes, no, on and off as truth values)"
+
+
 def test_every_mistake_gets_its_own_line(load):
     lines = refusal(load, SFT, "seed=-1", "zzz=1", "model={scratch: {hidden: 1}}").splitlines()
     assert [line.split(": ")[1] for line in lines] == ["seed", "model.scratch.hidden", "zzz"]
@@ -142,6 +148,7 @@ def test_a_missing_method_gets_the_list(load):
         ("a: b: c\n", "1:5", "mapping values are not allowed here"),
         ("method: sft\n\tname: x\n", "2:1", "found character '\\t' that cannot start any token"),
         ("a: 1\n---\nb: 2\n", "2:1", "but found another document"),
+        ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "2:17", "the field 'c' is there twice"),
     ],
 )
 def test_a_syntax_error_says_line_and_column(load, text, place, problem):

@@ -21,7 +21,7 @@ from alignment_core.stages.key import _reachable, changes, code_digest, key_part
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
-HELPERS = {"base", "key", "machines", "runner", "report", "training_loop"}
+HELPERS = {"base", "key", "machines", "runner", "report", "training_loop", "turns"}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
 
@@ -176,6 +176,24 @@ def test_an_edit_of_a_reachable_module_changes_the_code_digest_and_of_another_do
     sft, dpo = python(code)
     assert sft == before[0] == code_digest("alignment_core.stages.sft")
     assert dpo != before[1]
+
+
+def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
+    """On a copy of the package: nobody could say which version of a module made them."""
+    import shutil
+
+    shutil.copytree(ROOT / "alignment_core", tmp_path / "alignment_core", ignore=shutil.ignore_patterns("__pycache__"))
+    losses = tmp_path / "alignment_core" / "losses" / "preference.py"
+    code = (
+        f"import json, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.stages import key\n"
+        "key.check_source()\n"
+        f"with pathlib.Path({str(losses)!r}).open('a') as file: file.write('# edited')\n"
+        "try: key.check_source()\n"
+        "except Exception as error: print(json.dumps([type(error).__name__, str(error)]))"
+    )
+    kind, message = python(code)
+    assert kind == "EnvironmentFault"
+    assert "alignment_core/losses/preference.py changed since this run started" in message
 
 
 # ---------------------------------------------------------------- why it runs

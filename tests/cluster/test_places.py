@@ -1,0 +1,97 @@
+"""Trainers and engines share GPUs one to one. Ray's own scheduler places them; the GPUs are numbers, no driver is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.cluster.device import Device
+from alignment_core.errors import EnvironmentFault
+from alignment_core.recipes import ResourcesConfig
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, sys
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
+from alignment_core.cluster.group import ActorGroup
+from alignment_core.recipes import ResourcesConfig
+
+ray_cluster.prepare_environment()
+import ray
+ray.init(num_gpus=4, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1",
+         object_store_memory=100 << 20)
+device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**json.loads(sys.argv[2]))
+gpus = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources), 30)
+seen = {}
+for role, places in (
+    ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
+    ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
+):
+    group = ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], gpus)
+    group.make("tests.cluster.visible:Visible", [{}] * len(places), 60)
+    seen[role] = group.all("look", timeout=60)
+print(json.dumps(seen))
+ray.shutdown()
+"""
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Ray's sockets lie below it, and their paths may not be long."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def places(folder: Path, **resources: int) -> dict[str, list[dict[str, str]]]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(resources)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_each_rank_has_a_gpu_of_its_own_and_shares_it_with_the_engine_of_its_number(short_folder: Path) -> None:
+    seen = places(short_folder, trainers=3, engines=3)
+    gpus = [one["CUDA_VISIBLE_DEVICES"] for one in seen["trainers"]]
+    assert len(set(gpus)) == 3
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in seen["engines"]] == gpus
+    assert [one["WHO"] for one in seen["engines"]] == ["engines 0", "engines 1", "engines 2"]
+
+
+@pytest.mark.slow
+def test_an_engine_over_two_gpus_leaves_them_to_its_workers(short_folder: Path) -> None:
+    seen = places(short_folder, trainers=4, engines=2, tensor_parallel_size=2)
+    assert len({one["CUDA_VISIBLE_DEVICES"] for one in seen["trainers"]}) == 4
+    assert all(not one["GPUS"] for one in seen["engines"])
+    resources = ResourcesConfig(trainers=4, engines=2, tensor_parallel_size=2)
+    device = Device("cuda", 4)
+    second = device.engine_place(1, resources)
+    assert device.engine_environment(resources, second)["VLLM_RAY_BUNDLE_INDICES"] == "2,3"
+    assert device.engine_options(resources)["distributed_executor_backend"] == "ray"
+
+
+def test_too_few_gpus_are_said_with_the_fields_to_lower() -> None:
+    with pytest.raises(EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs need 4 GPUs, Ray has 2; lower"):
+        Device("cuda", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2, tensor_parallel_size=2))
+    assert Device("cpu", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2)) == 0
+
+
+def test_cuda_without_a_gpu_is_refused() -> None:
+    with pytest.raises(EnvironmentFault, match=r"resources\.device is `cuda`, but there is no GPU"):
+        Device.detect("cuda", gpus=0)

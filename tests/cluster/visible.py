@@ -1,0 +1,18 @@
+"""What an actor sees of its place."""
+
+from __future__ import annotations
+
+import os
+
+
+class Visible:
+    """Made inside an actor."""
+
+    def look(self) -> dict[str, object]:
+        import ray
+
+        return {
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "WHO": os.environ["WHO"],
+            "GPUS": ray.get_gpu_ids(),
+        }

@@ -1,0 +1,130 @@
+"""What a run leaves behind when it is killed, and where it runs: on a Ray of its own or on the one that is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Align = Callable[..., dict[str, Any]]
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+method: sft
+name: small
+model: {scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}
+sft: {data: {task: reverse, rows: 64}, training: {batch_size: 16}}
+resources: {trainers: 2, engines: 1}
+evaluation: {prompts: {task: reverse, split: test, rows: 8}, generation: {max_completion_length: 4}, verifier: task}
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def processes_of(home: Path) -> dict[int, str]:
+    """Every process that inherited this ALIGN_HOME: the whole tree, daemons included."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ALIGN_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = " ".join(process.cmdline())
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_killed_command_leaves_no_server_no_host_and_no_ray(recipe: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "run", str(recipe)],
+        cwd=ROOT,
+        env={**os.environ, "ALIGN_HOME": str(home)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def everything_runs() -> bool:
+        lines = processes_of(home).values()
+        return all(any(sign in line for line in lines) for sign in ("uvicorn", "host.server", "raylet"))
+
+    try:
+        assert wait_until(everything_runs, 120), processes_of(home)
+    finally:
+        command.send_signal(signal.SIGKILL)
+        command.wait(30)
+    assert wait_until(lambda: not processes_of(home), 30), processes_of(home)
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """A Ray that somebody else started, as a cluster is; its address."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    head = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0"]
+    head += ["--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--include-dashboard=false", "--num-cpus=2"]
+    head += ["--object-store-memory=134217728", "--disable-usage-stats"]
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+    log = (folder / "head.log").open("wb")
+    ray = subprocess.Popen(head, env={**os.environ, **loopback}, stdout=log, stderr=log, start_new_session=True)
+    started = folder / "ray_current_cluster"
+    assert wait_until(started.exists, 60), (folder / "head.log").read_text()
+    yield started.read_text().strip()
+    ray.terminate()
+    ray.wait(30)
+    with_children = [p for p in psutil.process_iter() if _below(p, folder)]
+    for process in with_children:
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _below(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return any(str(folder) in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def test_a_run_joins_the_ray_that_ray_address_names_and_leaves_it_running(
+    align: Align, recipe: Path, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or Ray takes 127.0.0.1 for the machine's own address
+    outcome = align(tmp_path / "home", "run", str(recipe))
+    assert outcome["status"] == "completed"
+    assert not [line for line in processes_of(tmp_path / "home").values() if "raylet" in line]
+    status = [str(Path(sys.executable).with_name("ray")), "status", f"--address={cluster}"]
+    assert subprocess.run(status, capture_output=True, timeout=60).returncode == 0
+
+
+def test_a_ray_address_where_nobody_answers_is_said_at_once(
+    align: Align, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    failure = align(tmp_path / "home", "run", str(recipe), expect=3)
+    assert "no Ray to work with at RAY_ADDRESS=127.0.0.1:1: " in failure["error"]
+    assert "Connection refused" in failure["error"]

@@ -1,0 +1,80 @@
+"""Machines go to the stage that was submitted first among those that wait, and a wait is told to the stage's clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from alignment_core.stages.turns import Turn, Turnstile
+
+
+def wait_until(condition: object, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
+    turnstile, went, waiting = Turnstile(), [], []
+
+    def stage(order: int) -> None:
+        with turnstile.through(Turn(order, lambda on: waiting.append(order) if on else None)):
+            went.append(order)
+
+    threads = [threading.Thread(target=stage, args=(order,)) for order in (5, 3, 9, 1)]
+    with turnstile.through(Turn(7)):
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda number=number: len(waiting) == number)
+    for thread in threads:
+        thread.join(10)
+    assert waiting == [5, 3, 9, 1]
+    assert went == [1, 3, 5, 9]
+
+
+def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
+    turnstile, told = Turnstile(), []
+    with turnstile.through(Turn(0, told.append)):
+        assert told == []
+        later = threading.Thread(target=lambda: _pass(turnstile, Turn(1, told.append)))
+        later.start()
+        wait_until(lambda: told == [True])
+    later.join(10)
+    assert told == [True, False]
+
+
+def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
+    turnstile, went, waiting = Turnstile(), [], []
+
+    def stage(order: int) -> None:
+        with turnstile.through(Turn(order, lambda on: waiting.append(order) if on else None)):
+            went.append(order)
+
+    threads = [threading.Thread(target=stage, args=(order,)) for order in (1, 9)]
+    with turnstile.through(Turn(5)) as give_way:
+        give_way()
+        went.append(5)
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(waiting) == 2)
+        give_way()
+        went.append(5)
+    for thread in threads:
+        thread.join(10)
+    assert went == [5, 1, 5, 9]
+
+
+def test_a_stage_that_fails_frees_its_place() -> None:
+    turnstile = Turnstile()
+    try:
+        with turnstile.through(Turn(0)):
+            raise RuntimeError("broken")
+    except RuntimeError:
+        pass
+    _pass(turnstile, Turn(1))
+
+
+def _pass(turnstile: Turnstile, turn: Turn) -> None:
+    with turnstile.through(turn):
+        pass
