@@ -41,12 +41,12 @@ def run(
     chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
     opened = open_store(chosen.store)  # a store that cannot be used is said before Prefect starts
     from flows import early, environment
-    from flows.prefect_api import prefect_api
+    from flows.prefect_api import start_prefect_api
 
     environment.prepare()
     host = early.early_host(chosen, opened)
-    with early.closing(host), prefect_api() as api:
-        outcome = _run_flow(chosen, host, api)
+    with early.closing(host):
+        outcome = _run_flow(chosen, host, start_prefect_api())
     if as_json:
         _print_json(outcome)
     else:

@@ -6,6 +6,7 @@ and would leave it behind when this process is killed.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
@@ -13,8 +14,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from alignment_core.artifacts import align_home
@@ -23,6 +22,8 @@ from alignment_core.host.supervised import Supervised
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
+KEEP_ALIVE_SECONDS = 24 * 3600
+"""Idle connections stay open: Prefect's client meets a closed one with an error, and tries again only after 2 seconds."""
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 """What Prefect itself sets for the temporary servers that it starts."""
 
@@ -38,8 +39,9 @@ class PrefectApi:
             port = listener.getsockname()[1]
             self.url = f"http://127.0.0.1:{port}/api"
             uvicorn = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            options = ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
             self.server = Supervised(
-                [*uvicorn, "--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"],
+                [*uvicorn, *options, "--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)],
                 {**os.environ, **EPHEMERAL},
                 self.log,
                 Path(tempfile.mkdtemp(prefix="api-", dir=home / "tmp")),
@@ -59,16 +61,15 @@ class PrefectApi:
         raise EnvironmentFault(f"Prefect's own server did not start; see {self.log}")
 
 
-@contextmanager
-def prefect_api() -> Iterator[PrefectApi | None]:
-    """A server of this process, unless ``PREFECT_API_URL`` names one. Enter it before ``import prefect``."""
+def start_prefect_api() -> PrefectApi | None:
+    """A server for this process, unless ``PREFECT_API_URL`` names one. Call it before ``import prefect``.
+
+    It ends at the exit of the interpreter, after Prefect has sent its last logs and events: what is registered first
+    is called last.
+    """
     if os.environ.get("PREFECT_API_URL"):
-        yield None
-        return
+        return None
     api = PrefectApi()
+    atexit.register(api.server.close)
     os.environ["PREFECT_API_URL"] = api.url
-    try:
-        yield api
-    finally:
-        del os.environ["PREFECT_API_URL"]
-        api.server.close()
+    return api

@@ -1,1 +1,1 @@
-"""Prefect tasks: one module per kind of stage, with its retries, cache key and tags. No machine learning here."""
+"""Prefect tasks: one module per kind of stage, with its retries and cache key. No machine learning here."""

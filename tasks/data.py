@@ -12,8 +12,8 @@ from alignment_core.stages.base_model import in_store, pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from tasks.stage import CURRENT, Input, Step, stage_task, submit
 
-base_model_task = stage_task("base_model", "data")
-dataset_task = stage_task("dataset", "data")
+base_model_task = stage_task("base_model")
+dataset_task = stage_task("dataset")
 
 
 def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:

@@ -15,8 +15,8 @@ from alignment_core.stages.evaluate import EvaluateConfig
 from alignment_core.stages.report import ReportConfig
 from tasks.stage import CURRENT, Input, Step, stage_task, submit
 
-evaluate_task = stage_task("evaluate", "evaluation")
-report_task = stage_task("report", "evaluation")
+evaluate_task = stage_task("evaluate")
+report_task = stage_task("report")
 
 
 def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scores: Input | None) -> Step:
@@ -31,7 +31,7 @@ def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: s
     return submit(report_task, label, config, {**evaluations, "reward_model": reward_model})
 
 
-@task(name="promote", cache_policy=NO_CACHE, persist_result=False, tags=["evaluation"])
+@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
 def promote(
     section: PromotionConfig, policy: Reference, metrics: dict[str, float], baseline: dict[str, float]
 ) -> dict[str, Any]:

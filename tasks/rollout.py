@@ -8,9 +8,9 @@ from alignment_core.stages.score import ScoreConfig
 from alignment_core.stages.select_pairs import SelectPairsConfig
 from tasks.stage import Input, Step, stage_task, submit
 
-generate_task = stage_task("generate", "rollout")
-score_task = stage_task("score", "rollout")
-select_pairs_task = stage_task("select_pairs", "rollout")
+generate_task = stage_task("generate")
+score_task = stage_task("score")
+select_pairs_task = stage_task("select_pairs")
 
 
 def generate(

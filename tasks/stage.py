@@ -88,8 +88,12 @@ class Step:
 Input = Step | Reference
 
 
-def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
-    """The Prefect task of the stage module ``stage``."""
+def stage_task(stage: str) -> Task[..., dict[str, Any]]:
+    """The Prefect task of the stage module ``stage``.
+
+    It has no tags: for each tagged run the client asks the server for concurrency slots, which a server on SQLite refuses
+    while it writes events, so that most stages began 2 seconds late.
+    """
 
     def body(label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, order: int) -> dict[str, Any]:
         run = CURRENT.get()
@@ -127,7 +131,6 @@ def stage_task(stage: str, *tags: str) -> Task[..., dict[str, Any]]:
     body.__doc__ = f"Run the stage `{stage}`, unless its artifact is in the store."
     return task(
         name=stage.replace("_", "-"),
-        tags=list(tags),
         cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
         persist_result=True,
         result_serializer="json",

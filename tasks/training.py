@@ -8,9 +8,9 @@ from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.stages.sft import SftStageConfig
 from tasks.stage import Input, Step, stage_task, submit
 
-sft_task = stage_task("sft", "training")
-reward_model_task = stage_task("reward_model", "training")
-dpo_task = stage_task("dpo", "training")
+sft_task = stage_task("sft")
+reward_model_task = stage_task("reward_model")
+dpo_task = stage_task("dpo")
 
 
 def sft(label: str, training: TrainingConfig, model: Input, data: Input, trust_remote_code: bool = False) -> Step:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.errors import UserError
 from alignment_core.evaluation.verifiers import verifier_content, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 from alignment_core.stages.base import Stage, StageConfig, StageContext
@@ -15,6 +16,8 @@ from alignment_core.stages.base import Stage, StageConfig, StageContext
 if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
 
+COMPARED = 64
+"""Completions that are read again to compare tokenizers."""
 BLOCK = 256
 """Completions per forward call of one rank: small enough for a moving progress bar."""
 
@@ -34,6 +37,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for role, head, name in (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp")):
         if role in context.inputs:
+            _check_tokenizer(context.inputs[role], role, rollouts, config)
             columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
     if config.verifier:
         columns["verifier"] = verify(config.verifier, rollouts)
@@ -52,6 +56,20 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     return {"completions": len(rows), **{f"mean_{name}": float(np.mean(values)) for name, values in columns.items()}}
 
 
+def _check_tokenizer(model: Path, role: str, rollouts: list[dict[str, Any]], config: ScoreConfig) -> None:
+    """The token ids of the policy must mean the same to the model that scores them. Raises UserError."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=config.trust_remote_code)
+    for row in rollouts[:: max(1, len(rollouts) // COMPARED)]:
+        read = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
+        if read != row["completion_text"]:
+            raise UserError(
+                f"the {role.replace('_', ' ')} has another tokenizer than the policy: it reads {read[:40]!r} where the "
+                f"policy wrote {row['completion_text'][:40]!r}; give one with the policy's tokenizer"
+            )
+
+
 def _forward(
     context: StageContext, model: Path, head: str, rollouts: list[dict[str, Any]], config: ScoreConfig
 ) -> np.ndarray:
@@ -59,7 +77,9 @@ def _forward(
     from alignment_core.models.saving import checkpoint_dtype
 
     wait = context.resources.wait_timeout_seconds
-    pairs = [(row["prompt_ids"], row["completion_ids"]) for row in rollouts]
+    numbers = {(tuple(row["prompt_ids"]), tuple(row["completion_ids"])): 0 for row in rollouts}
+    pairs = list(numbers)  # the same completion of the same prompt is scored once
+    numbers = {pair: number for number, pair in enumerate(pairs)}
     blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
     values: dict[int, np.ndarray] = {}
     started = time.monotonic()
@@ -73,7 +93,8 @@ def _forward(
             context.report(len(values), len(blocks), "blocks")
     spent = context.cost.get("score_seconds", 0.0)
     context.cost["score_seconds"] = round(spent + time.monotonic() - started, 3)
-    return np.concatenate([values[number] for number in range(len(blocks))])
+    joined = np.concatenate([values[number] for number in range(len(blocks))])
+    return joined[[numbers[tuple(row["prompt_ids"]), tuple(row["completion_ids"])] for row in rollouts]]
 
 
 STAGE = Stage("score", 1, "scores", ScoreConfig, run)

@@ -80,7 +80,12 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
             _save(context.progress, group, step, wait)
             saved = time.monotonic()
     seconds = time.monotonic() - started
-    context.cost.update(train_tokens=tokens, train_seconds=round(seconds, 3), train_steps=step - first)
+    context.cost.update(
+        train_tokens=tokens,
+        train_seconds=round(seconds, 3),
+        train_steps=step - first,
+        prepare_seconds=round(state["prepare_seconds"], 3),  # the reference's forward passes, or reading a checkpoint
+    )
     return {**_averages(tail), "tokens_per_second": tokens / seconds if tokens else 0.0}
 
 

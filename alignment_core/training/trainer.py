@@ -132,12 +132,13 @@ class Trainer:
 
     def prepare(self, progress: str) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in ``progress``, or compute the reference; say where we stand."""
-        newest = newest_progress(Path(progress), self._layout())
+        newest, started = newest_progress(Path(progress), self._layout()), time.monotonic()
         if newest is not None:
             self._restore(newest)
         elif self.job.method.needs_reference:
             self._compute_reference()
         return {
+            "prepare_seconds": time.monotonic() - started,
             "step": self.step,
             "total_steps": self.total_steps,
             "rows": len(self.rows),

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+LARGE_ROUND = ("evaluation=null", "promotion=null", "iterative_dpo.prompts_per_round=4800")
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
 
 
@@ -29,9 +30,11 @@ def run(home: str, *overrides: str) -> tuple[float, float, dict[str, Any]]:
 
 
 def records(home: str) -> dict[str, dict[str, Any]]:
+    """The latest record of each label."""
     from alignment_core.artifacts import open_store
 
-    return {record.label: record.model_dump(mode="json") for record in open_store(Path(home) / "store").records()}
+    found = sorted(open_store(Path(home) / "store").records(), key=lambda record: record.finished_at)
+    return {record.label: record.model_dump(mode="json") for record in found}
 
 
 def moment(text: str) -> float:
@@ -43,26 +46,41 @@ def first_step(made: dict[str, Any], began: float) -> float:
     return moment(made["sft"]["finished_at"]) - made["sft"]["cost"]["train_seconds"] - began
 
 
+def split_of_round(made: dict[str, dict[str, Any]], label: str) -> dict[str, float]:
+    """Where the seconds of a round went, from the start of its first stage to the end of its last."""
+    stages = {name: made[f"{label}/{name}"] for name in ("generate", "score", "select", "dpo")}
+    spent = moment(stages["dpo"]["finished_at"]) - moment(stages["generate"]["started_at"])
+    sampling, scoring = stages["generate"]["cost"]["generate_seconds"], stages["score"]["cost"]["score_seconds"]
+    training = stages["dpo"]["cost"]["train_seconds"] + stages["dpo"]["cost"]["prepare_seconds"]
+    return {
+        "seconds": round(spent, 1),
+        "sampling": round(sampling / spent, 3),
+        "scoring": round(scoring / spent, 3),
+        "training": round(training / spent, 3),
+        "rest": round(1 - (sampling + scoring + training) / spent, 3),
+    }
+
+
 def main() -> None:
     home = tempfile.mkdtemp(prefix="bench-")
     began, cold, outcome = run(home)
     made = records(home)
     _, cached, again = run(home)
     assert {stage["state"] for stage in again["stages"]} == {"cached"}
-    round_labels = [f"round-2/{name}" for name in ("generate", "score", "select", "dpo")]
-    spent = moment(made["round-2/dpo"]["finished_at"]) - moment(made["round-2/generate"]["started_at"])
-    worked = sum(
-        made[label]["cost"].get(name, 0.0) for label in round_labels for name in ("generate_seconds", "train_seconds")
-    )
+    run(home, *LARGE_ROUND)
+    large = split_of_round(records(home), "round-2")
+    began_warm, warm, _ = run(home, "sft.training.batch_size=65")  # data and base model cached, everything in memory
     print(
         json.dumps(
             {
                 "run_seconds": round(cold, 1),
-                "first_training_step_seconds_cold": round(first_step(made, began), 1),
+                "first_training_step_seconds": round(first_step(made, began), 1),
+                "first_training_step_seconds_with_data_cached": round(first_step(records(home), began_warm), 1),
+                "run_seconds_with_data_cached": round(warm, 1),
                 "cached_run_seconds": round(cached, 1),
                 "cached_seconds_per_stage": round(cached / len(again["stages"]), 3),
-                "round_seconds": round(spent, 1),
-                "round_share_neither_sampling_nor_training": round(1 - worked / spent, 3),
+                "round": split_of_round(made, "round-2"),
+                "large_round_without_evaluation": large,
                 "accuracy": {name: m["accuracy"] for name, m in outcome["metrics"]["policies"].items()},
             }
         ),

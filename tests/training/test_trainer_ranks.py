@@ -78,12 +78,31 @@ def test_every_zero_stage_trains_the_same_weights(
     assert greatest_difference(one, two) < 1e-5
 
 
-def test_the_reported_loss_and_norm_do_not_depend_on_the_ranks(make_job: Any, machines: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_bf16_trains_as_fp32_does_up_to_its_rounding(
+    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = make_job(Sft())
+    before = load_file(Path(job.model) / "model.safetensors")
+    exact = trained(machines(1), job, tmp_path / "fp32")
+    rough = trained(machines(2), make_job(Sft(), bf16=True), tmp_path / "bf16", zero_stage=zero_stage)
+    assert {tensor.dtype for tensor in rough.values()} == {torch.bfloat16}
+    rough = {name: tensor.float() for name, tensor in rough.items()}
+    moved = torch.cat([(exact[name] - before[name]).flatten() for name in exact])
+    moved_roughly = torch.cat([(rough[name] - before[name].bfloat16().float()).flatten() for name in exact])
+    assert torch.nn.functional.cosine_similarity(moved, moved_roughly, dim=0) > 0.9
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
+    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
     job = make_job(Sft())
     losses, norms = [], []
-    for world in (1, 2):
+    for world, stage in ((1, None), (2, zero_stage)):
         with machines(world).trainers() as group:
-            open_job(group, machines(world), job, tmp_path / str(world))
+            open_job(group, machines(world), job, tmp_path / str(world), zero_stage=stage)
             reports = train(group, 2)
             held_out = group.all("do", "evaluate", timeout=WAIT)
             losses.append(
@@ -168,10 +187,13 @@ def errors_of_ranks(group: Any, steps: int) -> list[BaseException | None]:
     return errors
 
 
-def test_a_diverging_job_is_a_numeric_error_on_every_rank(make_job: Any, machines: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_a_diverging_job_is_a_numeric_error_on_every_rank(
+    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
     job = make_job(Sft(), learning_rate=1e30)
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, tmp_path / "progress")
+        open_job(group, machines(2), job, tmp_path / "progress", zero_stage=zero_stage)
         errors = errors_of_ranks(group, 6)
         assert [type(error) for error in errors] == [NumericError, NumericError]
         assert "not finite at step 1" in str(errors[0])  # step 0 made the weights as large as the rate

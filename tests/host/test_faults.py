@@ -1,0 +1,33 @@
+"""What a stage's failure looks like to the flow: whose turn it is to act survives the way through the host."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
+from alignment_core.host.protocol import describe, rebuild
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights.safetensors"),
+        RuntimeError("trainers: `do` failed: OSError(28, 'No space left on device')"),
+        ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["the host", "an actor", "a library"],
+)
+def test_a_full_disk_is_the_machines_fault_wherever_it_is_met(error: Exception) -> None:
+    rebuilt = rebuild(describe(error))
+    assert isinstance(rebuilt, EnvironmentFault)
+    assert "the disk is full; free space" in str(rebuilt)
+
+
+def test_our_own_errors_keep_their_type_and_others_their_name() -> None:
+    assert isinstance(rebuild(describe(UserError("the recipe"))), UserError)
+    rebuilt = rebuild(describe(KeyError("weights")))
+    assert type(rebuilt) is AlignmentError
+    assert str(rebuilt) == "KeyError: 'weights'"
