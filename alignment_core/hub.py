@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -26,7 +28,7 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
     if constants.is_offline_mode():
         return _cached_commit(name, wanted, kind, hint)
     try:
-        return str(HfApi().repo_info(name, revision=wanted, repo_type=kind, timeout=30).sha)
+        commit = str(HfApi().repo_info(name, revision=wanted, repo_type=kind, timeout=30).sha)
     except RevisionNotFoundError:
         raise UserError(f"{name}: this Hub {kind} has no revision {wanted!r}") from None
     except RepositoryNotFoundError:
@@ -40,15 +42,30 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
             f"{name}: no such file or folder here{hint}, and the Hub cannot be asked for a {kind} of this name ({reason}); "
             "set HF_HUB_OFFLINE=1 to use what was downloaded before"
         ) from None
+    _remember(_ref(name, wanted, kind), commit)
+    return commit
 
 
-def _cached_commit(name: str, revision: str, kind: str, hint: str) -> str:
+def _ref(name: str, revision: str, kind: str) -> Path:
+    """Where the Hub's own cache notes which commit a revision meant."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    ref = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind) / "refs" / revision
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind) / "refs" / revision
+
+
+def _remember(ref: Path, commit: str) -> None:
+    """Note it as the Hub's client does for a download by revision; ours go by commit, and would leave no note."""
+    with contextlib.suppress(OSError):  # a cache that cannot be written is only of no use offline
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        partial = ref.with_name(f"{ref.name}.{os.getpid()}")
+        partial.write_text(commit)
+        partial.replace(ref)
+
+
+def _cached_commit(name: str, revision: str, kind: str, hint: str) -> str:
     try:
-        return ref.read_text().strip()
+        return _ref(name, revision, kind).read_text().strip()
     except OSError:
         raise UserError(
             f"{name}: no such file or folder here{hint}, HF_HUB_OFFLINE is set, and the local Hub cache holds no revision "
