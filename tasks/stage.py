@@ -143,6 +143,7 @@ def submit(
 ) -> Step:
     """Submit a stage of the current run; inputs that are None are left out."""
     run = CURRENT.get()
+    config.content()  # what is wrong with it is said now, not when the stage's turn comes
     given = {
         role: value.future if isinstance(value, Step) else str(value)
         for role, value in inputs.items()

@@ -28,6 +28,19 @@ class EvaluationConfig(Config):
     resamples: int = Field(2000, ge=100)
     """Bootstrap resamples (of prompts)."""
 
+    @model_validator(mode="after")
+    def _verifies_its_prompts(self) -> EvaluationConfig:
+        self.check_verifier(self.prompts, "prompts")
+        return self
+
+    def check_verifier(self, prompts: DataConfig, where: str) -> None:
+        """Raise ValueError if the verifier is the built-in tasks' own and a source of ``prompts`` is none of them."""
+        other = next((source.path for source in prompts.sources if source.task is None), None)
+        if self.verifier == "task" and other is not None:
+            raise ValueError(
+                f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none; name a function"
+            )
+
 
 METRICS = ("accuracy", "reward", "win_rate", "kl", "length", "truncated")
 

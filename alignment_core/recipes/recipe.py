@@ -102,6 +102,8 @@ class IterativeDpoRecipe(BaseRecipe):
             raise ValueError("`reward_model` needs exactly one of `data` (train one) and `model` (use that one)")
         if self.iterative_dpo.selection.score == "verifier" and not (self.evaluation and self.evaluation.verifier):
             raise ValueError("`evaluation.verifier` is needed, because `iterative_dpo.selection.score` is `verifier`")
+        if self.iterative_dpo.selection.score == "verifier" and self.evaluation:
+            self.evaluation.check_verifier(self.iterative_dpo.prompts, "iterative_dpo.prompts")
         return self
 
 

@@ -58,6 +58,16 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
+def test_a_verifier_that_cannot_be_loaded_is_said_before_anything_is_trained(
+    align: Align, recipe: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    failure = align(home, "run", str(recipe), "--set", "evaluation.verifier=nowhere.py:right", expect=2)
+    assert "'nowhere.py:right' cannot be loaded: FileNotFoundError" in failure["error"]
+    made = {artifact["made_by"] for artifact in align(home, "artifacts", "ls")["artifacts"]}
+    assert made <= {"model", "sft/data"}
+
+
 def test_a_killed_command_leaves_no_server_no_host_and_no_ray(recipe: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     command = subprocess.Popen(

@@ -253,6 +253,16 @@ def test_an_override_does_not_change_what_it_was_applied_to():
         (ROUNDS, "reward_model={}", "`reward_model` needs exactly one of `data` (train one) and `model`"),
         (ROUNDS, "reward_model.model=judge", "`reward_model` needs exactly one of `data` (train one) and `model`"),
         (ROUNDS, "iterative_dpo.selection.score=verifier", "`evaluation.verifier` is needed"),
+        (
+            SFT,
+            "evaluation={prompts: p.jsonl, verifier: task}",
+            "evaluation: `verifier: task` scores the built-in tasks",
+        ),
+        (
+            ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "selection": {"score": "verifier"}}},
+            "evaluation={prompts: {task: reverse}, verifier: task}",
+            "of `iterative_dpo.prompts` is none; name a function",
+        ),
         (JUDGE, "reward_model={model: judge}", "`reward_model.data` is needed here, and `reward_model.model` is not"),
         (JUDGE, "evaluation.prompts=p", "remove `evaluation`, `promotion`"),
     ],
@@ -290,7 +300,7 @@ def test_a_short_source_shares_its_mapping_with_the_data_set(load):
 
 
 def test_a_recipe_without_a_reward_model_may_be_judged_by_a_verifier(load):
-    content = ROUNDS | {"reward_model": None, "evaluation": {"prompts": "p", "verifier": "task"}}
+    content = ROUNDS | {"reward_model": None, "evaluation": {"prompts": "p", "verifier": "checks.py:right"}}
     recipe = load(content, "iterative_dpo.selection.score=verifier")
     assert isinstance(recipe, IterativeDpoRecipe)
     assert recipe.reward_model is None
