@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ class Turnstile:
 
         def give_way() -> None:
             with self._condition:
-                earlier = bool(self._waiting) and self._waiting[0][0] < turn.order
+                earlier = any(order < turn.order for order, _ in self._waiting)
             if earlier:
                 self._leave()
                 self._enter(turn)
@@ -52,13 +51,19 @@ class Turnstile:
     def _enter(self, turn: Turn) -> None:
         place = (turn.order, next(self._arrivals))
         with self._condition:
-            heapq.heappush(self._waiting, place)
-            if self._taken or self._waiting[0] != place:
-                turn.waits(True)
-                self._condition.wait_for(lambda: not self._taken and self._waiting[0] == place)
-                turn.waits(False)
-            heapq.heappop(self._waiting)
-            self._taken = True
+            self._waiting.append(place)
+            try:
+                if not self._is_free_for(place):
+                    turn.waits(True)
+                    self._condition.wait_for(lambda: self._is_free_for(place))
+                    turn.waits(False)
+                self._taken = True
+            finally:
+                self._waiting.remove(place)
+                self._condition.notify_all()  # had this been the first in line and failed, the next one must hear of it
+
+    def _is_free_for(self, place: tuple[int, int]) -> bool:
+        return not self._taken and min(self._waiting) == place
 
     def _leave(self) -> None:
         with self._condition:
