@@ -106,7 +106,7 @@ class Machines(Protocol):
 
     @contextmanager
     def engines(
-        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool, turn: Turn = FIRST
+        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False, turn: Turn = FIRST
     ) -> Iterator[ActorGroup]:
         """Engines with this policy's weights in them, for this stage alone."""
 

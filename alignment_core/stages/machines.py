@@ -106,7 +106,7 @@ class WarmMachines:
 
     @contextmanager
     def engines(
-        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool, turn: Turn = FIRST
+        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False, turn: Turn = FIRST
     ) -> Iterator[ActorGroup]:
         """Engines that hold ``policy``, for the caller alone: warm ones take its weights, if the architecture agrees."""
         with self._for_engines.through(turn):

@@ -31,6 +31,7 @@ OVERRIDES = [
     *(f"evaluation.prompts.sources.{i}.rows=8" for i in range(3)),
     "reward_model.data.test_rows=20",
     "promotion.gates=[]",
+    "resources.engines=1",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
