@@ -23,7 +23,7 @@ class Supervised:
         temporary: Path,
         inherited: Sequence[int] = (),
     ) -> None:
-        self.log, self.temporary = log, temporary
+        self.temporary = temporary
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
         supervisor = [sys.executable, "-m", "alignment_core.host.supervisor", str(read_end), str(temporary), fds]

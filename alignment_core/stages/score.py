@@ -77,8 +77,8 @@ def _forward(
     from alignment_core.models.saving import checkpoint_dtype
 
     wait = context.resources.wait_timeout_seconds
-    numbers = {(tuple(row["prompt_ids"]), tuple(row["completion_ids"])): 0 for row in rollouts}
-    pairs = list(numbers)  # the same completion of the same prompt is scored once
+    asked = [(tuple(row["prompt_ids"]), tuple(row["completion_ids"])) for row in rollouts]
+    pairs = list(dict.fromkeys(asked))  # the same completion of the same prompt is scored once
     numbers = {pair: number for number, pair in enumerate(pairs)}
     blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
     values: dict[int, np.ndarray] = {}
@@ -94,7 +94,7 @@ def _forward(
     spent = context.cost.get("score_seconds", 0.0)
     context.cost["score_seconds"] = round(spent + time.monotonic() - started, 3)
     joined = np.concatenate([values[number] for number in range(len(blocks))])
-    return joined[[numbers[tuple(row["prompt_ids"]), tuple(row["completion_ids"])] for row in rollouts]]
+    return joined[[numbers[pair] for pair in asked]]
 
 
 STAGE = Stage("score", 1, "scores", ScoreConfig, run)
