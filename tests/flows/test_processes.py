@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.processes import processes_of
+
 Align = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -35,18 +37,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def processes_of(home: Path) -> dict[int, str]:
-    """Every process that inherited this ALIGN_HOME: the whole tree, daemons included."""
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("ALIGN_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = " ".join(process.cmdline())
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

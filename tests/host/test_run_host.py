@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from alignment_core.artifacts import open_store
@@ -18,6 +17,7 @@ from alignment_core.host.client import Host
 from alignment_core.recipes import ModelConfig, ResourcesConfig, ScratchModel
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.base_model import BaseModelConfig, pin_model
+from tests.processes import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -45,18 +45,6 @@ def model_call(config: BaseModelConfig | None = None) -> StageCall:
     return StageCall(stage="base_model", label="model", config=chosen.model_dump(mode="json"), inputs={})
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every process that inherited this ALIGN_HOME: the whole tree, daemons included."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("ALIGN_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_process_that_asked(tmp_path: Path, ending: signal.Signals) -> None:
     home = tmp_path / "home"
@@ -74,7 +62,7 @@ def test_nothing_outlives_the_process_that_asked(tmp_path: Path, ending: signal.
     deadline = time.monotonic() + 30
     while processes_of(home) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert processes_of(home) == []
+    assert processes_of(home) == {}
 
 
 def test_calls_errors_deadlines_and_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
