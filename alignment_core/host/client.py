@@ -137,6 +137,7 @@ class _Session:
                 log,
                 temporary,
                 inherited=[theirs.fileno()],
+                grace=resources.stop_seconds,
             )
         self.channel = Channel(mine)
         threading.Thread(target=self._listen, daemon=True).start()

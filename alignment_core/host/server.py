@@ -16,7 +16,7 @@ from socket import socket
 from typing import Any
 
 from alignment_core.artifacts import open_store
-from alignment_core.errors import AlignmentError
+from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.host.protocol import Channel, describe
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall
@@ -35,6 +35,10 @@ class Server:
         self.store = open_store(store)
         self.resources = resources
         self.machines = WarmMachines(resources, temporary)
+        self.stopping = threading.Event()
+        self._working = 0
+        """Stages that run and wait for nobody."""
+        self._idle = threading.Condition()
 
     def serve(self) -> None:
         """Until the flow closes the channel."""
@@ -45,8 +49,21 @@ class Server:
         else:
             threading.Thread(target=self._warm_up, daemon=True).start()
         _import_for_all_threads()
+        signal.signal(signal.SIGTERM, _end)  # Ray has put its own handler in its place
         for message in self.channel.messages():
             threading.Thread(target=self._execute, args=(message,), daemon=True).start()
+
+    def wind_down(self) -> None:
+        """Let the stages that run save their progress, for as long as the recipe allows, then end all actors."""
+        self.stopping.set()
+        with self._idle:
+            self._idle.wait_for(lambda: self._working == 0, self.resources.stop_seconds)
+        self.machines.close()
+
+    def _works(self, change: int) -> None:
+        with self._idle:
+            self._working += change
+            self._idle.notify_all()
 
     def _warm_up(self) -> None:
         try:
@@ -56,22 +73,32 @@ class Server:
 
     def _execute(self, message: dict[str, Any]) -> None:
         number = message["id"]
+        self._works(1)
         try:
             call = StageCall.model_validate(message["call"])
-            turn = Turn(
-                message["order"], lambda waits: self.channel.send({"id": number, "event": "waits", "on": waits})
-            )
-            result = run_stage(
-                self.store, call, self.machines, self.resources, self._reporter(number), message["run_ids"], turn
-            )
+            turn = Turn(message["order"], lambda waits: self._waits(number, waits))
+            report, ids = self._reporter(number), message["run_ids"]
+            result = run_stage(self.store, call, self.machines, self.resources, report, ids, turn, self.stopping)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer
             traceback.print_exc()
             answer = {"id": number, "event": "failed", "error": describe(error)}
+        self._send(answer)
+        self._works(-1)
+
+    def _send(self, message: dict[str, Any]) -> None:
         try:
-            self.channel.send(answer)
+            self.channel.send(message)
         except OSError:
-            logging.warning("the flow is gone; nobody takes the answer")
+            if not self.stopping.is_set():
+                logging.warning("the flow is gone; nobody takes the answer")
+
+    def _waits(self, number: int, waits: bool) -> None:
+        """A stage begins to wait for a machine, or has it."""
+        self._works(-1 if waits else 1)
+        if not waits and self.stopping.is_set():
+            raise Stopped("stopped before its turn came")
+        self._send({"id": number, "event": "waits", "on": waits})
 
     def _reporter(self, number: int) -> Any:
         last = 0.0
@@ -82,7 +109,7 @@ class Server:
                 return
             last = time.monotonic()
             values = {name: value if abs(value) < 1e300 else None for name, value in metrics.items()}
-            self.channel.send(
+            self._send(
                 {"id": number, "event": "progress", "done": done, "total": total, "unit": unit, "metrics": values}
             )
 
@@ -95,10 +122,14 @@ def _import_for_all_threads() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
 
+def _end(*_: object) -> None:
+    sys.exit(143)
+
+
 def main() -> None:
     """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a folder of its own."""
     faulthandler.enable()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end, store, resources, temporary = sys.argv[1:5]
     channel = Channel(socket(fileno=int(end)))
@@ -110,7 +141,8 @@ def main() -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        server.machines.close()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        server.wind_down()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # threads of stages that nobody waits for must not hold the process

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CLOSE_SECONDS = 30.0  # more than the supervisor itself needs
+CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the command's grace
 
 
 class Supervised:
-    """A running command. ``temporary`` is a folder of its own that goes when it ends; output is appended to ``log``."""
+    """A running command. ``temporary`` is a folder of its own that goes when it ends; output is appended to ``log``.
+
+    When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too.
+    """
 
     def __init__(
         self,
@@ -22,11 +25,13 @@ class Supervised:
         log: Path,
         temporary: Path,
         inherited: Sequence[int] = (),
+        grace: float = 0.0,
     ) -> None:
-        self.temporary = temporary
+        self.temporary, self.grace = temporary, grace
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
-        supervisor = [sys.executable, "-m", "alignment_core.host.supervisor", str(read_end), str(temporary), fds]
+        supervisor = [sys.executable, "-m", "alignment_core.host.supervisor"]
+        supervisor += [str(read_end), str(temporary), fds, str(grace)]
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
@@ -52,7 +57,7 @@ class Supervised:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            self.process.wait(CLOSE_SECONDS)
+            self.process.wait(self.grace + CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

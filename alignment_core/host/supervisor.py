@@ -1,9 +1,11 @@
 """Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
 
-``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS COMMAND …``. FOLDER holds the command's temporary files
-and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The asking process
-holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file. This process is
-a sub-reaper, so that daemons that detach themselves (Ray's do) become its children and are found.
+``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE COMMAND …``. FOLDER holds the command's temporary
+files and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The asking
+process holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file. Then the
+command itself is asked to end and has GRACE seconds to save its work, while all that it started still lives; what is left
+after that is ended. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children
+and are found.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ POLL_SECONDS = 0.2
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, or 143 if it was ended from outside."""
-    lifeline, temporary, command = int(arguments[0]), arguments[1], arguments[3:]
+    lifeline, temporary, grace, command = int(arguments[0]), arguments[1], float(arguments[3]), arguments[4:]
     inherited = [int(number) for number in arguments[2].split(",") if number]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
@@ -47,6 +49,10 @@ def main(arguments: list[str]) -> int:
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
         pass
     code = child.poll()
+    if code is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace)
     _end_descendants()
     shutil.rmtree(temporary, ignore_errors=True)
     return 143 if code is None else code if code >= 0 else 128 - code

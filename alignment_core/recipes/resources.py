@@ -40,5 +40,7 @@ class ResourcesConfig(Config):
     """Deadline of one stage."""
     wait_timeout_seconds: float = Field(1800.0, gt=0)
     """Deadline of one wait for an actor or engine."""
+    stop_seconds: float = Field(20.0, ge=0)
+    """Seconds that the stages of a run have to save their progress when the run is stopped."""
     stage_retries: int = Field(2, ge=0)
     """Retries of a stage after an infrastructure failure."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Reference
 from alignment_core.canonical import derive_seed
-from alignment_core.errors import UserError
+from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import Config
 from alignment_core.stages.turns import FIRST, Turn
@@ -135,6 +136,8 @@ class StageContext:
     reporter: Reporter
     turn: Turn = FIRST
     """Give it to the machines when you ask for one."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is being stopped: a stage that can save its progress does so, and ends."""
     cost: dict[str, float] = field(default_factory=dict)
     """Work done: ``tokens`` and the like, added up by the stage."""
 
@@ -143,5 +146,7 @@ class StageContext:
         return derive_seed(self.seed, *parts)
 
     def report(self, done: float, total: float | None = None, unit: str = "", **metrics: float) -> None:
-        """Say how far the stage is."""
+        """Say how far the stage is. Raises Stopped if the run is being stopped."""
+        if self.stopping.is_set():
+            raise Stopped(f"stopped after {done:g} of {total or 0:g} {unit}")
         self.reporter(done, total, unit, metrics)

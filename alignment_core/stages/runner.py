@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime
 from importlib import metadata
@@ -32,10 +33,12 @@ def run_stage(
     reporter: Reporter,
     run_ids: dict[str, str] | None = None,
     turn: Turn = FIRST,
+    stopping: threading.Event | None = None,
 ) -> StageResult:
     """Return the artifact of ``call``: the one in the store under its key, or a new one.
 
-    A stage that another process of this machine is running already is waited for, and its result taken.
+    A stage that another process of this machine is running already is waited for, and its result taken. Once
+    ``stopping`` is set, the stage saves its progress and raises Stopped.
     """
     key = stage_key(call)
     found = cached_result(store, call)
@@ -45,7 +48,8 @@ def run_stage(
         found = cached_result(store, call)
         if found is not None:
             return found
-        result = _run(store, call, key, progress, machines, resources, reporter, run_ids or {}, turn)
+        stopping = stopping or threading.Event()
+        result = _run(store, call, key, progress, machines, resources, reporter, run_ids or {}, turn, stopping)
         store.drop_progress(key)
         return result
 
@@ -60,6 +64,7 @@ def _run(
     reporter: Reporter,
     run_ids: dict[str, str],
     turn: Turn,
+    stopping: threading.Event,
 ) -> StageResult:
     stage, parts = call.definition(), key_parts(call)
     reason = why_it_runs(parts, store.records())
@@ -76,6 +81,7 @@ def _run(
             machines=machines,
             reporter=reporter,
             turn=turn,
+            stopping=stopping,
         )
         metrics = plain_metrics(stage.run(context, config))
         check_source()

@@ -66,6 +66,10 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
         averages = _averages(reports)
         if step > 0.9 * total or step == total:
             tail += reports
+        due = step < total and time.monotonic() - saved > context.resources.progress_seconds
+        if due or context.stopping.is_set():
+            _save(context.progress, group, step, wait)
+            saved = time.monotonic()
         speed = tokens / (time.monotonic() - started)
         context.report(
             step,
@@ -76,9 +80,6 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
             learning_rate=reports[0].learning_rate,
             tokens_per_second=speed,
         )
-        if step < total and time.monotonic() - saved > context.resources.progress_seconds:
-            _save(context.progress, group, step, wait)
-            saved = time.monotonic()
     seconds = time.monotonic() - started
     context.cost.update(
         train_tokens=tokens,

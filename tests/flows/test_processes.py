@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.processes import processes_of
+from tests.processes import processes_of, wait_until
 
 Align = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
@@ -37,15 +36,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return condition()
 
 
 def test_a_verifier_that_cannot_be_loaded_is_said_before_anything_is_trained(

@@ -1,0 +1,53 @@
+"""A flow of its own process for the tests: a tiny model is trained until somebody ends it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from alignment_core.data.pin import pin
+from alignment_core.host.client import Host
+from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, ScratchModel, TrainingConfig
+from alignment_core.stages.base import StageCall
+from alignment_core.stages.base_model import pin_model
+from alignment_core.stages.dataset import DatasetConfig
+from alignment_core.stages.sft import SftStageConfig
+
+STEPS_BEFORE_READY = 3
+
+
+def main(store: str, steps: int) -> None:
+    """Print the call of the training stage, and ``training`` once it is under way."""
+    host = Host(store, ResourcesConfig(trainers=1, zero_stage=0), Path(store + ".log"))
+    shape = ScratchModel(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    model_config = pin_model(ModelConfig(scratch=shape))
+    model = host.run(
+        StageCall(stage="base_model", label="model", config=model_config.model_dump(mode="json"), inputs={})
+    )
+    data = DataConfig(sources=(DataSource(task="reverse", rows=64),))
+    data_config = DatasetConfig(data=data, sources=(pin(data.sources[0]),), purpose="sft")
+    rows = host.run(
+        StageCall(
+            stage="dataset",
+            label="data",
+            config=data_config.model_dump(mode="json"),
+            inputs={"tokenizer": model.reference},
+        )
+    )
+    config = SftStageConfig(training=TrainingConfig(batch_size=32, num_train_epochs=steps, max_steps=steps))
+    inputs = {"model": model.reference, "data": rows.reference}
+    call = StageCall(stage="sft", label="sft", config=config.model_dump(mode="json"), inputs=inputs)
+    print(call.model_dump_json(), flush=True)
+    announced = False
+
+    def on_progress(message: dict[str, float]) -> None:
+        nonlocal announced
+        if not announced and message["done"] >= STEPS_BEFORE_READY:
+            announced = True
+            print("training", flush=True)
+
+    host.run(call, on_progress)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
