@@ -1,0 +1,17 @@
+"""What the commands of ``align`` share: options, where they print, and the one JSON object of ``--json``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store; default $ALIGN_HOME/store.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, ensure_ascii=False, default=str), flush=True)
