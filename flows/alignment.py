@@ -36,10 +36,10 @@ runner: Any = ThreadPoolTaskRunner(max_workers=64)
 alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name="{recipe.name}", validate_parameters=True)
 
 
-def _run(recipe: BaseRecipe, overrides: list[str]) -> dict[str, Any]:
+def _run(recipe: BaseRecipe, overrides: list[str], from_stage: str | None) -> Any:
     if overrides:
         recipe = parse_recipe(apply_overrides(recipe.model_dump(mode="json"), overrides))
-    return run_recipe(recipe, COMPOSITIONS[recipe.method])
+    return run_recipe(recipe, COMPOSITIONS[recipe.method], from_stage)
 
 
 def _shipped(name: str) -> Any:
@@ -47,44 +47,50 @@ def _shipped(name: str) -> Any:
 
 
 @alignment_flow
-def alignment(recipe: Recipe, overrides: list[str] = []) -> dict[str, Any]:
-    """Run any recipe; `overrides` are `path=value`, as with `align run --set`."""
-    return _run(recipe, overrides)
+def alignment(recipe: Recipe, overrides: list[str] = [], from_stage: str | None = None) -> dict[str, Any]:
+    """Run any recipe; `overrides` are `path=value`, as with `align run --set`; `from_stage` runs again from there."""
+    return _run(recipe, overrides, from_stage)
 
 
 @alignment_flow
 def deployed_quickstart(
-    recipe: IterativeDpoRecipe = _shipped("quickstart"), overrides: list[str] = []
+    recipe: IterativeDpoRecipe = _shipped("quickstart"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
     """SFT → reward model → two rounds of DPO with a small model on built-in tasks."""
-    return _run(recipe, overrides)
+    return _run(recipe, overrides, from_stage)
 
 
 @alignment_flow
 def deployed_iterative_dpo(
     recipe: IterativeDpoRecipe = _shipped("iterative-dpo"),
     overrides: list[str] = [],
+    from_stage: str | None = None,
 ) -> dict[str, Any]:
     """SFT → reward model → rounds of DPO → evaluation → promotion."""
-    return _run(recipe, overrides)
+    return _run(recipe, overrides, from_stage)
 
 
 @alignment_flow
-def deployed_sft(recipe: SftRecipe = _shipped("sft"), overrides: list[str] = []) -> dict[str, Any]:
+def deployed_sft(
+    recipe: SftRecipe = _shipped("sft"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
     """Supervised fine-tuning."""
-    return _run(recipe, overrides)
+    return _run(recipe, overrides, from_stage)
 
 
 @alignment_flow
 def deployed_reward_model(
     recipe: RewardModelRecipe = _shipped("reward-model"),
     overrides: list[str] = [],
+    from_stage: str | None = None,
 ) -> dict[str, Any]:
     """A reward model from preference pairs."""
-    return _run(recipe, overrides)
+    return _run(recipe, overrides, from_stage)
 
 
 @alignment_flow
-def deployed_dpo(recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = []) -> dict[str, Any]:
+def deployed_dpo(
+    recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
     """DPO on given pairs."""
-    return _run(recipe, overrides)
+    return _run(recipe, overrides, from_stage)

@@ -13,19 +13,24 @@ import typer
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError
-from flows import cli_store
+from alignment_core.journal import RunRecord
+from flows import cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_store.tags_app, name="tags")
 app.command()(cli_store.lineage)
+cli_services.register(app)
 
 
 @app.command()
 def run(
     recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
+    from_stage: Annotated[
+        str | None, typer.Option(help="Run this stage and all that depends on it again, although they are known.")
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,31 +38,38 @@ def run(
     from alignment_core.recipes import load_recipe
 
     chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
-    opened = open_store(chosen.store)  # a store that cannot be used is said before Prefect starts
-    from flows import early, environment
+    run_here(chosen, from_stage, None, as_json)
+
+
+def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool) -> None:
+    """Run a recipe in this process, with a Prefect server of its own unless one runs, and print what came of it."""
+    opened = open_store(recipe.store)  # a store that cannot be used is said before Prefect starts
+    from flows import early, environment, services
     from flows.prefect_api import start_prefect_api
 
+    services.use_if_running()
     environment.prepare()
-    host = early.early_host(chosen, opened)
+    host = early.early_host(recipe, opened)
     with early.closing(host):
-        outcome = _run_flow(chosen, host, start_prefect_api())
+        outcome = _run_flow(recipe, host, start_prefect_api(), from_stage, resumes)
     if as_json:
         print_json(outcome)
     else:
         _print_outcome(outcome)
 
 
-def _run_flow(recipe: Any, host: Any, api: Any) -> dict[str, Any]:
+def _run_flow(recipe: Any, host: Any, api: Any, from_stage: str | None, resumes: RunRecord | None) -> dict[str, Any]:
     from flows.alignment import alignment
     from flows.display import LiveDisplay
     from flows.early import COMMAND_LINE, CommandLine
 
     with LiveDisplay(err) as display:
-        token = COMMAND_LINE.set(CommandLine(display, host))
+        token = COMMAND_LINE.set(CommandLine(display, host, resumes))
         try:
             if api is not None:
                 api.wait()
-            return alignment(recipe)
+            outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
+            return outcome
         finally:
             COMMAND_LINE.reset(token)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from alignment_core.artifacts import Store, align_home
 from alignment_core.host.client import Host
+from alignment_core.journal import RunRecord
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.base_model import in_store, pin_model
@@ -22,6 +23,8 @@ class CommandLine:
 
     listener: Any
     host: Host | None
+    resumes: RunRecord | None = None
+    """The run that is taken up again; its stages that were run again on purpose are so still."""
 
 
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.futures import as_completed
+from prefect.states import Cancelled
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, align_home, open_store
-from alignment_core.errors import AlignmentError, Stopped
+from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.host.client import Host
+from alignment_core.journal import Journal, new_record
 from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from flows.early import COMMAND_LINE
+from flows.watch import Watch
 from tasks.evaluation import promote
 from tasks.stage import CURRENT, Input, Run, Step
+
+LOST = 75
+"""Exit code of a process whose run was taken over by another attempt."""
 
 
 class Outcome(BaseModel):
@@ -51,26 +59,59 @@ class Outputs(BaseModel):
     baseline: str | None = None
 
 
-def run_recipe(recipe: BaseRecipe, compose: Callable[[Any], Outputs]) -> dict[str, Any]:
-    """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure."""
-    with _open_run(recipe) as run:
-        try:
-            outputs = compose(recipe)
-            _wait(run)
-        except BaseException as error:
-            run.host.close()  # first: it wakes the stages that wait for an answer
-            raise _cause(run, error) from None
+def run_recipe(
+    recipe: BaseRecipe, compose: Callable[[Any], Outputs], from_stage: str | None = None
+) -> dict[str, Any] | State:
+    """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure.
+
+    A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again.
+    """
+    with _open_run(recipe, from_stage) as run:
+        with Watch(run.journal.record.run_id, run.host.close) as watch:
+            try:
+                outputs = compose(recipe)
+                _check_from_stage(run)
+                _wait(run)
+            except BaseException as error:
+                run.host.close()  # first: it wakes the stages that wait for an answer
+                if watch.lost:
+                    os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
+                if watch.cancelled and isinstance(error, Stopped):
+                    run.journal.end("cancelled")
+                    return Cancelled(message="Cancelled; a later attempt goes on from here.")
+                raise _cause(run, error) from None
         return _outcome(recipe, run, outputs).model_dump(mode="json")
 
 
-@contextmanager
-def _open_run(recipe: BaseRecipe) -> Iterator[Run]:
+def _flow_run() -> FlowRun:
     context = FlowRunContext.get()
-    run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
+    flow_run = context.flow_run if context else None
+    assert flow_run is not None, "recipes run inside the flow"
+    return flow_run
+
+
+@contextmanager
+def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
+    flow_run = _flow_run()
+    run_id = str(flow_run.id)
     store = open_store(recipe.store)
     caller = COMMAND_LINE.get()
+    resumes = caller.resumes if caller else None
+    again = (resumes.rerun if resumes and resumes.from_stage == from_stage else run_id) if from_stage else ""
+    record = new_record(
+        run_id,
+        recipe.name,
+        recipe.model_dump(mode="json"),
+        store.uri,
+        from_stage=from_stage,
+        rerun=again,
+        deployed=flow_run.deployment_id is not None,
+    )
     log = align_home() / "logs" / f"{run_id}.log"
-    with (caller and caller.host) or Host(store.uri, recipe.resources, log) as host:
+    with (
+        Journal(record).open() as journal,
+        (caller and caller.host) or Host(store.uri, recipe.resources, log) as host,
+    ):
         host.run_ids = {"prefect": run_id}
         run = Run(
             store=store,
@@ -78,6 +119,7 @@ def _open_run(recipe: BaseRecipe) -> Iterator[Run]:
             results=store.workspace.root / "results",
             resources=recipe.resources,
             seed=recipe.seed,
+            journal=journal,
             listener=caller.listener if caller else None,
         )
         token = CURRENT.set(run)
@@ -85,6 +127,15 @@ def _open_run(recipe: BaseRecipe) -> Iterator[Run]:
             yield run
         finally:
             CURRENT.reset(token)
+
+
+def _check_from_stage(run: Run) -> None:
+    """Raise UserError if no stage of the run has the name from which it should run again."""
+    chosen = run.journal.record.from_stage
+    if chosen is not None and not any(step.again for step in run.steps):
+        labels = [step.label for step in run.steps]
+        near = difflib.get_close_matches(chosen, labels, n=3, cutoff=0.4) or labels
+        raise UserError(f"--from-stage {chosen}: this recipe has no such stage; there are {', '.join(near)}")
 
 
 def _wait(run: Run) -> None:
@@ -118,10 +169,9 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs) -> Outcome:
     if report is None:
         metrics = dict(stages[-1].metrics)
     _leave_artifacts(run, stages, metrics, list(references.values()))
-    context = FlowRunContext.get()
     return Outcome(
         status="completed",
-        run_id=str(context.flow_run.id) if context and context.flow_run else "",
+        run_id=run.journal.record.run_id,
         store=run.store.uri,
         stages=stages,
         outputs={name: str(reference) for name, reference in references.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,13 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.canonical import digest_of
 from alignment_core.errors import AlignmentError
 from alignment_core.host.client import Host
+from alignment_core.journal import Journal
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageConfig, StageResult
-from alignment_core.stages.key import stage_key
+from alignment_core.stages.key import key_parts
 from alignment_core.stages.runner import cached_result
 
 FIRST_RETRY_SECONDS = 2.0
@@ -48,8 +50,15 @@ class Run:
     """Where Prefect keeps the (small) results: inside the store, so that they outlive Prefect's database."""
     resources: ResourcesConfig
     seed: int
+    journal: Journal
     listener: Listener | None = None
     steps: list[Step] = field(default_factory=list)
+
+    def runs_again(self, label: str, inputs: Iterable[Any]) -> bool:
+        """Whether a stage is, or depends on one of, those that are to be run again on purpose."""
+        chosen = self.journal.record.from_stage
+        named = chosen is not None and (label == chosen or label.startswith(f"{chosen}/"))
+        return named or any(isinstance(value, Step) and value.again for value in inputs)
 
 
 CURRENT: ContextVar[Run] = ContextVar("alignment run")
@@ -58,8 +67,8 @@ CURRENT: ContextVar[Run] = ContextVar("alignment run")
 class Step:
     """A stage that was submitted. Give it to other stages as an input, or ask it for its result."""
 
-    def __init__(self, label: str, future: PrefectFuture[dict[str, Any]], run: Run) -> None:
-        self.label, self.future, self.run = label, future, run
+    def __init__(self, label: str, future: PrefectFuture[dict[str, Any]], run: Run, again: bool = False) -> None:
+        self.label, self.future, self.run, self.again = label, future, run, again
         self._announced = False
 
     def result(self) -> StageResult:
@@ -68,9 +77,12 @@ class Step:
         result = StageResult.model_validate(value).model_copy(update={"label": self.label})
         if self.future.state.name == "Cached":
             result = result.model_copy(update={"state": "cached", "reason": "same key", "seconds": 0.0})
-        if self.run.listener and not self._announced:
+        if not self._announced:
             self._announced = True
-            self.run.listener.finished(result)
+            news = {"reason": result.reason, "seconds": round(result.seconds, 3), "reference": str(result.reference)}
+            self.run.journal.stage(self.label, result.state, **news)
+            if self.run.listener:
+                self.run.listener.finished(result)
         return result
 
     def failure(self) -> Exception | None:
@@ -95,9 +107,11 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
     while it writes events, so that most stages began 2 seconds late.
     """
 
-    def body(label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, order: int) -> dict[str, Any]:
+    def body(
+        label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, rerun: str, order: int
+    ) -> dict[str, Any]:
         run = CURRENT.get()
-        call = _call(stage, {"label": label, "config": config, "inputs": inputs, "seed": seed})
+        call = _call(stage, {"label": label, "config": config, "inputs": inputs, "seed": seed, "rerun": rerun})
         logger = get_run_logger()
         result = cached_result(run.store, call)
         if result is None:
@@ -114,7 +128,11 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
                     last = time.monotonic()
                     logger.info("%s: %s of %s %s", label, message["done"], message["total"], message["unit"])
 
-            result = run.host.run(call, on_progress, order)
+            try:
+                result = run.host.run(call, on_progress, order)
+            except AlignmentError as error:
+                run.journal.stage(label, "failed", reason=str(error))
+                raise
         logger.info(
             "%s: %s (%s), %.1f s, %s", label, result.state, result.reason, result.seconds, result.reference.short
         )
@@ -122,7 +140,9 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
 
     def cache_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
         run, call = CURRENT.get(), _call(stage, parameters)
-        key = stage_key(call)
+        parts = key_parts(call)
+        key = digest_of(parts)
+        run.journal.stage(call.label, "running", stage=stage, key=key, key_parts=parts)
         if run.store.find(key) is None:  # a Prefect record whose artifact is gone is no hit
             (run.results / key).unlink(missing_ok=True)
         return key
@@ -154,8 +174,12 @@ def submit(
         task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries), result_storage=run.results
     )
     settings = config.model_dump(mode="json")
-    future = prepared.submit(label=label, config=settings, inputs=given, seed=run.seed, order=len(run.steps))
-    step = Step(label, future, run)
+    again = run.runs_again(label, inputs.values())
+    rerun = run.journal.record.rerun if again else ""
+    future = prepared.submit(
+        label=label, config=settings, inputs=given, seed=run.seed, rerun=rerun, order=len(run.steps)
+    )
+    step = Step(label, future, run, again)
     run.steps.append(step)
     return step
 
@@ -172,6 +196,7 @@ def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
         config=parameters["config"],
         inputs=inputs,
         seed=parameters["seed"],
+        rerun=parameters["rerun"],
     )
 
 

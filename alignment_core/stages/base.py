@@ -61,6 +61,8 @@ class StageCall(BaseModel):
     """Input artifacts by role."""
     seed: int = 0
     """The recipe's seed."""
+    rerun: str = ""
+    """Set when the stage is to run again although its result is known; equal values mean the same second run."""
 
     def definition(self) -> Stage[Any]:
         return load_stage(self.stage)
@@ -130,7 +132,7 @@ class StageContext:
     progress: Path
     """Folder that outlives a crash, private to this stage's key."""
     seed: int
-    """Derived from the recipe's seed and everything in the key but the code."""
+    """Derived from the recipe's seed and everything in the key but the code and whether it is run again."""
     resources: ResourcesConfig
     machines: Machines
     reporter: Reporter

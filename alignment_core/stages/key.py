@@ -48,7 +48,9 @@ def key_parts(call: StageCall) -> dict[str, Any]:
     """What goes into the key. Placement, labels, paths and times do not. Raises EnvironmentFault, as check_source."""
     check_source()
     stage = call.definition()
+    again = {"rerun": call.rerun} if call.rerun else {}
     return {
+        **again,
         "stage": stage.name,
         "version": stage.version,
         "config": stage.config.model_validate(call.config).content(),
@@ -118,15 +120,20 @@ def _source(name: str) -> Path | None:
 
 def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:
     """One line: what is different from the nearest earlier run of the same stage."""
-    same_stage = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
-    if not same_stage:
+    other = nearest(parts, earlier)
+    if other is None:
         return "first run of this stage in this store"
-    nearest = min(same_stage, key=lambda record: (len(changes(record.key_parts, parts)), _age(record)))
-    changed = changes(nearest.key_parts, parts)
+    changed = changes(other.key_parts, parts)
     if not changed:
         return "its artifact is gone or damaged"
     shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
-    return f"changed since {nearest.label}: {shown}"
+    return f"changed since {other.label}: {shown}"
+
+
+def nearest(parts: dict[str, Any], earlier: Iterable[Provenance]) -> Provenance | None:
+    """Of the earlier runs of the same stage the one whose key differs in the fewest places, the latest of equals."""
+    same_stage = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
+    return min(same_stage, key=lambda record: (len(changes(record.key_parts, parts)), _age(record)), default=None)
 
 
 def changes(before: Any, after: Any, path: str = "") -> list[str]:

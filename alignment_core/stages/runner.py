@@ -76,7 +76,7 @@ def _run(
             references=dict(call.inputs),
             output=output,
             progress=progress,
-            seed=derive_seed(*(parts[name] for name in sorted(parts) if name != "code")),
+            seed=derive_seed(*(parts[name] for name in sorted(parts) if name not in ("code", "rerun"))),
             resources=resources,
             machines=machines,
             reporter=reporter,

@@ -1,0 +1,239 @@
+"""The journal of a run: what it was asked for, what its stages did, and whether the process that runs it still lives.
+
+One folder a run below ``ALIGN_HOME/runs``. It is a view for people and for ``align resume``: the store knows all that
+decides what a stage gives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from alignment_core.artifacts import align_home
+from alignment_core.errors import EnvironmentFault, NotFound, UserError
+
+RUN, STAGES, LOCK = "run.json", "stages.jsonl", "lock"
+LAST = "last"
+"""Name of the run that started last."""
+STOPPING_SECONDS = 60.0
+"""How long a new attempt of a run waits for the process of the one before it."""
+END_SECONDS = 15.0
+"""Between the kinder signal and SIGKILL, beside what the run's own stages have to save their work."""
+
+
+class StageLine(BaseModel):
+    """What became of a stage in this run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    stage: str
+    key: str
+    key_parts: dict[str, Any]
+    state: str
+    """``running``, ``run``, ``cached`` or ``failed``."""
+    at: str
+    """ISO 8601 in UTC, of the last news."""
+    reason: str = ""
+    """Why it ran, or how it failed."""
+    seconds: float = 0.0
+    reference: str | None = None
+
+
+class RunRecord(BaseModel):
+    """A run as it was asked for, and the process that runs it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    name: str
+    recipe: dict[str, Any]
+    store: str
+    from_stage: str | None = None
+    rerun: str = ""
+    """What tells the stages that are run again on purpose from those of earlier runs; empty for an ordinary run."""
+    deployed: bool = False
+    """Whether a worker ran it; otherwise ``align run`` did."""
+    machine: str
+    pid: int
+    process_started: float
+    started_at: str
+    attempt: int = 1
+    status: str = "running"
+    """``running``, ``completed``, ``failed``, ``cancelled`` or ``stopped``; a run whose process died stays ``running`` here."""
+    error: str | None = None
+
+
+class Journal:
+    """Writes the journal of the run that this process runs. Use from several threads."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+        self.folder = folder_of(record.run_id)
+        self._writing = threading.Lock()
+
+    def stage(self, label: str, state: str, **news: Any) -> None:
+        """Add what is new about a stage: fields of :class:`StageLine`."""
+        line = json.dumps({"label": label, "state": state, "at": now(), **news})
+        with self._writing, (self.folder / STAGES).open("a") as file:
+            file.write(line + "\n")
+
+    def end(self, status: str, error: str | None = None) -> None:
+        """Say how the run ended."""
+        self.record = self.record.model_copy(update={"status": status, "error": error})
+        self._write()
+
+    def _write(self) -> None:
+        partial = self.folder / f"{RUN}.partial"
+        partial.write_text(self.record.model_dump_json(indent=2))
+        os.replace(partial, self.folder / RUN)
+
+    @contextmanager
+    def open(self) -> Iterator[Journal]:
+        """Hold the run's lock, which the end of this process frees.
+
+        A process that is stopping keeps it for a while. Raises UserError if it is not free after that.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("ab") as lock:
+            deadline = time.monotonic() + STOPPING_SECONDS
+            while not _taken(lock):
+                if time.monotonic() > deadline:
+                    raise UserError(f"run {self.record.run_id} is running in another process already")
+                time.sleep(0.2)
+            with suppress(NotFound):
+                attempt = read(self.record.run_id).attempt + 1
+                self.record = self.record.model_copy(update={"attempt": attempt})
+            self._write()
+            try:
+                yield self
+            except BaseException as error:
+                status = "failed" if isinstance(error, Exception) else "stopped"
+                self.end(status, str(error) or type(error).__name__)
+                raise
+            if self.record.status == "running":
+                self.end("completed")
+
+
+def _taken(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def new_record(run_id: str, name: str, recipe: dict[str, Any], store: str, **more: Any) -> RunRecord:
+    """The record of a run in this process, from now on."""
+    return RunRecord(
+        run_id=run_id,
+        name=name,
+        recipe=recipe,
+        store=store,
+        machine=socket.gethostname(),
+        pid=os.getpid(),
+        process_started=psutil.Process().create_time(),
+        started_at=now(),
+        **more,
+    )
+
+
+def now() -> str:
+    """This moment, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def folder_of(run_id: str) -> Path:
+    """Where the journal of a run lies."""
+    return align_home() / "runs" / run_id
+
+
+def read(run_id: str) -> RunRecord:
+    """The record of a run. Raises NotFound."""
+    try:
+        return RunRecord.model_validate_json((folder_of(run_id) / RUN).read_text())
+    except (OSError, ValidationError):
+        raise NotFound(f"no run {run_id!r} below {align_home() / 'runs'}") from None
+
+
+def runs() -> list[RunRecord]:
+    """All runs of this ALIGN_HOME, the latest last."""
+    found = []
+    for path in (align_home() / "runs").glob(f"*/{RUN}"):
+        with suppress(NotFound):
+            found.append(read(path.parent.name))
+    return sorted(found, key=lambda record: record.started_at)
+
+
+def find(text: str) -> RunRecord:
+    """The run that ``text`` means: an id, the first digits of one, or ``last``. Raises UserError."""
+    known = runs()
+    if not known:
+        raise UserError(f"no run yet below {align_home()}; ALIGN_HOME says where to look")
+    chosen = known[-1:] if text == LAST else [record for record in known if record.run_id.startswith(text)]
+    if len(chosen) == 1:
+        return chosen[0]
+    shown = ", ".join(f"{record.run_id[:8]} ({record.name})" for record in (chosen or known)[-5:])
+    problem = "means several runs" if chosen else "is no run"
+    raise UserError(f"{text!r} {problem}; give the first digits of one of: {shown}")
+
+
+def stages(run_id: str) -> dict[str, StageLine]:
+    """What became of each stage, by label, in the order in which they were first heard of."""
+    found: dict[str, dict[str, Any]] = {}
+    path = folder_of(run_id) / STAGES
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        with suppress(json.JSONDecodeError):  # the last line of a killed process may be cut
+            news = json.loads(line)
+            found.setdefault(news["label"], {}).update(news)
+    return {label: StageLine.model_validate(news) for label, news in found.items()}
+
+
+def is_alive(record: RunRecord) -> bool | None:
+    """Whether the run's process lives; None if it was started on another machine, where this one cannot look."""
+    if record.machine != socket.gethostname():
+        return None
+    with suppress(FileNotFoundError), (folder_of(record.run_id) / LOCK).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def end_process(record: RunRecord, grace: float) -> bool:
+    """Make sure that the run's process is dead; True if it had to be ended. Raises EnvironmentFault if it is elsewhere.
+
+    It is asked first, and has ``grace`` seconds to save its work.
+    """
+    alive = is_alive(record)
+    if alive is None:
+        raise EnvironmentFault(
+            f"run {record.run_id} was started on the machine {record.machine!r}; resume it there, or wait until its "
+            "heartbeat is missed and the run is marked as crashed"
+        )
+    if not alive:
+        return False
+    for ask, seconds in ((psutil.Process.terminate, grace + END_SECONDS), (psutil.Process.kill, END_SECONDS)):
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(record.pid)
+            if process.create_time() == record.process_started:
+                ask(process)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not is_alive(record):
+                return True
+            time.sleep(0.1)
+    raise EnvironmentFault(f"the process {record.pid} of run {record.run_id} does not end; end it by hand")

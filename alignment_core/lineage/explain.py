@@ -1,0 +1,59 @@
+"""Why each stage of a run ran or was cached: what of its key changed since the nearest earlier run of the same stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from alignment_core.artifacts import Provenance
+from alignment_core.journal import StageLine
+from alignment_core.stages.key import changes, nearest
+
+
+class Explanation(BaseModel):
+    """One stage of a run, and why it did what it did."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    state: str
+    """``run``, ``cached``, ``failed`` or ``running``."""
+    why: str
+    changed: tuple[str, ...] = ()
+    """Every part of the key that differs from the nearest earlier run, as ``path: old → new``."""
+    nearest: str | None = None
+    """Label and run of that earlier run."""
+    key: str = ""
+    seconds: float = 0.0
+    reference: str | None = None
+
+
+def explain(lines: Iterable[StageLine], records: Iterable[Provenance], run_id: str) -> list[Explanation]:
+    """One explanation per stage, in the run's order. ``records`` are the store's."""
+    known = list(records)
+    return [_one(line, known, run_id) for line in lines]
+
+
+def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation:
+    shared = line.model_dump(include={"label", "state", "key", "seconds", "reference"})
+    if line.state == "cached":
+        maker = next((record for record in records if record.key == line.key), None)
+        made = f"same key as {_name(maker)}" if maker else "same key as a record that is gone by now"
+        return Explanation(**shared, why=made)
+    earlier = [
+        record
+        for record in records
+        if record.key != line.key and record.finished_at < line.at and record.run_ids.get("prefect") != run_id
+    ]
+    other = nearest(line.key_parts, earlier)
+    failure = f"; {line.reason}" if line.state == "failed" else ""
+    if other is None:
+        return Explanation(**shared, why=f"no earlier run of this stage in this store{failure}")
+    changed = tuple(changes(other.key_parts, line.key_parts))
+    return Explanation(**shared, why=f"changed since {_name(other)}{failure}", changed=changed, nearest=_name(other))
+
+
+def _name(record: Provenance) -> str:
+    run = record.run_ids.get("prefect", "")
+    return f"{record.label} of {record.finished_at[:19].replace('T', ' ')}" + (f", run {run[:8]}" if run else "")

@@ -1,0 +1,173 @@
+"""The commands about runs and services: up, down, status, runs, resume, explain."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from alignment_core import journal
+from alignment_core.artifacts import open_store
+from alignment_core.errors import EnvironmentFault, UserError
+from flows import services
+from flows.console import JsonOption, out, print_json
+
+RunArgument = Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")]
+SHOWN_RUNS = 10
+NOT_UP = 3
+"""Exit code of `align status` where nothing runs."""
+
+
+def up(
+    port: Annotated[int, typer.Option(help="Port of the Prefect server, on loopback.")] = 4200,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar=services.DATABASE,
+            help="PostgreSQL URL (postgresql+asyncpg://…) for Prefect; default SQLite below ALIGN_HOME.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a Prefect server, a worker and the reconciler in the background, with every deployment registered."""
+    state = services.running()
+    if state is not None and state.phase == "ready":
+        if state.url != services.url_of(port):
+            raise UserError(f"the services run already, at {state.url}; `align down` stops them")
+    else:
+        _check_port(port)
+        state = services.start(port, database)
+    if as_json:
+        return print_json(state.model_dump(mode="json"))
+    return out.print(
+        f"Prefect runs at {state.url.removesuffix('/api')}, with a worker. In another shell:\n\n"
+        f"  export PREFECT_API_URL={state.url}\n"
+        "  prefect deployment run alignment/quickstart --watch\n",
+        markup=False,
+    )
+
+
+def _check_port(port: int) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"port {port} is not free ({error.strerror}); choose another one with --port"
+            ) from None
+
+
+def down(as_json: JsonOption = False) -> None:
+    """Stop them. Runs that are under way save their work and go on at the next `align up`."""
+    state = services.running()
+    if state is not None:
+        services.stop(state)
+    if as_json:
+        return print_json({"stopped": state is not None})
+    return out.print("stopped" if state else "nothing was running")
+
+
+def status(as_json: JsonOption = False) -> None:
+    """Show which services run, and the latest runs. Exit code 3 if the services do not run."""
+    state = services.running()
+    latest = [_run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
+    if as_json:
+        print_json({"services": state.model_dump(mode="json") if state else None, "runs": latest})
+    else:
+        _print_status(state, latest)
+    if state is None:
+        raise typer.Exit(NOT_UP)
+
+
+def _print_status(state: services.State | None, latest: list[dict[str, Any]]) -> None:
+    if state is None:
+        out.print("no services run; `align up` starts them")
+    else:
+        out.print(f"{state.phase}: {state.url}, database {state.database}", markup=False)
+        for service in state.services:
+            restarts = f", restarted {service.restarts} times" if service.restarts else ""
+            out.print(f"  {service.name:<12} {'pid ' + str(service.pid) if service.pid else 'starts again'}{restarts}")
+    if latest:
+        table = Table(box=None)
+        for name in latest[0]:
+            table.add_column(name, no_wrap=name == "run")
+        for row in latest:
+            table.add_row(*map(str, row.values()))
+        out.print(table)
+
+
+def _run_row(record: journal.RunRecord) -> dict[str, Any]:
+    return {
+        "run": record.run_id,
+        "name": record.name,
+        "started": record.started_at[:19].replace("T", " "),
+        "status": _status(record),
+        "attempt": record.attempt,
+        "by": "worker" if record.deployed else "align run",
+    }
+
+
+def _status(record: journal.RunRecord) -> str:
+    if record.status == "running" and journal.is_alive(record) is False:
+        return "died"
+    return record.status
+
+
+def resume(
+    run: RunArgument,
+    from_stage: Annotated[
+        str | None, typer.Option(help="Run this stage and all that depends on it again, although they are known.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a run up again where it stopped; its old process is ended first if it is still there."""
+    record = journal.find(run)
+    ended = journal.end_process(record, services.stop_seconds(record.recipe))
+    services.use_if_running()
+    if record.deployed:
+        return _resume_deployed(record, from_stage, ended, as_json)
+    from alignment_core.recipes import parse_recipe
+    from flows.cli import run_here
+
+    recipe = parse_recipe(record.recipe, origin=f"the recipe of run {record.run_id}")
+    return run_here(recipe, from_stage or record.from_stage, None if from_stage else record, as_json)
+
+
+def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:
+    if not os.environ.get("PREFECT_API_URL"):
+        raise EnvironmentFault("a worker ran this run; start the services (`align up`) or set PREFECT_API_URL first")
+    from flows.reconcile import resume_now
+
+    run_id = resume_now(record.run_id, from_stage, "its process was ended" if ended else "its process is gone")
+    if as_json:
+        return print_json({"run_id": run_id, "scheduled": True})
+    return out.print(f"scheduled as run {run_id}; the worker takes it up, its finished stages are cached")
+
+
+def explain(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Say why each stage of a run ran or was cached: what changed since the nearest earlier run of the stage."""
+    from alignment_core.lineage.explain import explain as explanations
+
+    record = journal.find(run)
+    lines = journal.stages(record.run_id).values()
+    found = explanations(lines, open_store(record.store).records(), record.run_id)
+    if as_json:
+        return print_json({**_run_row(record), "stages": [one.model_dump(mode="json") for one in found]})
+    out.print(f"run {record.run_id} ({record.name}): {_status(record)}", markup=False)
+    for one in found:
+        seconds = f", {one.seconds:.1f} s" if one.state == "run" else ""
+        out.print(f"{one.label}: {one.state}{seconds}\n    {one.why}", markup=False)
+        for change in one.changed:
+            out.print(f"      {change}", markup=False)
+    return None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``align``."""
+    for command in (up, down, status, resume, explain):
+        app.command()(command)
