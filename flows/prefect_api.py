@@ -10,15 +10,13 @@ import atexit
 import os
 import socket
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault
-from alignment_core.host.supervised import Supervised
+from alignment_core.host.supervised import Supervised, fresh_folder
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
@@ -34,7 +32,6 @@ class PrefectApi:
     def __init__(self) -> None:
         home = align_home()
         self.log = home / "logs" / "prefect.log"
-        (home / "tmp").mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as listener:  # open from now on: early requests wait
             port = listener.getsockname()[1]
             self.url = f"http://127.0.0.1:{port}/api"
@@ -44,7 +41,7 @@ class PrefectApi:
                 [*uvicorn, *options, "--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)],
                 {**os.environ, **EPHEMERAL},
                 self.log,
-                Path(tempfile.mkdtemp(prefix="api-", dir=home / "tmp")),
+                fresh_folder(home / "tmp", "api-"),
                 inherited=[listener.fileno()],
             )
 

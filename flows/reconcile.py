@@ -33,6 +33,8 @@ HEARTBEAT_SECONDS = 30
 SILENCE_SECONDS = 120.0
 """A run without a journal on this machine is dead after so long without a heartbeat."""
 MOST_ATTEMPTS = 5
+RESUME_AFTER = timedelta(seconds=3)
+"""Until then the worker may have something to say about the crash."""
 RESUME_WITHIN = timedelta(days=1)
 """Older crashes are left alone: somebody has seen them by now."""
 CLOCKS_DIFFER = timedelta(seconds=5)
@@ -104,11 +106,9 @@ def _last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
 def _resume_crashed(client: SyncPrefectClient, moment: datetime) -> Iterator[Action]:
     for run in _runs(client, StateType.CRASHED):
         crashed_at = run.state.timestamp if run.state else None
-        if run.deployment_id is None or crashed_at is None or moment - crashed_at > RESUME_WITHIN:
+        if run.deployment_id is None or crashed_at is None or run.run_count >= MOST_ATTEMPTS:
             continue
-        if run.run_count >= MOST_ATTEMPTS:
-            continue
-        if run.state and _still_ends(run):
+        if not RESUME_AFTER < moment - crashed_at < RESUME_WITHIN or _still_ends(run):
             continue
         schedule_again(client, run, f"attempt {run.run_count + 1} of at most {MOST_ATTEMPTS}")
         yield Action(run_id=str(run.id), name=run.name, did="resumed", why=run.state.message or "" if run.state else "")

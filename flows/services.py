@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -27,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from alignment_core import journal
 from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, EnvironmentFault
-from alignment_core.host.supervised import Supervised
+from alignment_core.host.supervised import Supervised, fresh_folder
 
 POOL = "alignment"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -170,8 +169,7 @@ class _Service:
 
     def begin(self) -> None:
         home = align_home()
-        (home / "tmp").mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix="s", dir=home / "tmp"))
+        temporary = fresh_folder(home / "tmp", "s-")
         log = home / "logs" / f"{self.name}.log"
         self._running = Supervised(self.command, os.environ, log, temporary, grace=self.grace)
         self._began = time.monotonic()

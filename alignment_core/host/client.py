@@ -17,7 +17,7 @@ from typing import Any
 from alignment_core.artifacts import align_home
 from alignment_core.errors import DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.host.protocol import Channel, rebuild
-from alignment_core.host.supervised import Supervised
+from alignment_core.host.supervised import Supervised, fresh_folder
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
 
@@ -201,6 +201,5 @@ def _short_folder() -> Path:
     """A folder for Ray's sockets and the trainers' rendezvous: below ALIGN_HOME if its path is short enough."""
     parent = align_home() / "tmp"
     if len(str(parent)) <= LONGEST_SOCKET_FOLDER:
-        parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="r", dir=parent))
-    return Path(tempfile.mkdtemp(prefix="align-"))
+        return fresh_folder(parent, "r")
+    return fresh_folder(Path(tempfile.gettempdir()), "align-")

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from alignment_core.host.supervisor import IN_USE
+
+YOUNG_SECONDS = 60.0
 CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the command's grace
+
+
+def fresh_folder(parent: Path, prefix: str) -> Path:
+    """A new folder for a command's temporary files; those of supervisors that were killed are removed on the way."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not _in_use(old):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+def _in_use(folder: Path) -> bool:
+    with (folder / IN_USE).open("rb") as mark:  # a folder without the mark is none of ours: the caller leaves it
+        try:
+            fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class Supervised:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import shutil
@@ -23,6 +24,8 @@ from types import FrameType
 
 import psutil
 
+IN_USE = "in-use"
+"""Name of the file in FOLDER whose lock says that this process lives."""
 PR_SET_CHILD_SUBREAPER = 36
 TERM_SECONDS = 8.0
 KILL_SECONDS = 5.0
@@ -31,10 +34,19 @@ POLL_SECONDS = 0.2
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, or 143 if it was ended from outside."""
-    lifeline, temporary, grace, command = int(arguments[0]), arguments[1], float(arguments[3]), arguments[4:]
+    lifeline, folder, grace, command = int(arguments[0]), arguments[1], float(arguments[3]), arguments[4:]
     inherited = [int(number) for number in arguments[2].split(",") if number]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
+    with open(os.path.join(folder, IN_USE), "wb") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        code = _supervise(command, inherited, lifeline, grace)
+    shutil.rmtree(folder, ignore_errors=True)
+    return 143 if code is None else code if code >= 0 else 128 - code
+
+
+def _supervise(command: list[str], inherited: list[int], lifeline: int, grace: float) -> int | None:
+    """The command's exit code, negative for a signal; none if it was ended from outside. Nothing of it is left then."""
     asked_to_stop = False
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -54,8 +66,7 @@ def main(arguments: list[str]) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace)
     _end_descendants()
-    shutil.rmtree(temporary, ignore_errors=True)
-    return 143 if code is None else code if code >= 0 else 128 - code
+    return code
 
 
 def _cut(lifeline: int) -> bool:
