@@ -16,16 +16,6 @@ import pytest
 Align = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new database of Prefect's: making one takes ten seconds, copying it none."""
-    home = tmp_path_factory.mktemp("migrated")
-    prefect = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
-    subprocess.run(prefect, env=environment, check=True, capture_output=True, timeout=120)
-    return home / "prefect.db"
-
-
 def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550) -> dict[str, Any]:
     """Run ``align … --json``; its last line as an object."""
     done = subprocess.run(

@@ -1,0 +1,34 @@
+"""``python -m tests.crash --kills 100``: kill processes of small quickstarts and compare digests; exit code 1 if they differ."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.crash.campaign import Campaign, summary
+from tests.crash.recipe import COMMAND
+
+
+def main() -> int:
+    """Run a campaign and say what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="crash-") as folder:
+        campaign = Campaign(
+            Path(folder), COMMAND, random.Random(options.seed), say=lambda text: print(text, flush=True)
+        )
+        print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
+        campaign.run(options.kills)
+    print(summary(campaign.kills))
+    print("\n".join(campaign.differences) or f"{len(campaign.kills)} kills without a difference")
+    return 1 if campaign.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Killing random processes of a run at random moments, and comparing what comes out with an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from alignment_core.artifacts import open_store
+from alignment_core.training.trainer import newest_progress
+from tests.processes import processes_of, wait_until
+
+ROOT = Path(__file__).parents[2]
+LONGEST_ATTEMPT_SECONDS = 600.0
+LEFT_BEHIND_SECONDS = 90.0
+LONGEST_PAUSE_SECONDS = 20.0
+"""A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
+SIGNS = (  # what a process is by its command line, the first sign that fits
+    ("flow", "flows.cli run"),
+    ("supervisor", "alignment_core.host.supervisor"),
+    ("host", "alignment_core.host.server"),
+    ("raylet", "raylet/raylet"),
+    ("gcs", "gcs/gcs_server"),
+    ("actor", "ray::_Cell"),
+    ("agent", "ray::"),
+)
+
+
+@dataclass
+class Kill:
+    """One process that was killed. ``lost_seconds``: training since the last checkpoint, where a stage trained."""
+
+    role: str
+    seconds: float
+    lost_seconds: float | None
+    survived: bool = True
+    """Whether the run went on by itself; otherwise the same command was given again."""
+
+
+@dataclass
+class Campaign:
+    """Runs of one recipe in one folder, with the digests that all of them must give."""
+
+    folder: Path
+    command: list[str]
+    """Arguments of ``align``."""
+    rng: random.Random
+    say: Callable[[str], None] = print
+    expected: dict[str, str] = field(default_factory=dict)
+    kills: list[Kill] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+    def undisturbed(self) -> float:
+        """Run once without a kill and keep the digests; seconds that it took."""
+        started = time.monotonic()
+        process = self._start(self.folder / "undisturbed")
+        process.wait(LONGEST_ATTEMPT_SECONDS)
+        self.expected = _digests(self.folder / "undisturbed")
+        return time.monotonic() - started
+
+    def run(self, kills: int) -> None:
+        """Go on until so many kills have happened and every run that met one has ended."""
+        number = 0
+        while len(self.kills) < kills:
+            home = self.folder / f"run-{number}"
+            self._one_run(home, kills)
+            found = _digests(home)
+            wrong = [
+                label for label in self.expected.keys() | found.keys() if self.expected.get(label) != found.get(label)
+            ]
+            self.differences += [f"run {number}: {label}" for label in sorted(wrong)]
+            self.say(
+                f"run {number}: {len(self.kills)} kills so far, {'differs in ' + str(wrong) if wrong else 'equal'}"
+            )
+            shutil.rmtree(home, ignore_errors=True)
+            number += 1
+
+    def _one_run(self, home: Path, kills: int) -> None:
+        """One run until it is complete, disturbed as long as there are kills left."""
+        attempts = 0
+        while True:
+            process = self._start(home)
+            ended = self._disturb(process, home, kills)
+            attempts += 1
+            left = not wait_until(lambda: not processes_of(home), LEFT_BEHIND_SECONDS)
+            if left:
+                raise AssertionError(f"{home}: processes were left behind: {processes_of(home)}")
+            if ended == 0:
+                return
+            if not self.kills or attempts > len(self.kills) + 1:
+                raise AssertionError((home / "output.txt").read_text()[-3000:])
+            self.kills[-1].survived = False
+
+    def _disturb(self, process: subprocess.Popen[bytes], home: Path, kills: int) -> int:
+        """Kill processes of this attempt now and then; its exit code."""
+        deadline = time.monotonic() + LONGEST_ATTEMPT_SECONDS
+        while True:
+            pause = self.rng.uniform(0.0, LONGEST_PAUSE_SECONDS) if len(self.kills) < kills else LONGEST_ATTEMPT_SECONDS
+            try:
+                return process.wait(pause)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    process.kill()
+                    raise AssertionError(f"{home}: the run hangs; see {home / 'logs'}") from None
+            self._kill(home)
+
+    def _kill(self, home: Path) -> None:
+        """Kill one process: first a role by lot, then one of its processes."""
+        by_role: dict[str, list[int]] = {}
+        for pid, line in processes_of(home).items():
+            role = next((role for role, sign in SIGNS if sign in line), None)
+            if role is not None:
+                by_role.setdefault(role, []).append(pid)
+        if not by_role:
+            return
+        role = self.rng.choice(sorted(by_role))
+        pid = self.rng.choice(sorted(by_role[role]))
+        lost = _unsaved_seconds(home)
+        try:
+            psutil.Process(pid).send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return
+        self.kills.append(Kill(role, time.time(), lost))
+        self.say(f"  kill {len(self.kills)}: {role}")
+
+    def _start(self, home: Path) -> subprocess.Popen[bytes]:
+        home.mkdir(parents=True, exist_ok=True)
+        with (home / "output.txt").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.cli", *self.command, "--json"],
+                cwd=ROOT,
+                env={**os.environ, "ALIGN_HOME": str(home)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+
+def _digests(home: Path) -> dict[str, str]:
+    """The artifact of each stage, as the run itself printed it at its end."""
+    last = (home / "output.txt").read_text().strip().splitlines()[-1]
+    outcome: dict[str, Any] = json.loads(last)
+    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
+
+
+def _unsaved_seconds(home: Path) -> float | None:
+    """Seconds since the newest checkpoint of the stage that trains now; none if there is no checkpoint."""
+    store = home / "store"
+    if not store.is_dir():
+        return None
+    for progress in open_store(store).workspace.all_progress.iterdir():
+        newest = newest_progress(progress)
+        if newest is not None:
+            return time.time() - (newest / "complete.json").stat().st_mtime
+    return None
+
+
+def summary(kills: list[Kill]) -> str:
+    """What was killed, how often a run went on by itself, and the work that was lost."""
+    roles: dict[str, list[Kill]] = {}
+    for kill in kills:
+        roles.setdefault(kill.role, []).append(kill)
+    lines = [
+        f"{role}: {len(some)} kills, {sum(kill.survived for kill in some)} survived by the run itself"
+        for role, some in sorted(roles.items())
+    ]
+    lost = [kill.lost_seconds for kill in kills if kill.lost_seconds is not None]
+    if lost:
+        lines.append(f"unsaved training at a kill: at most {max(lost):.1f} s, {sum(lost) / len(lost):.1f} s on average")
+    return "\n".join(lines)

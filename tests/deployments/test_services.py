@@ -1,0 +1,210 @@
+"""`align up` for real: a server, a worker and the reconciler; and what becomes of a run whose processes end badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from alignment_core import journal
+from tests.processes import processes_of, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+STEPS = 250
+OVERRIDES = [
+    "model={scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}",
+    "sft={data: {task: reverse, rows: 64}, training: {batch_size: 32, num_train_epochs: 500}}",
+    f"sft.training.max_steps={STEPS}",
+    "evaluation=null",
+    "promotion=null",
+    "resources={trainers: 1, engines: 1, progress_seconds: 3}",
+]
+ON_AGAIN_SECONDS = 60.0
+
+
+class Services:
+    """What `align up` started, in a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.home = home
+        self.url = f"http://127.0.0.1:{self.port}/api"
+        self.environment = {**os.environ, "ALIGN_HOME": str(home), "PREFECT_API_URL": self.url}
+
+    def align(self, *arguments: str, expect: int = 0) -> dict[str, Any]:
+        command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
+        environment = {name: value for name, value in self.environment.items() if name != "PREFECT_API_URL"}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == expect, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return answer
+
+    def start_run(self, seed: int) -> str:
+        """The id of a new run of the deployment `sft`, whose data and model differ from seed to seed."""
+        overrides = json.dumps([*OVERRIDES, f"seed={seed}"])
+        command = [str(BIN / "prefect"), "deployment", "run", "alignment/sft", "--param", f"overrides={overrides}"]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
+        return next(word for word in done.stdout.split() if word.count("-") == 4)
+
+    def states(self, run_id: str) -> list[tuple[str, datetime]]:
+        with urllib.request.urlopen(f"{self.url}/flow_run_states/?flow_run_id={run_id}", timeout=60) as answer:
+            return [(one["name"], datetime.fromisoformat(one["timestamp"])) for one in json.loads(answer.read())]
+
+    def state(self, run_id: str) -> str:
+        return self.states(run_id)[-1][0]
+
+    def pid(self, service: str) -> int:
+        """The service's own process, below its supervisor."""
+        state = self.align("status")["services"]
+        supervisor = next(one["pid"] for one in state["services"] if one["name"] == service)
+        (child,) = psutil.Process(supervisor).children()
+        return child.pid
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Services]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "prefect").mkdir()
+    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ALIGN_HOME", str(home))
+    running = Services(home)
+    try:
+        running.align("up", "--port", str(running.port))
+        yield running
+    finally:
+        running.align("down")
+        patch.undo()
+
+
+def training(run_id: str) -> bool:
+    """Whether the run has trained for long enough to have a checkpoint."""
+    line = journal.stages(run_id).get("sft") if journal.folder_of(run_id).exists() else None
+    progress = Path(os.environ["ALIGN_HOME"]) / "store" / "progress"
+    return line is not None and line.state == "running" and any((progress / line.key).glob("step-*/complete.json"))
+
+
+def times_started(run_id: str, label: str) -> list[datetime]:
+    lines = [json.loads(line) for line in (journal.folder_of(run_id) / journal.STAGES).read_text().splitlines()]
+    return [
+        datetime.fromisoformat(line["at"]) for line in lines if (line["label"], line["state"]) == (label, "running")
+    ]
+
+
+def test_up_registers_every_deployment_and_says_what_runs(services: Services) -> None:
+    status = services.align("status")["services"]
+    assert status["phase"] == "ready"
+    assert [one["name"] for one in status["services"]] == ["server", "worker", "reconciler"]
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{services.url}/deployments/filter", b"{}", {"content-type": "application/json"})
+    ) as answer:
+        names = {one["name"] for one in json.loads(answer.read())}
+    assert {"quickstart", "iterative-dpo", "sft"} <= names
+
+
+def test_up_again_changes_nothing_and_a_taken_port_is_said(services: Services, tmp_path: Path) -> None:
+    before = services.align("status")["services"]["pid"]
+    assert services.align("up", "--port", str(services.port))["pid"] == before
+    other = Services(tmp_path / "other")
+    refused = other.align("up", "--port", str(services.port), expect=3)
+    assert f"port {services.port} is not free" in refused["error"]
+
+
+def test_a_service_that_is_killed_is_started_again(services: Services) -> None:
+    killed = services.pid("reconciler")
+    os.kill(killed, signal.SIGKILL)
+    assert wait_until(lambda: services.align("status")["services"]["services"][2]["restarts"] >= 1, 60)
+
+
+ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
+    "SIGKILL of the flow": lambda _, record: os.kill(record.pid, signal.SIGKILL),
+    "SIGTERM of the flow": lambda _, record: os.kill(record.pid, signal.SIGTERM),
+    "SIGKILL of worker and flow": lambda services, record: [
+        os.kill(pid, signal.SIGKILL) for pid in (services.pid("worker"), record.pid)
+    ],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, capsys: Any) -> None:
+    run_id = services.start_run(seed=1 + list(ENDS).index(end))
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
+    ended = time.time()
+    ENDS[end](services, journal.read(run_id))
+    assert wait_until(lambda: services.state(run_id) in ("Completed", "Failed"), 240), services.states(run_id)
+
+    states = services.states(run_id)
+    names = [name for name, _ in states]
+    assert names[-1] == "Completed"
+    assert "Crashed" in names
+    assert "Resuming" in names
+    assert len(times_started(run_id, "sft")) == 2
+    lines = (journal.folder_of(run_id) / journal.STAGES).read_text().splitlines()
+    done = [json.loads(line) for line in lines if json.loads(line)["state"] == "run"]
+    assert sorted(line["label"] for line in done) == ["model", "sft", "sft/data"], "no finished stage ran twice"
+
+    crashed = next(at for name, at in states if name == "Crashed").timestamp()
+    again = times_started(run_id, "sft")[1].timestamp()
+    with capsys.disabled():
+        print(f"\n{end}: marked after {crashed - ended:.1f} s, training again {again - crashed:.1f} s later")
+    assert again - crashed < ON_AGAIN_SECONDS
+
+
+def test_after_sigterm_the_worker_lets_its_run_end_and_another_one_takes_over(services: Services) -> None:
+    run_id = services.start_run(seed=8)
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
+    os.kill(services.pid("worker"), signal.SIGTERM)
+    assert wait_until(lambda: services.state(run_id) == "Completed", 240), services.states(run_id)
+    assert len(times_started(run_id, "sft")) == 1
+    assert wait_until(lambda: services.align("status")["services"]["services"][1]["restarts"] >= 1, 60)
+
+
+def test_a_cancelled_run_ends_and_leaves_no_process(services: Services) -> None:
+    run_id = services.start_run(seed=9)
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
+    record = journal.read(run_id)
+    subprocess.run(
+        [str(BIN / "prefect"), "flow-run", "cancel", run_id],
+        cwd=ROOT,
+        env=services.environment,
+        check=True,
+        capture_output=True,
+    )
+    assert wait_until(lambda: services.state(run_id) == "Cancelled", 120), services.states(run_id)
+    assert wait_until(lambda: not psutil.pid_exists(record.pid), 60)
+    assert wait_until(lambda: not any("host.server" in line for line in processes_of(services.home).values()), 60)
+
+    resumed = services.align("resume", run_id)
+    assert resumed == {"run_id": run_id, "scheduled": True}
+    assert wait_until(lambda: services.state(run_id) == "Completed", 240), services.states(run_id)
+    explained = {stage["label"]: stage for stage in services.align("explain", run_id)["stages"]}
+    assert explained["sft/data"]["state"] == "cached"
+    assert "same key as sft/data of" in explained["sft/data"]["why"]
+    assert explained["sft"]["state"] == "run"
+
+
+def test_down_ends_everything(services: Services) -> None:
+    assert services.align("down") == {"stopped": True}
+    assert wait_until(lambda: not processes_of(services.home), 30), processes_of(services.home)
+    assert services.align("status", expect=3)["services"] is None
+    assert not list((services.home / "tmp").iterdir())
