@@ -14,13 +14,14 @@ import typer
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError
 from alignment_core.journal import RunRecord
-from flows import cli_services, cli_store
+from flows import cli_doctor, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_store.tags_app, name="tags")
-app.command()(cli_store.lineage)
+for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
+    app.command()(command)
 cli_services.register(app)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from alignment_core.artifacts import Manifest, Reference, Store, open_store
+from alignment_core.artifacts import GcReport, Manifest, Provenance, Reference, Store, TagMove, open_store
+from alignment_core.errors import UserError
 from flows.console import JsonOption, StoreOption, out, print_json
 
 artifacts_app = typer.Typer(no_args_is_help=True, help="Look at what the store holds.")
@@ -21,9 +23,13 @@ def artifacts_ls(
     as_json: JsonOption = False,
 ) -> None:
     """List artifacts, the latest last."""
+    from alignment_core.lineage import Graph
+
     opened = open_store(store)
-    rows = sorted((_summary(opened, manifest) for manifest in opened.artifacts()), key=lambda row: row["made_at"])
-    rows = [row for row in rows if kind in (None, row["kind"])]
+    graph, tags = Graph.of(opened), opened.tags()
+    chosen = [manifest for manifest in opened.artifacts() if kind in (None, manifest.kind)]
+    rows = [_summary(opened, manifest, graph.made_by(manifest.reference), tags) for manifest in chosen]
+    rows.sort(key=lambda row: row["made_at"])
     if as_json:
         return print_json({"artifacts": rows})
     table = Table(box=None)
@@ -33,12 +39,14 @@ def artifacts_ls(
     for row in rows:
         short = Reference.parse(row["reference"]).short
         when = row["made_at"][:19].replace("T", " ")
-        table.add_row(short, row["made_by"], when, str(row["files"]), f"{row['bytes']:,}", ", ".join(row["tags"]))
+        size = "pruned" if row["pruned"] else f"{row['bytes']:,}"
+        table.add_row(short, row["made_by"], when, str(row["files"]), size, ", ".join(row["tags"]))
     return out.print(table)
 
 
-def _summary(store: Store, manifest: Manifest) -> dict[str, Any]:
-    records = store.provenance(manifest.reference)
+def _summary(
+    store: Store, manifest: Manifest, records: Sequence[Provenance], tags: dict[str, Reference]
+) -> dict[str, Any]:
     return {
         "reference": str(manifest.reference),
         "kind": manifest.kind,
@@ -46,7 +54,8 @@ def _summary(store: Store, manifest: Manifest) -> dict[str, Any]:
         "bytes": manifest.size,
         "made_by": ", ".join(record.label for record in records),
         "made_at": max((record.finished_at for record in records), default=""),
-        "tags": [name for name, reference in store.tags().items() if reference == manifest.reference],
+        "tags": [name for name, reference in tags.items() if reference == manifest.reference],
+        "pruned": store.is_pruned(manifest.reference),
     }
 
 
@@ -55,11 +64,13 @@ def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOptio
     """Show an artifact's files and provenance. REFERENCE may be a digest's first digits or a tag."""
     opened = open_store(store)
     manifest = opened.manifest(opened.resolve(reference))
+    records = opened.provenance(manifest.reference)
+    summary = _summary(opened, manifest, records, opened.tags())
     content = {
-        **_summary(opened, manifest),
-        "path": str(opened.fetch(manifest.reference)),
+        **summary,
+        "path": None if summary["pruned"] else str(opened.fetch(manifest.reference)),
         "files": [entry.model_dump() for entry in manifest.files],
-        "provenance": [record.model_dump(mode="json") for record in opened.provenance(manifest.reference)],
+        "provenance": [record.model_dump(mode="json") for record in records],
     }
     if as_json:
         return print_json(content)
@@ -78,12 +89,14 @@ def artifacts_verify(
     opened = open_store(store)
     chosen = [opened.resolve(reference)] if reference else [manifest.reference for manifest in opened.artifacts()]
     problems = {str(one): found for one in chosen if (found := opened.verify(one))}
+    pruned = [str(one) for one in chosen if str(one) not in problems and opened.is_pruned(one)]
     if as_json:
-        print_json({"verified": len(chosen), "problems": problems})
+        print_json({"verified": len(chosen) - len(pruned), "problems": problems, "pruned": pruned})
     else:
         for one, found in problems.items():
             out.print(f"{one}\n  " + "\n  ".join(found), markup=False)
-        out.print(f"{len(chosen)} verified, {len(problems)} damaged")
+        gone = f", {len(pruned)} pruned" if pruned else ""
+        out.print(f"{len(chosen) - len(pruned)} verified, {len(problems)} damaged{gone}")
     if problems:
         raise typer.Exit(1)
 
@@ -92,11 +105,25 @@ def artifacts_verify(
 def artifacts_gc(
     delete: Annotated[bool, typer.Option("--delete", help="Delete; without it only say what would go.")] = False,
     older_than: Annotated[float, typer.Option(help="Spare what is younger than this many seconds.")] = 3600.0,
+    progress_days: Annotated[
+        float | None, typer.Option(min=0, help="Also drop checkpoints of unfinished stages, unused for these days.")
+    ] = None,
+    rollouts_days: Annotated[
+        float | None, typer.Option(min=0, help="Also drop the bytes of rollouts and scores, unused for these days.")
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find what no tag and no stage record needs: leftovers of crashed publishers and of finished stages."""
-    report = open_store(store).gc(delete=delete, older_than=older_than)
+    opened = open_store(store)
+    pruned = opened.prune(progress_days, rollouts_days, delete)
+    report = opened.gc(delete, older_than)
+    told = {one.path for one in pruned}
+    report = GcReport(
+        deleted=delete,
+        garbage=(*pruned, *(one for one in report.garbage if one.path not in told)),
+        kept=report.kept,
+    )
     if as_json:
         garbage = [{"what": one.what, "path": one.path, "size": one.size} for one in report.garbage]
         return print_json({"deleted": delete, "garbage": garbage})
@@ -144,3 +171,61 @@ def lineage(
     if as_json:
         return print_json({name: to_json(tree) for name, tree in trees.items()})
     return out.print("\n\n".join(text_tree(tree) for tree in trees.values()), markup=False)
+
+
+TagOption = Annotated[str, typer.Option("--tag", help="The tag to move.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it stands in the tag's history.")]
+
+
+def promote(
+    reference: str,
+    tag: TagOption = "policy/production",
+    if_current: Annotated[
+        str | None,
+        typer.Option("--if-current", help="What the tag must name now: an artifact, or `none` for a new tag."),
+    ] = None,
+    reason: ReasonOption = "promoted by hand",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a tag to an artifact, if it still names what you think it names."""
+    from alignment_core.artifacts.promotion import promote
+
+    opened = open_store(store)
+    current = opened.tag(tag)
+    if if_current is None and current is not None:
+        raise UserError(f"--if-current is missing: the tag {tag} names {current} now; give that to replace it")
+    expected = None if if_current in (None, "none") else opened.resolve(str(if_current))
+    move = promote(opened, tag, opened.resolve(reference), expected, reason)
+    _print_move(move, "unchanged" if move.to == current else "promoted", as_json)
+
+
+def rollback(
+    tag: str,
+    number: Annotated[
+        int | None, typer.Option("--to", help="Number of the move to go back to; see `align tags history`.")
+    ] = None,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a tag back to the artifact that it named before; again, to the one before that."""
+    from alignment_core.artifacts.promotion import rollback
+
+    _print_move(rollback(open_store(store), tag, number, reason), "rolled back", as_json)
+
+
+def _print_move(move: TagMove, state: str, as_json: bool) -> None:
+    if as_json:
+        return print_json({"state": state, **move.model_dump(mode="json")})
+    before = f" (before: {move.previous.short})" if move.previous and state != "unchanged" else ""
+    return out.print(f"{move.name}: {state}, names {move.to}{before}", markup=False)
+
+
+def diff(a: str, b: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Compare two artifacts: keys, inputs, metrics, cost, packages and files."""
+    from alignment_core.lineage import compare, diff_text
+
+    opened = open_store(store)
+    difference = compare(opened, opened.resolve(a), opened.resolve(b))
+    return print_json(difference.model_dump(mode="json")) if as_json else out.print(diff_text(difference), markup=False)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
@@ -79,8 +80,24 @@ def run_recipe(
                 if watch.cancelled and isinstance(error, Stopped):
                     run.journal.end("cancelled")
                     return Cancelled(message="Cancelled; a later attempt goes on from here.")
+                if isinstance(error, Exception):  # whoever interrupts does not want to wait
+                    _prune(recipe, run)
                 raise _cause(run, error) from None
-        return _outcome(recipe, run, outputs).model_dump(mode="json")
+        outcome = _outcome(recipe, run, outputs).model_dump(mode="json")
+        _prune(recipe, run)
+        return outcome
+
+
+def _prune(recipe: BaseRecipe, run: Run) -> None:
+    """Apply the recipe's retention. What cannot be dropped now, a later run will: it never fails this one."""
+    logger = get_run_logger()
+    try:
+        pruned = run.store.prune(recipe.retention.progress_days, recipe.retention.rollouts_days, delete=True)
+    except Exception as error:
+        logger.warning("nothing more was pruned: %s", error)
+        return
+    if pruned:
+        logger.info("pruned %d objects, %.1f MiB", len(pruned), sum(one.size for one in pruned) / 2**20)
 
 
 def _flow_run() -> FlowRun:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts import tags
-from alignment_core.artifacts.paths import BLOBS, MANIFESTS, STAGES, SUSPECTS, blob_path, stage_path
-from alignment_core.artifacts.workspace import files_below, in_use
+from alignment_core.artifacts.paths import BLOBS, MANIFESTS, PRUNED, STAGES, SUSPECTS, blob_path, stage_path
+from alignment_core.artifacts.workspace import in_use, time_and_size
 from alignment_core.errors import Corrupt, NotFound, UserError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class Garbage(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    what: str = Field(description="blob, manifest, suspicion, cache, progress or temporary")
-    path: str = Field(description="path inside the store, or inside its local side")
+    what: str = Field(description="blob, manifest, suspicion, mark, cache, progress, temporary, or a pruned kind")
+    path: str = Field(description="path inside the store, or inside its local side; of what is pruned, the reference")
     size: int = Field(description="bytes that deleting it frees")
 
 
@@ -75,7 +75,9 @@ class _Collection:
     def artifacts(self) -> None:
         # Candidates are listed before the roots are read: what is published meanwhile is not among them.
         backend = self.store.backend
-        manifests, blobs, suspects = (list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS))
+        manifests, blobs, suspects, marks = (
+            list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS, PRUNED)
+        )
         roots = self._roots()
         kept_blobs: set[str] = set()
         orphans = []
@@ -96,6 +98,9 @@ class _Collection:
         for found in suspects:
             if blob_path(Path(found.path).name) not in present and found.modified <= self.before:
                 self._collect("suspicion", found.path, found.size)
+        for found in marks:
+            if Path(found.path).name not in self.kept_digests and found.modified <= self.before:
+                self._collect("mark", found.path, found.size)
 
     def local_trees(self) -> None:
         """Caches of artifacts that are gone, progress of finished stages, leftovers of crashed processes."""
@@ -140,9 +145,7 @@ class _Collection:
 
     def _collect_tree(self, what: str, tree: Path) -> None:
         try:
-            files = list(files_below(tree).values()) if tree.is_dir() else [tree.lstat()]
-            newest = max(found.st_mtime for found in [*files, tree.lstat()])
-            size = sum(found.st_size for found in files if found.st_nlink == 1)
+            newest, size = time_and_size(tree)
         except FileNotFoundError:
             return
         if newest > self.before:

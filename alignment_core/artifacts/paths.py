@@ -13,10 +13,11 @@ MANIFESTS = "manifests/"
 STAGES = "stages/"
 TAGS = "tags/"
 SUSPECTS = "suspects/"  # blobs that a reader found corrupt: find() distrusts them, publish() heals them
+PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their manifests and records stay
 PROGRESS = "progress/"
 CACHE = "cache/"
 TEMPORARY = "tmp/"
-LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PROGRESS, CACHE, TEMPORARY)
+LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PRUNED, PROGRESS, CACHE, TEMPORARY)
 
 _TAG_PART = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _MOVE = re.compile(r"[0-9]{8}\.json")
@@ -64,6 +65,10 @@ def manifest_path(digest: str) -> str:
 
 def suspect_path(digest: str) -> str:
     return f"{SUSPECTS}{digest}"
+
+
+def pruned_path(digest: str) -> str:
+    return f"{PRUNED}{digest}"
 
 
 def stage_path(key: str) -> str:

@@ -13,12 +13,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from alignment_core.artifacts import gc as collector
-from alignment_core.artifacts import tags
+from alignment_core.artifacts import retention, tags
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.manifest import FileEntry, Manifest
-from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, stage_path
+from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tags import TagMove
@@ -80,6 +80,7 @@ class Store:
             if not self.content.is_intact(entry):
                 put(entry)
         self._put_manifest(manifest)
+        self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
         if provenance is None:
             return manifest.reference
         fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
@@ -98,7 +99,14 @@ class Store:
                 if self._cached(manifest, final):
                     return final
                 self.workspace.discard(final)
-            self._materialise(manifest, final)
+            try:
+                self._materialise(manifest, final)
+            except NotFound as error:
+                if not self.is_pruned(reference):
+                    raise
+                raise NotFound(
+                    f"the bytes of {reference.short} were pruned: run the stage that made it again"
+                ) from error
         raise StoreError(f"{final} changes while it is read: does something else write into the cache?")
 
     def manifest(self, reference: Reference) -> Manifest:
@@ -117,11 +125,16 @@ class Store:
                 log.warning("%s", error)
 
     def verify(self, reference: Reference) -> list[str]:
-        """Read every byte of an artifact in the store (not the cache) and list what is wrong; empty means intact."""
+        """Read every byte of an artifact in the store (not the cache) and list what is wrong; empty means intact.
+
+        What was pruned is as it should be, too: ``is_pruned`` tells the two apart.
+        """
         try:
             manifest = self.manifest(reference)
         except (Corrupt, NotFound) as error:
             return [str(error)]
+        if self.is_pruned(reference):
+            return []
         problems = []
         with self.workspace.scratch() as scratch:
             for number, entry in enumerate(manifest.files):
@@ -130,6 +143,10 @@ class Store:
                 except (Corrupt, NotFound) as error:
                     problems.append(str(error))
         return problems
+
+    def is_pruned(self, reference: Reference) -> bool:
+        """Whether the bytes of an artifact were dropped on purpose (:meth:`prune`), and not published again since."""
+        return self.backend.stat(pruned_path(reference.digest)) is not None
 
     def resolve(self, text: str) -> Reference:
         """The existing artifact that ``text`` means: a reference, a digest prefix of 4 or more digits, or a tag.
@@ -163,10 +180,17 @@ class Store:
     # ---------------------------------------------------------------- stage records
 
     def find(self, key: str) -> Provenance | None:
-        """The record of a finished stage, when its output is still whole; otherwise None, and a warning says why."""
+        """The record of a finished stage, when its output is still whole; otherwise None, and a warning says why.
+
+        To find rollouts is to use them: their days under a retention policy count from now.
+        """
         path = stage_path(key)
         try:
             record = self.record_at(path)
+            if record.output.kind in retention.PRUNABLE:
+                self.backend.touch(manifest_path(record.output.digest))  # before the look at the mark, see retention
+            if self.is_pruned(record.output):
+                raise NotFound(f"the bytes of {record.output.short} were pruned")
             for entry in self.manifest(record.output).files:
                 if not self.content.is_intact(entry):
                     raise Corrupt(f"blob {entry.sha256} of {entry.path} in {record.output.short} is missing or damaged")
@@ -231,6 +255,12 @@ class Store:
     def scratch(self) -> AbstractContextManager[Path]:
         """A fresh directory on the file system of the store's local side, removed at the end of the ``with``."""
         return self.workspace.scratch()
+
+    def prune(
+        self, progress_days: float | None, rollouts_days: float | None, delete: bool = False
+    ) -> list[collector.Garbage]:
+        """Find, and with ``delete`` remove, what a retention policy does not keep; see :func:`retention.prune`."""
+        return retention.prune(self, progress_days, rollouts_days, delete)
 
     def gc(self, delete: bool = False, older_than: float = 3600.0) -> collector.GcReport:
         """Find, and with ``delete`` remove, what nothing refers to and nothing changed for ``older_than`` seconds."""

@@ -23,6 +23,7 @@ class TagMove(BaseModel):
     to: Reference = Field(description="the artifact that the tag names from this move on")
     previous: Reference | None = Field(description="the artifact that it named before; empty for the first move")
     reason: str = Field(description="why the tag was moved")
+    back_to: int | None = Field(default=None, ge=1, description="for a rollback: number of the move that it repeats")
     at: str = Field(description="when, ISO 8601 in UTC")
 
 
@@ -36,7 +37,36 @@ def all_moves(backend: Backend) -> Iterator[TagMove]:
     return _moves(backend, TAGS)
 
 
-def move(backend: Backend, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
+def origin(moves: list[TagMove], move: TagMove) -> TagMove:
+    """The move that put ``move.to`` under the tag: ``move`` itself, or the one that it went back to."""
+    while move.back_to is not None and move.back_to < move.number:
+        move = moves[move.back_to - 1]
+    return move
+
+
+def before(moves: list[TagMove]) -> TagMove | None:
+    """The move that a rollback repeats: what the tag named before its present artifact; None when that was the first.
+
+    It is read from the history alone. A rollback is a move like any other, so that the log stays linear, but it notes
+    the move that it repeats, and the search starts there instead of at the end. So after A, B, C, a first rollback
+    (to B) repeats move 2; a second one starts at move 2, finds move 1 before it, and goes to A, not to C again.
+    """
+    place = origin(moves, moves[-1])
+    while place.number > 1:
+        place = origin(moves, moves[place.number - 2])
+        if place.to != moves[-1].to:
+            return place
+    return None
+
+
+def move(
+    backend: Backend,
+    name: str,
+    to: Reference,
+    expected: Reference | None,
+    reason: str,
+    back_to: int | None = None,
+) -> TagMove:
     """Compare and set. Raises Conflict when the tag does not name ``expected`` (any more)."""
     moves = history(backend, name)
     current = moves[-1].to if moves else None
@@ -48,6 +78,7 @@ def move(backend: Backend, name: str, to: Reference, expected: Reference | None,
             previous=expected,
             reason=reason,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            back_to=back_to,
         )
         if backend.put_new(tag_path(name, entry.number), entry.model_dump_json(indent=2).encode()):
             return entry

@@ -71,6 +71,18 @@ class Workspace:
                 yield directory
                 return
 
+    @contextmanager
+    def held(self, key: str) -> Iterator[bool]:
+        """Claim the progress directory of a key without waiting; False where somebody else has it, or it is gone."""
+        path = self.all_progress / check_key(key) / _LOCK
+        with contextlib.ExitStack() as stack:
+            free = False
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
+                lock = stack.enter_context(path.open("ab"))  # without truncation, which would renew its time
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free = _names(path, lock.fileno())
+            yield free
+
     def drop_progress(self, key: str) -> None:
         self.discard(self.all_progress / check_key(key))
 
@@ -126,6 +138,16 @@ def files_below(tree: Path) -> dict[str, os.stat_result]:
             with contextlib.suppress(FileNotFoundError):
                 found[path.relative_to(tree).as_posix()] = path.lstat()
     return found
+
+
+def time_and_size(tree: Path) -> tuple[float, int]:
+    """When anything in a tree (or a single file) last changed, and the bytes that removing it frees.
+
+    Raises FileNotFoundError.
+    """
+    files = list(files_below(tree).values()) if tree.is_dir() else [tree.lstat()]
+    newest = max(found.st_mtime for found in [*files, tree.lstat()])
+    return newest, sum(found.st_size for found in files if found.st_nlink == 1)
 
 
 def in_use(holder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Views of the lineage graph: a text tree for terminals, plain data for programs, Mermaid for documents."""
+"""Views of lineage: text for terminals (trees, comparisons), plain data for programs, Mermaid for documents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import digest_of
+from alignment_core.lineage.diff import Difference, FileChange, Pair, Side
 from alignment_core.lineage.graph import Graph, Node, Source, sources_of
 
 _METRICS_SHOWN = 4
@@ -54,6 +55,61 @@ def mermaid(graph: Graph, references: Iterable[Reference]) -> str:
     for reference in sorted(wanted):
         lines.append(f"    style {_id(reference)} stroke-width:3px")
     return "\n".join(lines) + "\n"
+
+
+def diff_text(difference: Difference) -> str:
+    """A comparison as text: who made each, then one section per sort of difference that there is."""
+    a, b = difference.a, difference.b
+    lines = [f"a  {_side_line(a)}", f"b  {_side_line(b)}"]
+    if difference.identical:
+        lines.append("identical: the same bytes")
+    sections = {
+        "key": difference.key,
+        "inputs": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.inputs]),
+        "metrics": _table([_pair_cells(pair) for pair in difference.metrics]),
+        "cost": _table([_pair_cells(pair) for pair in difference.cost]),
+        "packages": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.packages]),
+        "files": _table([_file_cells(change) for change in difference.files]),
+    }
+    for title, rows in sections.items():
+        if rows:
+            lines += ["", title, *(f"  {row}" for row in rows)]
+    return "\n".join(lines)
+
+
+def _side_line(side: Side) -> str:
+    if not side.stage:
+        return f"{side.reference.short}  made outside: no record"
+    return f"{side.reference.short}  by {side.label} ({side.stage})  {side.finished_at[:19]}".rstrip()
+
+
+def _pair_cells(pair: Pair) -> list[str]:
+    return [pair.name, _value(pair.a), _value(pair.b), "" if pair.difference is None else f"{pair.difference:+.4g}"]
+
+
+def _file_cells(change: FileChange) -> list[str]:
+    cells = [change.path]
+    for size, digest in ((change.size_a, change.sha256_a), (change.size_b, change.sha256_b)):
+        cells.append(f"{size:,} bytes {digest[:12]}" if digest else "—")
+    return cells
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, str) and "@sha256:" in value:
+        return Reference.parse(value).short
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """Aligned lines ``name  a → b  difference``; the last column may be missing."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    lines = []
+    for name, a, b, *rest in rows:
+        line = f"{name:<{widths[0]}}  {a:>{widths[1]}} → {b:>{widths[2]}}"
+        lines.append("  ".join([line, *(f"{cell:>{widths[3]}}" for cell in rest)]).rstrip())
+    return lines
 
 
 def _lines(node: Node, first: str, rest: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from alignment_core.recipes.recipe import (
     SftRecipe,
 )
 from alignment_core.recipes.resources import ResourcesConfig
+from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
 from alignment_core.recipes.training import (
     DpoConfig,
@@ -38,6 +39,7 @@ __all__ = [
     "PromotionConfig",
     "Recipe",
     "ResourcesConfig",
+    "RetentionConfig",
     "RewardModelConfig",
     "RewardModelRecipe",
     "ScratchModel",

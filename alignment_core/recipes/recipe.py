@@ -10,6 +10,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.evaluation import EvaluationConfig, PromotionConfig
 from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.resources import ResourcesConfig
+from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rollout import IterativeDpoConfig
 from alignment_core.recipes.training import DpoConfig, RewardModelConfig, SftConfig
 
@@ -33,6 +34,8 @@ class BaseRecipe(Config):
     """Artifact store; none means `$ALIGN_HOME/store`."""
     resources: ResourcesConfig = ResourcesConfig()
     """Placement and deadlines; they never change a result."""
+    retention: RetentionConfig = RetentionConfig()
+    """What is dropped at the end of the run."""
 
     @model_validator(mode="after")
     def _gates_have_metrics(self) -> BaseRecipe:

@@ -10,7 +10,7 @@ from typing import Any
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import UserError
+from alignment_core.errors import NotFound, UserError
 from alignment_core.recipes import ModelConfig
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
@@ -98,10 +98,13 @@ def _parameters(directory: Path) -> int:
 def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Reference | None:
     """The artifact that a recipe's ``model`` names by reference or tag, if it does.
 
-    Raises UserError if it is of no fitting kind, NotFound if the store has no such artifact.
+    Raises UserError if the store has no such artifact, or one of no fitting kind.
     """
     name = model.name or ""
-    known = store.resolve(name) if "@sha256:" in name else None
+    try:
+        known = store.resolve(name) if "@sha256:" in name else None
+    except NotFound as error:
+        raise UserError(f"model: {error}; `align artifacts ls` lists what there is") from None
     if known is None and name and not Path(name).is_dir():
         known = store.tags().get(name)
     if known is not None and known.kind not in kinds:

@@ -102,4 +102,5 @@ def _save(progress: Path, group: Any, step: int, wait: float) -> None:
     group.all("do", "save_progress", str(progress), timeout=wait)
     for older in progress.glob("step-*"):
         if older.name != f"step-{step:08d}":
+            (older / "complete.json").unlink(missing_ok=True)  # first: what is half gone must not count
             shutil.rmtree(older, ignore_errors=True)

@@ -278,8 +278,13 @@ class Trainer:
         }
 
     def save_progress(self, directory: str) -> None:
-        """Write a checkpoint of this step below ``directory``; it counts once its ``complete.json`` is there."""
+        """Write a checkpoint of this step below ``directory``; it counts once its ``complete.json`` is there.
+
+        When it returns, all of it is on the disk, so that older ones may go.
+        """
         target = Path(directory) / f"step-{self.step:08d}"
+        if newest_progress(Path(directory), self._layout()) == target:
+            return  # the one that this trainer resumed from; all ranks see the same
         if self.rank == 0:
             shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
         torch.distributed.barrier()
@@ -291,6 +296,7 @@ class Trainer:
             _sync_tree(target)
             (target / "complete.json").write_text(json.dumps({"step": self.step, "layout": self._layout()}))
             _sync_tree(target)
+            _sync(target.parent)  # its own name there
 
     def _restore(self, checkpoint: Path) -> None:
         loaded, _ = self.engine.load_checkpoint(str(checkpoint), tag="state")
@@ -315,15 +321,19 @@ def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Pa
 
 def _sync_tree(directory: Path) -> None:
     """Force the files below ``directory`` to the disk, then the folder entries."""
+    for path in [*sorted(directory.rglob("*"), reverse=True), directory]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Force one file, or the entries of one folder, to the disk."""
     import os
 
-    for path in sorted(directory.rglob("*"), reverse=True):
-        handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
+    try:
         os.fsync(handle)
+    finally:
         os.close(handle)
-    handle = os.open(directory, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
 
 
 def _read(path: str) -> Any:

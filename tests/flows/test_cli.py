@@ -98,10 +98,11 @@ def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overr
     [
         ("model=TAG", "model: TAG names a dataset; a model is needed"),
         ("model={name: policy/production, chat_template: '{{ messages }}'}", "leave the field out"),
+        ("model=model@sha256:0123456789ab", "has no artifact 'model@sha256:0123456789ab'; `align artifacts ls`"),
     ],
-    ids=["kind", "template"],
+    ids=["kind", "template", "absent"],
 )
-def test_a_model_from_the_store_must_be_one_and_keeps_its_chat_template(align, tmp_path, made, model, sentence):
+def test_a_model_from_the_store_must_be_there_be_one_and_keep_its_chat_template(align, tmp_path, made, model, sentence):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.replace("rows.jsonl", "{task: reverse}"))
     data = str(made["data"])
@@ -183,7 +184,7 @@ def test_show_gives_files_provenance_and_a_readable_path(align, made):
 
 
 def test_verify_reads_all_artifacts_or_one(align, made):
-    assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}}
+    assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}, "pruned": []}
     assert align("artifacts", "verify", made["sft"].short).stdout == "1 verified, 0 damaged\n"
 
 
@@ -214,6 +215,24 @@ def test_gc_only_tells_until_it_is_asked_to_delete(align, store, made, tmp_path)
     assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
 
 
+def test_gc_prunes_on_request_and_what_is_pruned_is_not_called_damaged(align, store, made, tmp_path):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    (folder / "rows").write_text("many completions")
+    draft = ProvenanceDraft(key=digest_of("samples"), stage="generate", label="run/generate")
+    samples = store.publish(folder, "rollouts", draft)
+    prune = ("artifacts", "gc", "--rollouts-days", "0")
+    assert [one["path"] for one in parsed(align(*prune, "--json"))["garbage"]] == [str(samples)]
+    assert store.find(digest_of("samples")) is not None  # so far it was only told
+    assert align(*prune, "--delete").stdout.startswith("deleted 1 objects")
+
+    assert parsed(align("artifacts", "verify", "--json")) == {"verified": 3, "problems": {}, "pruned": [str(samples)]}
+    assert align("artifacts", "verify").stdout == "3 verified, 0 damaged, 1 pruned\n"
+    assert "pruned" in align("artifacts", "ls", "--kind", "rollouts").stdout
+    shown = parsed(align("artifacts", "show", samples.short, "--json"))
+    assert (shown["pruned"], shown["path"], shown["provenance"][0]["stage"]) == (True, None, "generate")
+
+
 # ---------------------------------------------------------------- tags and lineage
 
 
@@ -242,3 +261,50 @@ def test_lineage_goes_up_by_default_and_down_on_request(align, made):
     text = align("lineage", "policy/production").stdout
     assert "by run/sft (sft)" in text
     assert "made outside: no record" in text
+
+
+def test_promote_moves_a_tag_that_still_names_what_was_expected(align, store, made):
+    base, sft = str(made["base"]), str(made["sft"])
+    done = parsed(align("promote", base, "--if-current", made["sft"].short, "--reason", "sft is rude", "--json"))
+    assert (done["state"], done["to"], done["previous"], done["number"]) == ("promoted", base, sft, 3)
+    assert store.tag_history("policy/production")[-1].reason == "sft is rude"
+    late = align("promote", sft, "--if-current", sft, "--json")
+    assert f"now names {made['base'].short}" in parsed(late, 1)["error"]
+    again = align("promote", base, "--if-current", base)
+    assert again.stdout == f"policy/production: unchanged, names {base}\n"
+    assert len(store.tag_history("policy/production")) == 3
+
+
+def test_promote_wants_to_know_what_it_replaces_unless_the_tag_is_new(align, store, made):
+    unsaid = parsed(align("promote", "policy/production", "--json"), 2)["error"]
+    assert unsaid.startswith("--if-current is missing: the tag policy/production names " + str(made["sft"]))
+    assert parsed(align("promote", made["sft"].short, "--if-current", "none", "--json"), 1)  # it is not new
+    assert align("promote", made["data"].short, "--tag", "data/now").returncode == 0
+    assert align("promote", made["data"].short, "--tag", "data/then", "--if-current", "none").returncode == 0
+    assert store.tag("data/now") == store.tag("data/then") == made["data"]
+
+
+def test_promote_refuses_another_kind(align, store, made):
+    refused = align("promote", made["data"].short, "--if-current", "policy/production", "--json")
+    assert "names a model, and " + made["data"].short + " is a dataset" in parsed(refused, 2)["error"]
+    assert store.tag("policy/production") == made["sft"]
+
+
+def test_rollback_goes_back_and_says_why(align, store, made):
+    done = align("rollback", "policy/production", "--reason", "complaints")
+    assert done.stdout == f"policy/production: rolled back, names {made['base']} (before: {made['sft'].short})\n"
+    assert store.tag_history("policy/production")[-1].reason == "rolled back to move 1: complaints"
+    assert "named nothing before" in parsed(align("rollback", "policy/production", "--json"), 2)["error"]
+    forward = parsed(align("rollback", "policy/production", "--to", "2", "--json"))
+    assert (forward["to"], forward["number"], forward["back_to"]) == (str(made["sft"]), 4, 2)
+    assert "there is no tag policy/prod" in parsed(align("rollback", "policy/prod", "--json"), 1)["error"]
+
+
+def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
+    text = align("diff", made["base"].short, "policy/production").stdout
+    assert f"b  {made['sft'].short}  by run/sft (sft)" in text
+    assert "content.txt" in text
+    told = parsed(align("diff", made["base"].short, "policy/production", "--json"))
+    assert (told["identical"], told["a"]["stage"], told["b"]["stage"]) == (False, "", "sft")
+    assert "identical" in align("diff", "policy/production", made["sft"].short).stdout
+    assert parsed(align("diff", "policy/production", "0123456", "--json"), 1)

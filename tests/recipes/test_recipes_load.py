@@ -66,7 +66,8 @@ def refusal(load: Load, content: Any, *overrides: str) -> str:
         ("model={scratch: {hidden: 64}}", "model.scratch.hidden: unknown field; did you mean 'hidden_size'?"),
         (
             "zzz=1",
-            "zzz: unknown field; known here: evaluation, method, model, name, promotion, resources, seed, sft, store",
+            "zzz: unknown field; known here: evaluation, method, model, name, promotion, resources, retention, seed, "
+            "sft, store",
         ),
         (
             "evaluation={prompts: p, generation: {temprature: 1}}",

@@ -169,6 +169,9 @@ def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machine
 
         (progress / "step-00000002" / "complete.json").unlink()  # as if killed while it was written
         assert open_job(group, machines(2), job, progress)["step"] == 1
+        written = (progress / "step-00000001" / "complete.json").stat()
+        group.all("do", "save_progress", str(progress), timeout=WAIT)  # nothing new: the only good one is not touched
+        assert (progress / "step-00000001" / "complete.json").stat() == written
         assert open_job(group, machines(2), job, progress, zero_stage=2)["step"] == 0  # written by another ZeRO stage
 
 

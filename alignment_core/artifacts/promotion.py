@@ -1,0 +1,66 @@
+"""Moving a tag by hand: on to an artifact, or back to what it named before."""
+
+from __future__ import annotations
+
+from alignment_core.artifacts import tags
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.tags import TagMove
+from alignment_core.errors import NotFound, StoreError, UserError
+
+
+def promote(store: Store, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
+    """Move a tag from ``expected`` (None: the tag is new) to the whole artifact ``to``.
+
+    Returns the tag's last move, without a new one, where the tag names ``to`` already and ``expected`` is that. Raises
+    Conflict when the tag names something else by now, UserError when ``to`` is of another kind than what the tag
+    names, StoreError when its bytes are not whole.
+    """
+    moves = store.tag_history(name)
+    if moves and moves[-1].to.kind != to.kind:
+        raise UserError(
+            f"the tag {name} names a {moves[-1].to.kind}, and {to.short} is a {to.kind}: name a {moves[-1].to.kind}, or "
+            "give another tag"
+        )
+    _check_whole(store, to)
+    if moves and moves[-1].to == to == expected:
+        return moves[-1]
+    return store.move_tag(name, to, expected, reason)
+
+
+def rollback(store: Store, name: str, number: int | None = None, reason: str = "") -> TagMove:
+    """Move a tag back to what it named before its present artifact, or to what move ``number`` named.
+
+    The history only grows: the rollback is a new move, which notes the one that it repeats (:func:`tags.before` says
+    how several in a row go further back). Raises NotFound for an unknown tag, UserError when there is nothing to go
+    back to, StoreError when the bytes of that artifact are not whole, Conflict when another writer moves the tag.
+    """
+    moves = store.tag_history(name)
+    if not moves:
+        raise NotFound(
+            f"there is no tag {name} in {store.uri} (there are: {', '.join(sorted(store.tags())) or 'none'})"
+        )
+    present = moves[-1].to
+    if number is None:
+        target = tags.before(moves)
+        if target is None:
+            raise UserError(f"the tag {name} named nothing before {present.short}: there is nothing to go back to")
+    elif 1 <= number <= len(moves):
+        target = tags.origin(moves, moves[number - 1])
+    else:
+        raise UserError(f"the tag {name} has no move {number}: its history has the moves 1 to {len(moves)}")
+    if target.to == present:
+        raise UserError(f"move {number} of the tag {name} names {present.short}, as the tag does now: nothing to do")
+    _check_whole(store, target.to)
+    said = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
+    return tags.move(store.backend, name, target.to, present, said, back_to=target.number)
+
+
+def _check_whole(store: Store, reference: Reference) -> None:
+    """Raise NotFound for what is not there or was pruned, StoreError for what is damaged; every byte is read."""
+    store.manifest(reference)
+    if store.is_pruned(reference):
+        raise NotFound(f"the bytes of {reference.short} were pruned: run the stage that made it again")
+    problems = store.verify(reference)
+    if problems:
+        raise StoreError(f"{reference.short} is damaged, the tag stays: {'; '.join(problems)}")

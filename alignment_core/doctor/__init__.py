@@ -1,0 +1,74 @@
+"""``align doctor``: every check is a plain function that says ok, warning or failed, and the cure."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pydantic import BaseModel
+
+from alignment_core.artifacts import align_home, open_store
+from alignment_core.doctor import machine, surroundings
+from alignment_core.doctor.answer import SECONDS, Answer, Check, State
+from alignment_core.doctor.surroundings import discreet
+from alignment_core.errors import AlignmentError
+
+
+class Finding(BaseModel):
+    """What came of one check."""
+
+    name: str
+    state: State
+    sentence: str
+
+
+def examine(store: str | None = None, seconds: float = SECONDS) -> list[Finding]:
+    """Run all checks at once. One that raises or does not answer in time has failed; nothing escapes."""
+    chosen = checks(store)
+    found: dict[str, Finding] = {}
+
+    def run(name: str, check: Check) -> None:
+        state, sentence = _survived(check)
+        found[name] = Finding(name=name, state=state, sentence=sentence)
+
+    # Daemons: a check that hangs, say on a dead network file system, must not keep the command from ending.
+    threads = [threading.Thread(target=run, args=one, daemon=True) for one in chosen.items()]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = f"did not answer within {seconds:g} seconds; is a network file system or server down?"
+    return [found.get(name, Finding(name=name, state="failed", sentence=late)) for name in chosen]
+
+
+def checks(store: str | None) -> dict[str, Check]:
+    """Every check by its name, in the order in which they are shown."""
+    return {
+        "python": machine.python,
+        "packages": machine.packages,
+        "processors": machine.processors,
+        "accelerators": machine.accelerators,
+        "memory": machine.memory,
+        "disk of ALIGN_HOME": lambda: machine.disk(align_home()),
+        "disk of the store": lambda: machine.disk(open_store(store).workspace.root),
+        "store": lambda: surroundings.store_probe(store),
+        "shared memory": machine.shared_memory,
+        "open files": machine.open_files,
+        "socket paths": machine.socket_paths,
+        "loopback": surroundings.loopback,
+        "prefect": surroundings.prefect,
+        "Hub credentials": lambda: discreet(surroundings.hub_credentials),
+        "W&B credentials": lambda: discreet(surroundings.wandb_credentials),
+        "AWS credentials": lambda: discreet(surroundings.aws_credentials),
+        "proxies": lambda: discreet(surroundings.proxies),
+    }
+
+
+def _survived(check: Check) -> Answer:
+    try:
+        return check()
+    except AlignmentError as error:
+        return "failed", str(error)
+    except Exception as error:
+        return "failed", f"the check itself failed: {type(error).__name__}: {error}"

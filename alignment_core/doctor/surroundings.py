@@ -1,0 +1,124 @@
+"""Checks of what is around this machine: loopback, Prefect's API, the store, proxies, and credentials by name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from alignment_core.artifacts import open_store
+from alignment_core.artifacts.paths import TEMPORARY
+from alignment_core.doctor.answer import SECONDS, Answer, Check
+
+
+def loopback() -> Answer:
+    """Whether a server on 127.0.0.1 can be reached by its port, as Ray and Prefect need it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=SECONDS / 2) as client,
+    ):
+        server.settimeout(SECONDS / 2)
+        accepted, _ = server.accept()
+        with accepted:
+            client.sendall(b"?")
+            accepted.settimeout(SECONDS / 2)
+            heard = accepted.recv(1)
+    return ("ok", "a port on 127.0.0.1 was bound and reached") if heard else ("failed", "127.0.0.1 swallows data")
+
+
+def prefect() -> Answer:
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        return "ok", "PREFECT_API_URL is not set: `align run` starts an API of its own"
+    parts = urlsplit(url)
+    server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")  # without a password
+    cure = "start the server, or unset PREFECT_API_URL"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "failed", "PREFECT_API_URL is no http address: write it as http://host:4200/api"
+    try:
+        urllib.request.urlopen(f"{server}{parts.path.rstrip('/')}/health", timeout=SECONDS - 0.5).close()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return "ok", f"{server} answers, and asks for PREFECT_API_KEY or PREFECT_API_AUTH_STRING"
+        return "failed", f"{server} answers {error.code} to /health: is PREFECT_API_URL right? It ends in /api"
+    except OSError as error:
+        return "failed", f"{server} does not answer ({getattr(error, 'reason', error)}): {cure}"
+    return "ok", f"{server} answers"
+
+
+def store_probe(uri: str | None) -> Answer:
+    """Write conditionally, read back and delete, in the store itself."""
+    store, began = open_store(uri), time.monotonic()
+    path, content = f"{TEMPORARY}doctor-{uuid.uuid4().hex}", os.urandom(1024)
+    try:
+        if not store.backend.put_new(path, content):
+            return "failed", f"{store.uri} says that a new object exists: it is no place for a store"
+        if store.backend.put_new(path, b"second"):
+            return "failed", f"{store.uri} let a second writer overwrite the first: choose another place"
+        if store.backend.read(path) != content:
+            return "failed", f"{store.uri} gave back other bytes than were written: choose another place"
+    finally:
+        store.backend.delete(path)
+    if store.backend.stat(path) is not None:
+        return "failed", f"{store.uri} keeps what was deleted: choose another place"
+    return "ok", f"{store.uri} wrote, refused to overwrite, read and deleted in {time.monotonic() - began:.2f} s"
+
+
+# ---------------------------------------------------------------- secrets: present or not, never shown
+
+
+def discreet(check: Check) -> Answer:
+    """Run a check that touches secrets: what a library says of an error may quote one, so only its type is told."""
+    try:
+        return check()
+    except Exception as error:
+        return "warning", f"cannot be read ({type(error).__name__}); look at the file or variable yourself"
+
+
+def hub_credentials() -> Answer:
+    from huggingface_hub import get_token
+
+    if get_token():
+        where = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the Hub's token file"
+        return "ok", f"present ({where})"
+    return "ok", "none: public models and data only; HF_TOKEN or `hf auth login` for private and gated ones"
+
+
+def wandb_credentials() -> Answer:
+    import netrc
+
+    if os.environ.get("WANDB_API_KEY"):
+        return "ok", "present (WANDB_API_KEY)"
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    if file.is_file() and host in netrc.netrc(str(file)).hosts:
+        return "ok", f"present ({file.name})"
+    return "ok", "none: WANDB_API_KEY or `wandb login` to send anything there"
+
+
+def aws_credentials() -> Answer:
+    given = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if os.environ.get(name)]
+    if len(given) == 1:
+        return "warning", f"{given[0]} is set without its other half: set both"
+    others = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    named = given or [name for name in others if os.environ.get(name)]
+    file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    if named or file.is_file():
+        return "ok", f"present ({', '.join(named) or 'the shared credentials file'})"
+    return "ok", "none"
+
+
+def proxies() -> Answer:
+    """Names alone: a proxy's address may hold a password."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    given = [name for wanted in names for name in (wanted, wanted.lower()) if os.environ.get(name)]
+    if not given:
+        return "ok", "none"
+    if not urllib.request.proxy_bypass("127.0.0.1"):
+        return "warning", f"{', '.join(given)} also hold for 127.0.0.1: set NO_PROXY=127.0.0.1,localhost"
+    return "ok", f"{', '.join(given)}, but not for 127.0.0.1"

@@ -1,0 +1,140 @@
+"""What is different between two artifacts, and between the stages that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from pydantic import BaseModel
+
+from alignment_core.artifacts import Manifest, Provenance, Reference, Store
+from alignment_core.stages.key import changes
+
+
+class Side(BaseModel):
+    """One of the two artifacts; the stage is empty for one that was made outside."""
+
+    reference: Reference
+    stage: str = ""
+    label: str = ""
+    finished_at: str = ""
+
+
+class Pair(BaseModel):
+    """Two values of one name; None where a side has none. ``difference`` is b − a, of numbers."""
+
+    name: str
+    a: Any
+    b: Any
+    difference: float | None = None
+
+
+class FileChange(BaseModel):
+    """A file that is not the same on both sides; size (bytes) and digest are None where it is missing."""
+
+    path: str
+    size_a: int | None
+    size_b: int | None
+    sha256_a: str | None
+    sha256_b: str | None
+
+
+class Difference(BaseModel):
+    """The whole comparison. ``metrics`` and ``cost`` hold every name, the other lists only what differs."""
+
+    a: Side
+    b: Side
+    identical: bool
+    """Whether both are the same bytes; their stages may still have cost different seconds."""
+    key: list[str]
+    """The parts of the stages' keys that differ, inputs aside."""
+    inputs: list[Pair]
+    """By role."""
+    metrics: list[Pair]
+    cost: list[Pair]
+    packages: list[Pair]
+    files: list[FileChange]
+
+
+def compare(store: Store, a: Reference, b: Reference) -> Difference:
+    """Compare two artifacts of a store, as their manifests and records tell; pruned ones, too. Raises NotFound."""
+    first, second = store.manifest(a), store.manifest(b)
+    made_a, made_b = _nearest(store.provenance(a), store.provenance(b))
+    return Difference(
+        a=_side(a, made_a),
+        b=_side(b, made_b),
+        identical=a == b,
+        key=changes(_key_parts(made_a), _key_parts(made_b)) if made_a and made_b else [],
+        inputs=[pair for pair in _pairs(_inputs(made_a), _inputs(made_b)) if pair.a != pair.b],
+        metrics=_pairs(_flat(made_a.metrics if made_a else {}), _flat(made_b.metrics if made_b else {})),
+        cost=_pairs(_cost(made_a), _cost(made_b)),
+        packages=[
+            pair
+            for pair in _pairs(made_a.packages if made_a else {}, made_b.packages if made_b else {})
+            if pair.a != pair.b
+        ],
+        files=list(_files(first, second)),
+    )
+
+
+def _nearest(a: list[Provenance], b: list[Provenance]) -> tuple[Provenance | None, Provenance | None]:
+    """Of the stages that made each (several can have made the same bytes), the two that are most alike."""
+    if not a or not b:
+        return next(iter(a), None), next(iter(b), None)
+    return min(product(a, b), key=lambda pair: len(changes(pair[0].key_parts, pair[1].key_parts)))
+
+
+def _side(reference: Reference, made: Provenance | None) -> Side:
+    if made is None:
+        return Side(reference=reference)
+    return Side(reference=reference, stage=made.stage, label=made.label, finished_at=made.finished_at)
+
+
+def _key_parts(made: Provenance) -> dict[str, Any]:
+    return {name: value for name, value in made.key_parts.items() if name != "inputs"}
+
+
+def _inputs(made: Provenance | None) -> dict[str, str]:
+    return {role: str(reference) for role, reference in made.inputs.items()} if made else {}
+
+
+def _cost(made: Provenance | None) -> dict[str, float]:
+    return {"seconds": made.seconds, **made.cost} if made else {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested metrics under dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        flat |= inner
+    return flat
+
+
+def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Pair]:
+    """Every name of either side, in the order of the first."""
+    pairs = []
+    for name in dict.fromkeys([*a, *b]):
+        one, other = a.get(name), b.get(name)
+        pairs.append(Pair(name=name, a=one, b=other, difference=_difference(one, other)))
+    return pairs
+
+
+def _difference(a: Any, b: Any) -> float | None:
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (a, b))
+    return b - a if numbers else None
+
+
+def _files(a: Manifest, b: Manifest) -> Iterator[FileChange]:
+    first, second = ({entry.path: entry for entry in manifest.files} for manifest in (a, b))
+    for path in sorted(first.keys() | second.keys()):
+        one, other = first.get(path), second.get(path)
+        if one != other:
+            yield FileChange(
+                path=path,
+                size_a=one.size if one else None,
+                size_b=other.size if other else None,
+                sha256_a=one.sha256 if one else None,
+                sha256_b=other.sha256 if other else None,
+            )

@@ -1,0 +1,196 @@
+"""``align doctor``: what it says of a sound machine and of several that are not, and that it never shows a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from alignment_core import doctor
+from alignment_core.doctor import machine, surroundings
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_doctor(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "AWS_", "WANDB_", "PREFECT_"))
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", "doctor", *arguments],
+        cwd=ROOT,
+        env=inherited | {"ALIGN_HOME": str(home)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+    return {one["name"]: (one["state"], one["sentence"]) for one in json.loads(done.stdout)["checks"]}
+
+
+def test_a_sound_machine_passes_and_leaves_nothing_behind(tmp_path):
+    done = run_doctor(tmp_path, "--json")
+    assert done.returncode == 0, done.stdout
+    found = findings(done)
+    assert list(found) == list(doctor.checks(None))
+    assert all(state != "failed" for state, _ in found.values())
+    assert found["packages"][1].startswith("alignment ")
+    assert "wrote, refused to overwrite, read and deleted" in found["store"][1]
+    assert not any((tmp_path / "store" / "tmp").iterdir())
+    lines = run_doctor(tmp_path).stdout.splitlines()
+    assert len(lines) == len(found)
+    assert lines[0].split()[:2] == ["python", "ok"]
+
+
+def test_one_failed_check_exits_3_with_the_cure(tmp_path):
+    (tmp_path / "store").write_text("not a folder")
+    done = run_doctor(tmp_path, "--json", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 3
+    found = findings(done)
+    assert found["store"] == ("failed", f"{tmp_path}/store is a file: a store is a folder")
+    state, sentence = found["prefect"]
+    assert state == "failed"
+    assert sentence.startswith("http://127.0.0.1:9 does not answer (")
+    assert sentence.endswith("start the server, or unset PREFECT_API_URL")
+
+
+def test_no_part_of_a_secret_is_ever_shown(tmp_path):
+    home = tmp_path / "home"
+    (home / ".aws").mkdir(parents=True)
+    (home / ".aws" / "credentials").write_text("[default]\naws_secret_access_key = hush-aws-file\n")
+    (home / ".netrc").write_text("machine api.wandb.ai login user hush-netrc-malformed\n")
+    (home / ".netrc").chmod(0o600)
+    secrets = {
+        "HF_TOKEN": "hush-hub",
+        "AWS_SECRET_ACCESS_KEY": "hush-aws",
+        "HTTPS_PROXY": "http://user:hush-proxy@proxy:3128",
+        "PREFECT_API_URL": "http://user:hush-prefect@127.0.0.1:9/api",
+        "NO_PROXY": "",
+        "no_proxy": "",
+    }
+    for arguments in (("--json",), ()):
+        done = run_doctor(tmp_path, *arguments, HOME=str(home), **secrets)
+        assert "hush" not in done.stdout + done.stderr
+        if arguments:
+            found = findings(done)
+    assert found["Hub credentials"] == ("ok", "present (HF_TOKEN)")
+    assert found["AWS credentials"][0] == "warning"  # half a pair
+    assert found["W&B credentials"] == (
+        "warning",
+        "cannot be read (NetrcParseError); look at the file or variable yourself",
+    )
+    assert found["proxies"] == (
+        "warning",
+        "HTTPS_PROXY also hold for 127.0.0.1: set NO_PROXY=127.0.0.1,localhost",
+    )
+
+
+def test_a_check_that_raises_or_hangs_has_failed_and_the_others_still_answer(monkeypatch):
+    release = threading.Event()
+
+    def broken() -> doctor.Answer:
+        raise ZeroDivisionError("no such luck")
+
+    def hangs() -> doctor.Answer:
+        release.wait(60)
+        return "ok", "too late"
+
+    monkeypatch.setattr(doctor, "checks", lambda _: {"a": broken, "b": hangs, "c": lambda: ("ok", "fine")})
+    found = {one.name: (one.state, one.sentence) for one in doctor.examine(seconds=0.3)}
+    release.set()
+    assert found["a"] == ("failed", "the check itself failed: ZeroDivisionError: no such luck")
+    assert found["b"][0] == "failed"
+    assert found["b"][1].startswith("did not answer within 0.3 seconds")
+    assert found["c"] == ("ok", "fine")
+
+
+@pytest.mark.parametrize(("code", "state"), [(200, "ok"), (401, "ok"), (404, "failed")])
+def test_prefect_is_asked_for_its_health(monkeypatch, code, state):
+    asked = []
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api/")
+    assert surroundings.prefect()[0] == state
+    assert asked == ["/api/health"]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("url", ["localhost:4200/api", "file:///etc/passwd", "http:///api"])
+def test_a_prefect_address_that_is_none_is_refused_unasked(monkeypatch, url):
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    assert surroundings.prefect() == ("failed", "PREFECT_API_URL is no http address: write it as http://host:4200/api")
+
+
+def test_packages_outside_the_locked_ranges_are_named(monkeypatch):
+    wanted = ["ray<2", "numpy>=1", "absent-package>=3", 'pytest<1; extra == "test"']
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: wanted)
+    state, sentence = machine.packages()
+    assert state == "failed"
+    assert "ray 2" in sentence
+    assert "is not <2" in sentence
+    assert "absent-package is missing" in sentence
+    assert "vllm is missing" in sentence
+    assert "pytest" not in sentence
+
+
+def test_the_least_limit_of_the_control_groups_around_a_process_counts(tmp_path):
+    own, mount = tmp_path / "cgroup", tmp_path / "mount"
+    (mount / "outer" / "inner").mkdir(parents=True)
+    (mount / "outer" / "memory.max").write_text("1000\n")
+    (mount / "outer" / "inner" / "memory.max").write_text("max\n")
+    own.write_text("0::/outer/inner\n")
+    assert machine.cgroup_limit(own, mount) == 1000
+    (mount / "memory" / "job").mkdir(parents=True)
+    (mount / "memory" / "job" / "memory.limit_in_bytes").write_text("500\n")
+    own.write_text("3:cpuset:/\n2:memory:/job\n")
+    assert machine.cgroup_limit(own, mount) == 500
+    assert machine.cgroup_limit(tmp_path / "absent", mount) is None
+
+
+def test_a_temporary_folder_too_deep_for_sockets_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALIGN_HOME", f"/tmp/{'deep/' * 10}")
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: f"/tmp/{'x' * 40}")
+    state, sentence = machine.socket_paths()
+    assert state == "failed"
+    assert sentence.endswith("set TMPDIR=/tmp")
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: "/tmp")
+    assert machine.socket_paths()[0] == "ok"
+
+
+def test_too_few_open_files_are_a_warning():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        state, sentence = machine.open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert state == "warning"
+    assert "`ulimit -n " in sentence
+
+
+def test_a_folder_that_may_not_be_written_and_missing_shared_memory_are_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine.os, "access", lambda *_: False)  # root, who runs these tests, may write anywhere
+    assert machine.disk(tmp_path / "new" / "home") == (
+        "failed",
+        f"{tmp_path} may not be written: give this user access, or choose another directory",
+    )
+    assert machine.shared_memory(tmp_path / "absent")[0] == "warning"

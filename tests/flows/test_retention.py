@@ -1,0 +1,61 @@
+"""Retention at the end of a run: what the recipe says is done, and what cannot be done fails nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from alignment_core.artifacts import Store, open_store
+from alignment_core.recipes import BaseRecipe, parse_recipe
+from flows.runs import _prune
+
+KEY = "a" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def recipe(**retention: float) -> BaseRecipe:
+    content = {"method": "sft", "name": "demo", "model": "some/model", "sft": {"data": "rows.jsonl"}}
+    return parse_recipe(content | {"retention": retention} if retention else content)
+
+
+def forgotten_progress(store: Store) -> Path:
+    with store.claim(KEY) as progress:
+        (progress / "step-00000001").write_text("weights")
+    for path in (*progress.iterdir(), progress):
+        os.utime(path, (0, 0))
+    return progress
+
+
+def prune(recipe: BaseRecipe, store: Store) -> None:
+    with disable_run_logger():
+        _prune(recipe, SimpleNamespace(store=store))  # type: ignore[arg-type]  # of a run it needs the store alone
+
+
+def test_without_a_word_in_the_recipe_forgotten_progress_goes_and_rollouts_stay(store, tmp_path):
+    progress = forgotten_progress(store)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "part-0").write_text("completion")
+    rollouts = store.publish(tmp_path / "rows", "rollouts")
+    for found in store.backend.list(""):
+        os.utime(store.backend.root / found.path, (0, 0))
+    prune(recipe(), store)
+    assert not progress.exists()
+    assert not store.is_pruned(rollouts)
+    prune(recipe(rollouts_days=30), store)
+    assert store.is_pruned(rollouts)
+
+
+def test_a_store_that_cannot_be_pruned_does_not_fail_the_run(store, tmp_path):
+    progress = forgotten_progress(store)
+    (store.backend.root / "tags" / "policy").mkdir(parents=True)
+    (store.backend.root / "tags" / "policy" / "00000001.json").write_text("damaged")
+    prune(recipe(rollouts_days=1), store)  # raises Corrupt inside: what the tag keeps is unknown
+    assert not progress.exists()

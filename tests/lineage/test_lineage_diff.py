@@ -1,0 +1,122 @@
+"""Comparing two artifacts: which of the things that made them differ, and by how much."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.canonical import digest_of
+from alignment_core.lineage import compare, diff_text
+
+Publish = Callable[..., Reference]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def publish(store: Store, tmp_path: Path) -> Publish:
+    """Publish files; with ``config`` or other fields, as the output of a stage."""
+
+    def make(files: dict[str, str], kind: str = "model", name: str = "", **fields: object) -> Reference:
+        directory = tmp_path / digest_of([files, name])[:12]
+        directory.mkdir(exist_ok=True)
+        for path, content in files.items():
+            (directory / path).write_text(content)
+        if not fields:
+            return store.publish(directory, kind)
+        config, inputs = fields.get("config", {}), fields.get("inputs", {})
+        parts = {"stage": "sft", "config": config, "inputs": {role: str(used) for role, used in inputs.items()}}
+        draft = {"key": digest_of([parts, name]), "stage": "sft", "label": name, "key_parts": parts} | fields
+        return store.publish(directory, kind, ProvenanceDraft.model_validate(draft))
+
+    return make
+
+
+def test_a_changed_setting_is_told_with_what_came_of_it(store, publish):
+    old_rows, new_rows = publish({"rows": "old"}, "dataset"), publish({"rows": "new, more"}, "dataset")
+    base = publish({"weights": "base"})
+    a = publish(
+        {"weights": "aa", "config.json": "{}", "only_a": "x"},
+        name="night-1/sft",
+        config={"training": {"learning_rate": 1e-5, "epochs": 1}},
+        inputs={"model": base, "data": old_rows},
+        metrics={"loss": 0.5, "by_task": {"sort": 0.25}, "note": "fine"},
+        packages={"torch": "2.13.0", "ray": "2.60.0"},
+        seconds=10.0,
+        cost={"train_tokens": 100.0},
+    )
+    b = publish(
+        {"weights": "bbbb", "config.json": "{}"},
+        name="night-2/sft",
+        config={"training": {"learning_rate": 2e-5, "epochs": 1}},
+        inputs={"model": base, "data": new_rows},
+        metrics={"loss": 0.25, "by_task": {"sort": 0.75}, "accuracy": 0.9},
+        packages={"torch": "2.13.1", "ray": "2.60.0"},
+        seconds=12.5,
+        cost={"train_tokens": 150.0},
+    )
+    found = compare(store, a, b)
+    assert not found.identical
+    assert (found.a.label, found.b.label) == ("night-1/sft", "night-2/sft")
+    assert found.key == ["config.training.learning_rate: 1e-05 → 2e-05"]
+    assert [(pair.name, pair.a, pair.b) for pair in found.inputs] == [("data", str(old_rows), str(new_rows))]
+    assert {pair.name: pair.difference for pair in found.metrics} == {
+        "loss": -0.25,
+        "by_task.sort": 0.5,
+        "note": None,
+        "accuracy": None,
+    }
+    assert {pair.name: pair.difference for pair in found.cost} == {"seconds": 2.5, "train_tokens": 50.0}
+    assert [(pair.name, pair.a, pair.b) for pair in found.packages] == [("torch", "2.13.0", "2.13.1")]
+    assert [(change.path, change.size_a, change.size_b) for change in found.files] == [
+        ("only_a", 1, None),
+        ("weights", 2, 4),
+    ]
+    json.loads(found.model_dump_json())
+
+    text = diff_text(found)
+    assert f"a  {a.short}  by night-1/sft (sft)" in text
+    assert re.search(r"loss +0.5 → +0.25 +-0.25", text)
+    assert f"data  {old_rows.short} → {new_rows.short}" in text
+    assert "—" in text  # for what one side has not
+
+
+def test_an_artifact_is_identical_to_itself(store, publish):
+    a = publish({"weights": "a"}, name="sft", config={"x": 1}, metrics={"loss": 1.0})
+    found = compare(store, a, a)
+    assert found.identical
+    assert found.key == found.inputs == found.packages == found.files == []
+    assert "identical: the same bytes" in diff_text(found)
+
+
+def test_artifacts_made_outside_are_compared_by_their_files(store, publish):
+    a, b = publish({"weights": "a"}), publish({"weights": "b"}, name="b", config={"x": 1}, metrics={"loss": 1.0})
+    found = compare(store, a, b)
+    assert (found.a.stage, found.b.stage, found.key) == ("", "sft", [])
+    assert [change.path for change in found.files] == ["weights"]
+    assert "made outside: no record" in diff_text(found)
+    assert diff_text(compare(store, a, publish({"weights": "c"}))).count("made outside") == 2
+
+
+def test_of_several_stages_that_made_the_same_bytes_the_nearest_are_compared(store, publish):
+    near, far = {"lr": 1, "seed": 1}, {"lr": 9, "seed": 9}
+    a = publish({"weights": "a"}, name="a", config=near)
+    assert publish({"weights": "a"}, name="b", config=far) == a
+    b = publish({"weights": "b"}, name="c", config={"lr": 2, "seed": 1})
+    assert compare(store, a, b).key == ["config.lr: 1 → 2"]
+
+
+def test_what_was_pruned_can_still_be_compared(store, publish):
+    a = publish({"rows": "a"}, "rollouts", name="a", config={"x": 1})
+    b = publish({"rows": "b"}, "rollouts", name="b", config={"x": 2})
+    store.prune(None, 0, delete=True)
+    assert store.is_pruned(a)
+    assert compare(store, a, b).key == ["config.x: 1 → 2"]
