@@ -38,6 +38,9 @@ OVERRIDES = [
 ON_AGAIN_SECONDS = 60.0
 
 
+SIGNS = {"server": "server start", "worker": "worker start", "reconciler": "flows.reconcile"}
+
+
 class Services:
     """What `align up` started, in a home of its own."""
 
@@ -77,8 +80,8 @@ class Services:
         """The service's own process, below its supervisor."""
         state = self.align("status")["services"]
         supervisor = next(one["pid"] for one in state["services"] if one["name"] == service)
-        (child,) = psutil.Process(supervisor).children()
-        return child.pid
+        children = psutil.Process(supervisor).children()
+        return next(child.pid for child in children if SIGNS[service] in " ".join(child.cmdline()))
 
 
 @pytest.fixture(scope="module")
