@@ -1,4 +1,4 @@
-"""``python -m tests.crash --kills 100``: kill processes of small quickstarts and compare digests; exit code 1 if they differ."""
+"""``python -m tests.crash --kills 100``: kill processes of small quickstarts and compare digests; exit 1 if they differ."""
 
 from __future__ import annotations
 
