@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,12 +18,11 @@ import psutil
 import pytest
 
 from alignment_core import journal
+from tests.deployments.up import BIN, ROOT, Services
 from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
 STEPS = 250
 OVERRIDES = [
     "model={scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}",
@@ -36,52 +33,6 @@ OVERRIDES = [
     "resources={trainers: 1, engines: 1, progress_seconds: 3}",
 ]
 ON_AGAIN_SECONDS = 60.0
-
-
-SIGNS = {"server": "server start", "worker": "worker start", "reconciler": "flows.reconcile"}
-
-
-class Services:
-    """What `align up` started, in a home of its own."""
-
-    def __init__(self, home: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.home = home
-        self.url = f"http://127.0.0.1:{self.port}/api"
-        self.environment = {**os.environ, "ALIGN_HOME": str(home), "PREFECT_API_URL": self.url}
-
-    def align(self, *arguments: str, expect: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
-        environment = {name: value for name, value in self.environment.items() if name != "PREFECT_API_URL"}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == expect, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return answer
-
-    def start_run(self, seed: int) -> str:
-        """The id of a new run of the deployment `sft`, whose data and model differ from seed to seed."""
-        overrides = json.dumps([*OVERRIDES, f"seed={seed}"])
-        command = [str(BIN / "prefect"), "deployment", "run", "alignment/sft", "--param", f"overrides={overrides}"]
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
-        return next(word for word in done.stdout.split() if word.count("-") == 4)
-
-    def states(self, run_id: str) -> list[tuple[str, datetime]]:
-        with urllib.request.urlopen(f"{self.url}/flow_run_states/?flow_run_id={run_id}", timeout=60) as answer:
-            return [(one["name"], datetime.fromisoformat(one["timestamp"])) for one in json.loads(answer.read())]
-
-    def state(self, run_id: str) -> str:
-        return self.states(run_id)[-1][0]
-
-    def pid(self, service: str) -> int:
-        """The service's own process, below its supervisor."""
-        state = self.align("status")["services"]
-        supervisor = next(one["pid"] for one in state["services"] if one["name"] == service)
-        children = psutil.Process(supervisor).children()
-        return next(child.pid for child in children if SIGNS[service] in " ".join(child.cmdline()))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +101,7 @@ ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, capsys: Any) -> None:
-    run_id = services.start_run(seed=1 + list(ENDS).index(end))
+    run_id = services.start_run([*OVERRIDES, f"seed={1 + list(ENDS).index(end)}"])
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     ended = time.time()
     ENDS[end](services, journal.read(run_id))
@@ -174,7 +125,7 @@ def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, c
 
 
 def test_after_sigterm_the_worker_lets_its_run_end_and_another_one_takes_over(services: Services) -> None:
-    run_id = services.start_run(seed=8)
+    run_id = services.start_run([*OVERRIDES, "seed=8"])
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     os.kill(services.pid("worker"), signal.SIGTERM)
     assert wait_until(lambda: services.state(run_id) == "Completed", 240), services.states(run_id)
@@ -183,7 +134,7 @@ def test_after_sigterm_the_worker_lets_its_run_end_and_another_one_takes_over(se
 
 
 def test_a_cancelled_run_ends_and_leaves_no_process(services: Services) -> None:
-    run_id = services.start_run(seed=9)
+    run_id = services.start_run([*OVERRIDES, "seed=9"])
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     record = journal.read(run_id)
     subprocess.run(
