@@ -1,14 +1,20 @@
-# make demo · make test · make lint · make bench
+# make demo · make up · make test · make lint · make bench
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export ALIGN_HOME ?= $(CURDIR)/.alignment
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo up down test lint bench lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run deployments/recipes/quickstart.yaml
+
+up: $(VENV)/.run
+	$(BIN)/align up
+
+down: $(VENV)/.run
+	$(BIN)/align down
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST)

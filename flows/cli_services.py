@@ -6,7 +6,6 @@ import os
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from alignment_core import journal
 from alignment_core.artifacts import open_store
@@ -92,13 +91,12 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
         for service in state.services:
             restarts = f", restarted {service.restarts} times" if service.restarts else ""
             out.print(f"  {service.name:<12} {'pid ' + str(service.pid) if service.pid else 'starts again'}{restarts}")
-    if latest:
-        table = Table(box=None)
-        for name in latest[0]:
-            table.add_column(name, no_wrap=name == "run")
-        for row in latest:
-            table.add_row(*map(str, row.values()))
-        out.print(table)
+    for row in latest:
+        attempt = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
+        by = "a worker's" if row["deployed"] else "align run's"
+        out.print(
+            f"  {row['run'][:8]}  {row['started']}  {row['name']:<20} {row['status']} ({by}{attempt})", markup=False
+        )
 
 
 def _run_row(record: journal.RunRecord) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _run_row(record: journal.RunRecord) -> dict[str, Any]:
         "started": record.started_at[:19].replace("T", " "),
         "status": _status(record),
         "attempt": record.attempt,
-        "by": "worker" if record.deployed else "align run",
+        "deployed": record.deployed,
     }
 
 
