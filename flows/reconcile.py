@@ -53,16 +53,25 @@ class Action(BaseModel):
     why: str
 
 
-def reconcile(client: SyncPrefectClient, moment: datetime | None = None) -> list[Action]:
-    """Look once at all runs and set right what is not."""
+Suspects = dict[UUID, UUID | None]
+"""Runs that looked dead, and the state that they had then: their worker may be about to say what became of them."""
+
+
+def reconcile(client: SyncPrefectClient, suspects: Suspects, moment: datetime | None = None) -> list[Action]:
+    """Look once at all runs and set right what is not; a run is marked when it looks dead for the second time."""
     moment = moment or datetime.now(UTC)
-    return [*_mark_dead(client, moment), *_resume_crashed(client, moment)]
+    return [*_mark_dead(client, suspects, moment), *_resume_crashed(client, moment)]
 
 
-def _mark_dead(client: SyncPrefectClient, moment: datetime) -> Iterator[Action]:
+def _mark_dead(client: SyncPrefectClient, suspects: Suspects, moment: datetime) -> Iterator[Action]:
+    before = dict(suspects)
+    suspects.clear()
     for run in _runs(client, StateType.RUNNING, StateType.CANCELLING, StateType.PENDING):
         why = _death(client, run, moment)
         if why is None or run.state is None:
+            continue
+        if before.get(run.id) != run.state.id:
+            suspects[run.id] = run.state.id
             continue
         mark(client, run, why)
         did = "cancelled" if run.state.is_cancelling() else "crashed"
@@ -156,11 +165,12 @@ def _runs(client: SyncPrefectClient, *types: StateType) -> list[FlowRun]:
 
 def main() -> int:
     """Entry point: look, act, say what was done, wait; for ever."""
+    suspects: Suspects = {}
     while True:
         try:
             with get_client(sync_client=True) as client:
                 while True:
-                    for action in reconcile(client):
+                    for action in reconcile(client, suspects):
                         print(f"{journal.now()} {action.name}: {action.did}: {action.why}", flush=True)
                     time.sleep(EVERY_SECONDS)
         except (prefect.exceptions.PrefectException, OSError, RuntimeError) as error:
