@@ -42,8 +42,8 @@ LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requireme
 	--no-emit-index-url --no-annotate --no-header --no-emit-package torch
 
 lock:
-	$(LOCK) --extra cpu -o requirements/cpu.txt
-	$(LOCK) --extra cpu --extra test -c requirements/cpu.txt -o requirements/test.txt
+	$(LOCK) --extra cpu --extra tracking -o requirements/cpu.txt
+	$(LOCK) --extra cpu --extra tracking --extra test -c requirements/cpu.txt -o requirements/test.txt
 
 clean:
 	rm -rf $(VENV) .alignment .pytest_cache .mypy_cache .ruff_cache

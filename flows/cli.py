@@ -44,10 +44,13 @@ def run(
 
 def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool) -> None:
     """Run a recipe in this process, with a Prefect server of its own unless one runs, and print what came of it."""
+    from alignment_core.tracking import require
+
     opened = open_store(recipe.store)  # a store that cannot be used is said before Prefect starts
     from flows import early, environment, services
     from flows.prefect_api import start_prefect_api
 
+    require(recipe.tracking)
     services.use_if_running()
     environment.prepare()
     host = early.early_host(recipe, opened)

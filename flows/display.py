@@ -7,22 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import COLUMNS, cell
+from alignment_core.tracking import Progress
 
 HEADLINES = ("test_accuracy", "accuracy", "loss", "pairs", "train_rows", "completions", "parameters")
 """Metrics that stand for a stage in the table, the first that it has."""
 
 
 class LiveDisplay:
-    """Progress bars while a run goes on; give it to the run as its listener and use it as a context manager."""
+    """Progress bars while a run goes on: a listener, to be used as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bars = Progress(
+        self.bars = Bars(
             SpinnerColumn(),
             TextColumn("{task.description:<28}"),
             BarColumn(24),
@@ -46,17 +48,14 @@ class LiveDisplay:
         with self._lock:
             self._bars[label] = self.bars.add_task(label, total=None, count="", note="")
 
-    def progress(self, label: str, message: Mapping[str, Any]) -> None:
+    def progress(self, label: str, progress: Progress) -> None:
         with self._lock:
             bar = self._bars.get(label)
         if bar is not None:
-            total = message["total"]
-            count = (
-                f"{message['done']:g}/{total:g} {message['unit']}"
-                if total
-                else f"{message['done']:g} {message['unit']}"
-            )
-            self.bars.update(bar, completed=message["done"], total=total, count=count, note=_note(message["metrics"]))
+            of_total = f"/{progress.total:g}" if progress.total else ""
+            count = f"{progress.done:g}{of_total} {progress.unit}"
+            note = _note(progress.metrics)
+            self.bars.update(bar, completed=progress.done, total=progress.total, count=count, note=note)
 
     def finished(self, result: StageResult) -> None:
         with self._lock:
@@ -66,6 +65,13 @@ class LiveDisplay:
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
         seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
         self.console.print(f"{mark} {result.label:<28} {seconds}  {headline(result)}  [dim]{result.reason}[/]")
+
+    def ended(self, completed: bool) -> None: ...
+
+    def warn(self, sentence: str) -> None:
+        """Say something that the run goes on in spite of."""
+        self.console.print("[yellow]warning:[/] ", end="")
+        self.console.print(sentence, markup=False)
 
 
 def _note(metrics: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from alignment_core.stages.runner import cached_result
 class CommandLine:
     """What the ``align`` command brings to the run in its own process; a deployment has none."""
 
-    listener: Any
+    display: Any
     host: Host | None
     resumes: RunRecord | None = None
     """The run that is taken up again; its stages that were run again on purpose are so still."""

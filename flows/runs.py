@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -25,7 +26,9 @@ from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
-from flows.early import COMMAND_LINE
+from alignment_core.tracking import Listener, file_trackers, listening, require
+from flows.early import COMMAND_LINE, CommandLine
+from flows.progress import ProgressArtifacts
 from flows.watch import Watch
 from tasks.evaluation import promote
 from tasks.stage import CURRENT, Input, Run, Step
@@ -127,6 +130,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
     log = align_home() / "logs" / f"{run_id}.log"
     with (
         Journal(record).open() as journal,
+        _listeners(recipe, journal, caller) as listeners,
         (caller and caller.host) or Host(store.uri, recipe.resources, log) as host,
     ):
         host.run_ids = {"prefect": run_id}
@@ -137,13 +141,36 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
             resources=recipe.resources,
             seed=recipe.seed,
             journal=journal,
-            listener=caller.listener if caller else None,
+            listeners=listeners,
         )
         token = CURRENT.set(run)
         try:
             yield run
         finally:
             CURRENT.reset(token)
+
+
+@contextmanager
+def _listeners(recipe: BaseRecipe, journal: Journal, caller: CommandLine | None) -> Iterator[tuple[Listener, ...]]:
+    """The console, where there is one, the run's page in the Prefect UI, and the recipe's own trackers."""
+    require(recipe.tracking)
+    warn = caller.display.warn if caller else get_run_logger().warning
+    flow_run = UUID(journal.record.run_id)
+    trackers: dict[str, Callable[[], Listener]] = {"progress artifacts": lambda: ProgressArtifacts(flow_run)}
+    if caller:
+        trackers["console"] = lambda: caller.display
+    with (
+        suppress(_Incomplete),
+        file_trackers(recipe, warn) as files,
+        listening({**trackers, **files}, warn) as listeners,
+    ):
+        yield listeners
+        if journal.record.status != "running":
+            raise _Incomplete
+
+
+class _Incomplete(Exception):
+    """Tells the trackers, and nobody else, of a run that was cancelled: it did not complete, but nothing was raised."""
 
 
 def _check_from_stage(run: Run) -> None:

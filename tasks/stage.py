@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import CacheKeyFnPolicy
@@ -25,19 +25,10 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageConfig, StageResult
 from alignment_core.stages.key import key_parts
 from alignment_core.stages.runner import cached_result
+from alignment_core.tracking import Listener, Progress
 
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 120.0
-
-
-class Listener(Protocol):
-    """Someone who watches a run, such as the progress bars of the command line."""
-
-    def started(self, label: str) -> None: ...
-
-    def progress(self, label: str, message: Mapping[str, Any]) -> None: ...
-
-    def finished(self, result: StageResult) -> None: ...
 
 
 @dataclass
@@ -51,7 +42,7 @@ class Run:
     resources: ResourcesConfig
     seed: int
     journal: Journal
-    listener: Listener | None = None
+    listeners: tuple[Listener, ...] = ()
     steps: list[Step] = field(default_factory=list)
 
     def runs_again(self, label: str, inputs: Iterable[Any]) -> bool:
@@ -81,8 +72,8 @@ class Step:
             self._announced = True
             news = {"reason": result.reason, "seconds": round(result.seconds, 3), "reference": str(result.reference)}
             self.run.journal.stage(self.label, result.state, **news)
-            if self.run.listener:
-                self.run.listener.finished(result)
+            for listener in self.run.listeners:
+                listener.finished(result)
         return result
 
     def failure(self) -> Exception | None:
@@ -115,18 +106,19 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
         logger = get_run_logger()
         result = cached_result(run.store, call)
         if result is None:
-            if run.listener:
-                run.listener.started(label)
+            for listener in run.listeners:
+                listener.started(label)
             logger.info("%s starts", label)
             last = 0.0
 
             def on_progress(message: dict[str, Any]) -> None:
                 nonlocal last
-                if run.listener:
-                    run.listener.progress(label, message)
+                progress = Progress(message["done"], message["total"], message["unit"], message["metrics"])
+                for listener in run.listeners:
+                    listener.progress(label, progress)
                 if time.monotonic() - last > 10:
                     last = time.monotonic()
-                    logger.info("%s: %s of %s %s", label, message["done"], message["total"], message["unit"])
+                    logger.info("%s: %s of %s %s", label, progress.done, progress.total, progress.unit)
 
             try:
                 result = run.host.run(call, on_progress, order)

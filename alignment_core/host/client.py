@@ -129,7 +129,7 @@ class _Session:
         environment = _environment(resources)
         mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
         with theirs:
-            temporary = _short_folder()
+            temporary = short_folder()
             host = [sys.executable, "-m", "alignment_core.host.server", str(theirs.fileno())]
             self.host = Supervised(
                 [*host, store, resources.model_dump_json(), str(temporary)],
@@ -197,7 +197,7 @@ def _environment(resources: ResourcesConfig) -> dict[str, str]:
     return environment
 
 
-def _short_folder() -> Path:
+def short_folder() -> Path:
     """A folder for Ray's sockets and the trainers' rendezvous: below ALIGN_HOME if its path is short enough."""
     parent = align_home() / "tmp"
     if len(str(parent)) <= LONGEST_SOCKET_FOLDER:

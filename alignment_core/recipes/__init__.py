@@ -15,6 +15,7 @@ from alignment_core.recipes.recipe import (
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
+from alignment_core.recipes.tracking import TrackingConfig, WandbConfig
 from alignment_core.recipes.training import (
     DpoConfig,
     DpoLossConfig,
@@ -46,7 +47,9 @@ __all__ = [
     "SelectionConfig",
     "SftConfig",
     "SftRecipe",
+    "TrackingConfig",
     "TrainingConfig",
+    "WandbConfig",
     "apply_overrides",
     "load_recipe",
     "parse_recipe",

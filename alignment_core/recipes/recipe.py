@@ -12,6 +12,7 @@ from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rollout import IterativeDpoConfig
+from alignment_core.recipes.tracking import TrackingConfig
 from alignment_core.recipes.training import DpoConfig, RewardModelConfig, SftConfig
 
 
@@ -36,6 +37,8 @@ class BaseRecipe(Config):
     """Placement and deadlines; they never change a result."""
     retention: RetentionConfig = RetentionConfig()
     """What is dropped at the end of the run."""
+    tracking: TrackingConfig = TrackingConfig()
+    """W&B and TensorBoard; they never change a result."""
 
     @model_validator(mode="after")
     def _gates_have_metrics(self) -> BaseRecipe:

@@ -142,5 +142,41 @@ def test_a_deployment_runs_to_completion_with_parameters(server: Server) -> None
     assert run["state"]["type"] == "COMPLETED"
     tasks = server.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     assert {"round-1/dpo", "reward-model", "sft"} <= {task["name"] for task in tasks}
-    kinds = [found["type"] for found in server.get("/artifacts/filter", {})]
-    assert sorted(kinds) == ["markdown", "table", "table"]
+    left = server.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    assert sorted(one["type"] for one in left if one["type"] != "progress") == ["markdown", "table", "table"]
+    assert {one["data"] for one in left if one["type"] == "progress"} <= {100.0}  # of stages that took their time
+
+
+FLOW = """
+from uuid import UUID
+from prefect import flow, runtime
+from alignment_core.tracking import Progress, listening
+from flows import progress
+from tests.tracking.conftest import result
+
+progress.AFTER_SECONDS = progress.EVERY_SECONDS = 0.0
+
+@flow
+def watched():
+    run = UUID(runtime.flow_run.id)
+    with listening({"progress artifacts": lambda: progress.ProgressArtifacts(run)}, print) as (listener,):
+        for label in ("whole", "half"):
+            listener.started(label)
+            listener.progress(label, Progress(0, None, "rows", {}))
+            listener.progress(label, Progress(1, 4, "steps", {}))
+            listener.progress(label, Progress(2, 4, "steps", {}))
+        listener.finished(result("whole"))
+    print(run)
+
+watched()
+"""
+
+
+def test_a_stage_that_takes_its_time_shows_its_progress_on_the_run_to_the_end(server: Server) -> None:
+    environment = {**server.environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", FLOW], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (run,) = done.stdout.split()  # and no warning
+    shown = server.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
+    assert {one["description"]: one["data"] for one in shown} == {"whole": 100.0, "half": 50.0}
+    assert {(one["type"], one["key"]) for one in shown} == {("progress", None)}

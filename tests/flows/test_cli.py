@@ -76,10 +76,11 @@ def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
     [
         (RECIPE, ["--set", "sft.trainin.batch_size=1"], "sft.trainin: unknown field; did you mean 'training'?"),
         (RECIPE, ["--set", "seed"], "--set seed: write it as path=value"),
+        (RECIPE, ["--set", "tracking.wandb.mode=online"], "tracking.wandb.project: is missing and has no default"),
         ("method: [", [], "recipe.yaml:1:10: not valid YAML"),
         (RECIPE, ["--store", "s3://bucket"], "s3:// stores are not supported so far"),
     ],
-    ids=["unknown field", "override", "yaml", "store"],
+    ids=["unknown field", "override", "tracking", "yaml", "store"],
 )
 def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overrides, sentence):
     recipe = tmp_path / "recipe.yaml"

@@ -1,0 +1,29 @@
+"""Who is told how a run goes: nothing here may change a result, so nothing here is part of a stage's key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from alignment_core.recipes.base import Config
+
+
+class WandbConfig(Config):
+    """A run in Weights & Biases. The key comes from the environment or `wandb login`, never from here."""
+
+    project: str = Field(min_length=1)
+    """Project of the run."""
+    entity: str | None = None
+    """User or team that owns it; none means your default."""
+    mode: Literal["auto", "online", "offline"] = "auto"
+    """`auto` is online where you are logged in; offline runs wait below `$ALIGN_HOME/tracking` for `wandb sync`."""
+
+
+class TrackingConfig(Config):
+    """Trackers beside the console and the Prefect UI. One that fails is switched off; the run goes on."""
+
+    wandb: WandbConfig | None = None
+    """Weights & Biases."""
+    tensorboard: bool | Annotated[str, Field(min_length=1)] = False
+    """TensorBoard files: `true` writes them below `$ALIGN_HOME/tracking`, a folder below that folder."""

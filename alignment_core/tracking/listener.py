@@ -1,0 +1,45 @@
+"""What someone who watches a run is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from alignment_core.stages.base import StageResult
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is."""
+
+    done: float
+    total: float | None
+    """None while nobody knows."""
+    unit: str
+    """What is counted: ``steps``, ``shards``, …"""
+    metrics: Mapping[str, float | None]
+    """Such as ``loss``, ``grad_norm``, ``tokens_per_second``; None for what is not finite."""
+
+
+class Listener(Protocol):
+    """Someone who watches a run. ``label`` names a stage, as ``round-1/dpo`` does; a stage that is retried starts again.
+
+    Its methods are called one at a time, in the order of events. A cached stage finishes without having started.
+    """
+
+    def started(self, label: str) -> None: ...
+
+    def progress(self, label: str, progress: Progress) -> None: ...
+
+    def finished(self, result: StageResult) -> None: ...
+
+    def ended(self, completed: bool) -> None:
+        """The run is over: nothing comes after this."""
+
+
+def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The metrics that are single numbers, by name."""
+    for name, value in values.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, float(value)

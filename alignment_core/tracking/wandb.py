@@ -1,0 +1,84 @@
+"""Weights & Biases: a listener that passes on what it hears to a process of its own.
+
+In the flow's process W&B would hook ``sys.exit``, put a token into the environment, and hold up the interpreter's exit
+(for 90 seconds, where its server does not answer). Under the supervisor it ends with the flow, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socketpair
+from typing import Any
+
+from alignment_core.errors import AlignmentError
+from alignment_core.host.client import short_folder
+from alignment_core.host.protocol import Channel
+from alignment_core.host.supervised import Supervised
+from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes.tracking import WandbConfig
+from alignment_core.stages.base import StageResult
+from alignment_core.tracking.listener import Progress, numbers
+
+GRACE_SECONDS = 5.0
+"""What W&B has to write down its last news when the flow was killed."""
+
+
+class WandbRun:
+    """The W&B run named by ``folder``; a run of that id that exists already is continued. Its files are in ``folder``."""
+
+    def __init__(self, settings: WandbConfig, recipe: BaseRecipe, folder: Path, warn: Callable[[str], None]) -> None:
+        self.log, self._warn = folder / "wandb.log", warn
+        mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        temporary = short_folder()
+        with theirs:
+            self.process = Supervised(
+                [sys.executable, "-m", "alignment_core.tracking.wandb_process", str(theirs.fileno())],
+                _environment(temporary),
+                self.log,
+                temporary,
+                inherited=[theirs.fileno()],
+                grace=GRACE_SECONDS,
+            )
+        self.channel = Channel(mine)
+        self._complaints = threading.Thread(target=self._pass_on, daemon=True)
+        self._complaints.start()
+        self._send(
+            settings.model_dump(mode="json")
+            | {"id": folder.name, "name": recipe.name, "folder": str(folder), "recipe": recipe.model_dump(mode="json")}
+        )
+
+    def started(self, label: str) -> None: ...
+
+    def progress(self, label: str, progress: Progress) -> None:
+        self._send({"label": label, "step": progress.done, "metrics": dict(numbers(progress.metrics))})
+
+    def finished(self, result: StageResult) -> None:
+        summary = {**dict(numbers(result.metrics)), "reference": str(result.reference), "state": result.state}
+        self._send({"label": result.label, "summary": summary})
+
+    def ended(self, completed: bool) -> None:
+        """Wait until W&B has everything, or has complained that it could not."""
+        self._send({"completed": completed})
+        self._complaints.join()  # until the process came to its end
+        self.process.close()
+
+    def _pass_on(self) -> None:
+        for message in self.channel.messages():
+            self._warn(f"W&B: {message['complaint']}")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self.channel.send(message)
+        except OSError:
+            self.process.close()
+            raise AlignmentError(f"its process has ended; see {self.log}") from None
+
+
+def _environment(temporary: Path) -> dict[str, str]:
+    """The user's own, in which W&B finds its key; what it writes beside the run's files goes when it ends."""
+    places = {f"WANDB_{name}_DIR": str(temporary / name.lower()) for name in ("CACHE", "DATA")}
+    return {**os.environ, **places, "TMPDIR": str(temporary), "WANDB_ERROR_REPORTING": "false"}

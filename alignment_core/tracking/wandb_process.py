@@ -1,0 +1,124 @@
+"""The process that holds a W&B run: ``python -m alignment_core.tracking.wandb_process FD``; see ``wandb.py`` beside it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from socket import socket
+from typing import Any
+
+from alignment_core.host.protocol import Channel
+
+OPEN_SECONDS = 30.0
+"""How long its server may take to answer before the run is recorded offline."""
+FINISH_SECONDS = 10.0
+"""How long the last uploads may take."""
+FLUSH_SECONDS = 2.0
+"""What a kill may lose of the run's file."""
+
+
+def main() -> None:
+    """Entry point. The argument is the channel's file descriptor; the first message says which run."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # when the flow is killed, the channel ends, and the run is closed
+    channel = Channel(socket(fileno=int(sys.argv[1])))
+    messages = channel.messages()
+    opening = next(messages)
+
+    def complain(sentence: str) -> None:
+        channel.send({"complaint": " ".join(sentence.split())})
+
+    try:
+        run = _open(opening, complain)
+        _record(run, messages)
+    except TimeoutError:
+        complain(f"not all was uploaded within {FINISH_SECONDS:g} s after the run; {_cure(opening)}")
+    except Exception as error:
+        traceback.print_exc()
+        complain(f"{type(error).__name__}: {error}")
+
+
+def _record(run: Any, messages: Iterable[dict[str, Any]]) -> None:
+    """Pass everything on to W&B. Raises TimeoutError if it could not upload all of it in time."""
+    known: set[str] = set()
+    completed = False
+    for message in messages:
+        if "metrics" in message:
+            _log(run, known, message["label"], message["step"], message["metrics"])
+        elif "summary" in message:
+            run.summary.update({f"{message['label']}/{name}": value for name, value in message["summary"].items()})
+        else:
+            completed = message["completed"]
+            break
+    run.finish(exit_code=0 if completed else 1)
+
+
+def _open(opening: dict[str, Any], complain: Callable[[str], None]) -> Any:
+    """The run: online or, where that cannot be had, offline."""
+    import wandb
+
+    if opening["mode"] == "offline":
+        return _init(opening, "offline")
+    try:
+        return _init(opening, "online")
+    except wandb.errors.UsageError as error:  # not logged in
+        if opening["mode"] == "online":
+            complain(f"{str(error).rstrip('.')}; {_cure(opening)}")
+    except wandb.errors.Error as error:
+        complain(f"its server cannot be used ({error}); {_cure(opening)}")
+    wandb.teardown(exit_code=1)
+    return _init(opening, "offline")
+
+
+def _init(opening: dict[str, Any], mode: Any) -> Any:
+    """Of the machine, the program's arguments and its output W&B gets nothing: the recipe and the metrics are enough."""
+    import wandb
+
+    settings = wandb.Settings(
+        console="off",
+        disable_git=True,
+        disable_job_creation=True,
+        save_code=False,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+        host="",
+        init_timeout=OPEN_SECONDS,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+        x_transaction_log_flush_interval=FLUSH_SECONDS,
+    )
+    return wandb.init(
+        project=opening["project"],
+        entity=opening["entity"],
+        id=opening["id"],
+        name=opening["name"],
+        dir=opening["folder"],
+        config=opening["recipe"],
+        mode=mode,
+        resume="allow",
+        settings=settings,
+    )
+
+
+def _log(run: Any, known: set[str], label: str, step: float, metrics: dict[str, float]) -> None:
+    """One point per metric, drawn over the stage's own steps: W&B's count of calls has no meaning."""
+    axis = f"{label}/step"
+    if axis not in known:
+        known.add(axis)
+        run.define_metric(axis, hidden=True)
+    named = {f"{label}/{name}": value for name, value in metrics.items()}
+    for name in named.keys() - known:
+        known.add(name)
+        run.define_metric(name, step_metric=axis)
+    run.log({axis: step, **named})
+
+
+def _cure(opening: dict[str, Any]) -> str:
+    return f"the run is recorded offline, and `wandb sync` in {opening['folder']} uploads it"
+
+
+if __name__ == "__main__":
+    main()

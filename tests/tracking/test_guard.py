@@ -1,0 +1,132 @@
+"""Whatever a tracker does, the run goes on: it never raises into the run, never holds it up, and is named once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from alignment_core.tracking import Progress, guard, listening
+from tests.tracking.conftest import result
+
+HALF = Progress(5, 10, "steps", {"loss": 0.5})
+
+
+class Heard:
+    """A tracker that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def started(self, label: str) -> None:
+        self.events.append(("started", label))
+
+    def progress(self, label: str, progress: Progress) -> None:
+        self.events.append(("progress", progress.done))
+
+    def finished(self, result: Any) -> None:
+        self.events.append(("finished", result.label))
+
+    def ended(self, completed: bool) -> None:
+        self.events.append(("ended", completed))
+
+
+class Broken(Heard):
+    def progress(self, label: str, progress: Progress) -> None:
+        raise SystemExit("no network")
+
+
+class Stuck(Heard):
+    """It hangs in its first progress, until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.released = threading.Event(), threading.Event()
+
+    def progress(self, label: str, progress: Progress) -> None:
+        self.hangs.set()
+        self.released.wait(60)
+        super().progress(label, progress)
+
+
+def run(listeners: Any) -> None:
+    for listener in listeners:
+        listener.started("sft")
+        listener.progress("sft", HALF)
+        listener.progress("sft", HALF)
+        listener.finished(result("sft"))
+
+
+WHOLE = [("started", "sft"), ("progress", 5), ("progress", 5), ("finished", "sft"), ("ended", True)]
+
+
+def test_a_tracker_hears_a_stage_from_its_start_to_the_end_of_the_run() -> None:
+    heard, said = Heard(), []
+    with listening({"one": lambda: heard}, said.append) as listeners:
+        run(listeners)
+    assert heard.events == WHOLE
+    assert said == []
+
+
+def test_trackers_are_told_of_a_run_that_failed_and_its_error_goes_on() -> None:
+    heard = Heard()
+    with pytest.raises(KeyboardInterrupt), listening({"one": lambda: heard}, print):
+        raise KeyboardInterrupt
+    assert heard.events == [("ended", False)]
+
+
+def test_a_tracker_that_raises_is_named_once_and_told_no_more_while_the_others_hear_all() -> None:
+    broken, heard, said = Broken(), Heard(), []
+    with listening({"W&B": lambda: broken, "other": lambda: heard}, said.append) as listeners:
+        run(listeners)
+    assert said == ["W&B: no network; it is told no more of this run"]
+    assert broken.events == [("started", "sft")]
+    assert heard.events == WHOLE
+
+
+def test_a_tracker_that_cannot_be_opened_is_named_by_the_kind_of_its_error_if_that_has_no_words() -> None:
+    def opening() -> Any:
+        raise MemoryError
+
+    said: list[str] = []
+    with listening({"W&B": opening}, said.append) as listeners:
+        run(listeners)
+    assert said == ["W&B: MemoryError; it is told no more of this run"]
+
+
+def test_not_even_the_warning_may_fail() -> None:
+    def warn(sentence: str) -> None:
+        raise BrokenPipeError(sentence)
+
+    with listening({"one": Broken}, warn) as listeners:
+        run(listeners)
+
+
+def test_a_tracker_that_hangs_holds_up_neither_the_stages_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "CLOSE_SECONDS", 0.2)
+    stuck, heard, said = Stuck(), Heard(), []
+    began = time.monotonic()
+    with listening({"stuck": lambda: stuck, "other": lambda: heard}, said.append) as listeners:
+        run(listeners)
+    assert time.monotonic() - began < 30  # it would hang for 60
+    stuck.released.set()
+    assert said == ["stuck: does not come to an end; the run goes on without it"]
+    assert heard.events == WHOLE
+
+
+def test_a_tracker_that_does_not_keep_up_misses_progress_but_no_beginning_and_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "MOST_WAITING", 10)
+    stuck, said = Stuck(), []
+    with listening({"slow": lambda: stuck}, said.append) as (listener,):
+        listener.progress("sft", HALF)
+        assert stuck.hangs.wait(30)
+        for _ in range(1000):
+            listener.progress("sft", HALF)
+        listener.finished(result("sft"))
+        stuck.released.set()
+    assert stuck.events == [*[("progress", 5)] * 11, ("finished", "sft"), ("ended", True)]
+    assert said == []

@@ -1,0 +1,73 @@
+"""TensorBoard files as TensorBoard itself reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alignment_core.tracking import Progress, file_trackers, listening
+from alignment_core.tracking.tensorboard import TensorBoard
+from tests.tracking.conftest import recipe_with, result
+
+pytest.importorskip("tensorboard")
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder)).Reload()
+    return {tag: [(e.step, round(e.value, 4)) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+def steps(listener: TensorBoard, label: str, losses: dict[int, float | None]) -> None:
+    listener.started(label)
+    for step, loss in losses.items():
+        listener.progress(label, Progress(step, 10, "steps", {"loss": loss}))
+
+
+def test_each_stage_is_a_folder_with_its_curves_and_its_result(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    steps(board, "sft", {1: 2.0, 2: 1.5, 3: None})
+    steps(board, "round-1/dpo", {1: 0.7})
+    board.finished(result("sft", loss=1.25, policies={"sft": {"accuracy": 1}}))
+    board.finished(result("round-1/evaluation", accuracy=0.5))  # cached: never started
+    board.ended(True)
+    assert curves(tmp_path / "sft") == {"loss": [(1, 2.0), (2, 1.5)], "result/loss": [(0, 1.25)]}
+    assert curves(tmp_path / "round-1" / "dpo") == {"loss": [(1, 0.7)]}
+    assert curves(tmp_path / "round-1" / "evaluation") == {"result/accuracy": [(0, 0.5)]}
+
+
+def test_steps_that_are_done_again_after_a_crash_are_drawn_once(tmp_path: Path) -> None:
+    steps(TensorBoard(tmp_path), "sft", {1: 4.0, 2: 3.0, 3: 2.0})  # the last checkpoint was after step 1; no end
+    again = TensorBoard(tmp_path)
+    steps(again, "sft", {2: 3.5, 3: 2.5, 4: 1.5})
+    again.ended(True)
+    assert curves(tmp_path / "sft") == {"loss": [(1, 4.0), (2, 3.5), (3, 2.5), (4, 1.5)]}
+
+
+@pytest.mark.parametrize("chosen", [True, "logs"], ids=["true", "folder"])
+def test_files_are_below_align_home_or_below_the_folder_that_the_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool | str
+) -> None:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    recipe = recipe_with({"tensorboard": chosen})
+    with file_trackers(recipe, said.append) as trackers, listening(trackers, said.append) as (listener,):
+        listener.finished(result("sft", loss=1.0))
+    (file,) = tmp_path.rglob("events.out.*")
+    place = "home/tracking/small-*/tensorboard/sft/*" if chosen is True else "logs/small-*/sft/*"
+    assert file.relative_to(tmp_path).match(place)
+    assert said == []
+
+
+def test_a_full_or_forbidden_disk_costs_the_trackers_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    (tmp_path / "tracking").write_text("a file where a folder is needed")
+    said: list[str] = []
+    with file_trackers(recipe_with({"tensorboard": True}), said.append) as trackers:
+        assert trackers == {}
+    assert said[0].startswith("no W&B and no TensorBoard: ")

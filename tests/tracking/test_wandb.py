@@ -1,0 +1,190 @@
+"""Real W&B runs, offline, in a process that is watched from outside, as W&B itself reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.errors import EnvironmentFault
+from alignment_core.tracking import require
+from tests.processes import processes_of
+from tests.tracking.conftest import recipe_with
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import json, sys, time
+from alignment_core.tracking import Progress, file_trackers, guard, listening
+from tests.tracking.conftest import recipe_with, result
+how = json.loads(sys.argv[1])
+guard.CLOSE_SECONDS = how.get("close", 60.0)
+warn = lambda sentence: print(sentence, flush=True)
+with file_trackers(recipe_with({"wandb": {"project": "tests", **how["wandb"]}}), warn) as trackers:
+    with listening(trackers, warn) as (listener,):
+        for step in how["steps"]:
+            listener.progress("round-1/dpo", Progress(step, 10, "steps", {"loss": 1 / step, "grad_norm": None}))
+        if how.get("crash"):
+            time.sleep(600)
+        listener.finished(result("round-1/dpo", loss=0.125, policies={"sft": {}}))
+"""
+SECRET = "5ec4e7" * 6 + "abcd"
+
+needs_wandb = pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", "import wandb"], capture_output=True).returncode != 0,
+    reason="wandb is not installed",
+)
+pytestmark = pytest.mark.slow
+
+
+class Place:
+    """Folders of a user's own, to see what is written where."""
+
+    def __init__(self, root: Path) -> None:
+        self.home, self.user, self.work, self.temporary = (root / n for n in ("align", "user", "work", "tmp"))
+        for folder in (self.home, self.user, self.work, self.temporary):
+            folder.mkdir()
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        self.environment = {
+            **inherited,
+            "ALIGN_HOME": str(self.home),
+            "HOME": str(self.user),
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+
+    def start(self, steps: list[int], wandb: dict[str, Any] | None = None, **how: Any) -> subprocess.Popen[str]:
+        arguments = json.dumps({"steps": steps, "wandb": wandb or {}, **how})
+        command = [sys.executable, "-c", RUN, arguments]
+        environment = {**self.environment, **how.get("environment", {})}
+        return subprocess.Popen(
+            command, cwd=self.work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def run(self, steps: list[int], wandb: dict[str, Any] | None = None, **how: Any) -> str:
+        process = self.start(steps, wandb, **how)
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+        return said
+
+    def logs(self) -> list[Path]:
+        return sorted(self.home.glob("tracking/*/wandb/offline-run-*/run-*.wandb"))
+
+    def records(self, log: Path) -> list[dict[str, Any]]:
+        inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(log)]
+        reader = {**self.environment, "TMPDIR": str(self.temporary.parent)}  # it leaves a log there
+        done = subprocess.run(inspect, env=reader, capture_output=True, text=True, timeout=60)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def outside(self) -> list[Path]:
+        places = (self.user, self.work, self.temporary)
+        return [path for place in places for path in place.rglob("*") if "__pycache__" not in path.parts]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def points(records: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    return [(item["round-1/dpo/step"], item["round-1/dpo/loss"]) for item in items]
+
+
+@needs_wandb
+def test_a_run_without_a_login_is_recorded_offline_below_align_home_and_nowhere_else(place: Place) -> None:
+    assert place.run([1, 2, 4], environment={"SOME_PASSWORD": SECRET}) == ""
+    assert place.outside() == []
+    (log,) = place.logs()
+    records = place.records(log)
+    assert points(records) == [(1, 1.0), (2, 0.5), (4, 0.25)]
+    (run,) = [record["run"] for record in records if record["type"] == "run"]
+    assert run["project"] == "tests"
+    assert run["config"]["update"]["sft"]["data"]["sources"][0]["task"] == "reverse"
+    assert run.get("host", "") == ""
+    axes = {r["metric"]["name"]: r["metric"].get("step_metric") for r in records if r["type"] == "metric"}
+    assert axes == {"round-1/dpo/step": None, "round-1/dpo/loss": "round-1/dpo/step"}
+    assert {"round-1/dpo/loss": 0.125, "round-1/dpo/state": "run"}.items() <= _summary(records).items()
+    assert [record["exit"].get("exit_code", 0) for record in records if record["type"] == "exit"] == [0]
+    written = b"".join(path.read_bytes() for path in place.home.rglob("*") if path.is_file())
+    assert SECRET.encode() not in written
+
+
+def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for record in records:
+        summary |= record.get("summary", {}).get("update", {})
+    return summary
+
+
+@needs_wandb
+def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its_id(place: Place) -> None:
+    process = place.start([1, 2], crash=True)
+    deadline = time.monotonic() + 60
+    while not (place.logs() and len(points(place.records(place.logs()[0]))) == 2):
+        assert time.monotonic() < deadline, process.poll()
+        time.sleep(0.5)
+    assert any("wandb-core" in line for line in processes_of(place.home).values())
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    while processes_of(place.home):
+        assert time.monotonic() < deadline, processes_of(place.home)
+        time.sleep(0.1)
+    assert place.outside() == []
+
+    assert place.run([2, 3]) == ""
+    before, after = place.logs()
+    assert before.name == after.name
+    assert points(place.records(before)) == [(1, 1.0), (2, 0.5)]
+    assert points(place.records(after)) == [(2, 0.5), (3, 1 / 3)]
+    place.run([1])
+    assert len({log.name for log in place.logs()}) == 2, "after success a new run begins"
+
+
+@needs_wandb
+def test_online_without_a_key_is_said_and_recorded_offline(place: Place) -> None:
+    said = place.run([1], {"mode": "online"})
+    assert said.startswith("W&B: No API key configured")
+    assert "`wandb sync`" in said
+    assert points(place.records(place.logs()[0])) == [(1, 1.0)]
+
+
+@needs_wandb
+def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(place: Place) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        said = place.run([1], close=1.0, environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": url})
+    assert said == "W&B: does not come to an end; the run goes on without it\n"
+    assert time.monotonic() - began < 60  # W&B itself would wait for 90
+    deadline = time.monotonic() + 30
+    while processes_of(place.home):
+        assert time.monotonic() < deadline, processes_of(place.home)
+        time.sleep(0.1)
+    written = b"".join(path.read_bytes() for path in place.home.rglob("*") if path.is_file())
+    assert SECRET.encode() not in written
+
+
+def test_a_package_that_is_not_there_is_said_with_its_field_and_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("wandb", "tensorboard"):
+        (tmp_path / package).mkdir()  # such folders lie about wherever W&B ran: they are no package
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    require(recipe_with({}).tracking)
+    with pytest.raises(
+        EnvironmentFault, match=r"tracking\.wandb: the package wandb is not installed; install .*`tracking`"
+    ):
+        require(recipe_with({"wandb": {"project": "p"}}).tracking)
+    with pytest.raises(EnvironmentFault, match=r"tracking\.tensorboard"):
+        require(recipe_with({"tensorboard": True}).tracking)
