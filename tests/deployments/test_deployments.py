@@ -152,7 +152,7 @@ from uuid import UUID
 from prefect import flow, runtime
 from alignment_core.tracking import Progress, listening
 from flows import progress
-from tests.tracking.conftest import result
+from tests.tracking.watched import result
 
 progress.AFTER_SECONDS = progress.EVERY_SECONDS = 0.0
 

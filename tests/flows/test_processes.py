@@ -48,10 +48,10 @@ def test_a_verifier_that_cannot_be_loaded_is_said_before_anything_is_trained(
     assert made <= {"model", "sft/data"}
 
 
-def test_a_killed_command_leaves_no_server_no_host_and_no_ray(recipe: Path, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(recipe: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     command = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", str(recipe)],
+        [sys.executable, "-m", "flows.cli", "run", str(recipe), "--set", "tracking.wandb={project: tests}"],
         cwd=ROOT,
         env={**os.environ, "ALIGN_HOME": str(home)},
         stdout=subprocess.DEVNULL,
@@ -60,7 +60,7 @@ def test_a_killed_command_leaves_no_server_no_host_and_no_ray(recipe: Path, tmp_
 
     def everything_runs() -> bool:
         lines = processes_of(home).values()
-        return all(any(sign in line for line in lines) for sign in ("uvicorn", "host.server", "raylet"))
+        return all(any(sign in line for line in lines) for sign in ("uvicorn", "host.server", "raylet", "wandb-core"))
 
     try:
         assert wait_until(everything_runs, 120), processes_of(home)

@@ -67,7 +67,7 @@ def refusal(load: Load, content: Any, *overrides: str) -> str:
         (
             "zzz=1",
             "zzz: unknown field; known here: evaluation, method, model, name, promotion, resources, retention, seed, "
-            "sft, store",
+            "sft, store, tracking",
         ),
         (
             "evaluation={prompts: p, generation: {temprature: 1}}",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignment_core.tracking import Progress, guard, listening
-from tests.tracking.conftest import result
+from tests.tracking.watched import result
 
 HALF = Progress(5, 10, "steps", {"loss": 0.5})
 

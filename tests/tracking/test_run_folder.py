@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from alignment_core.tracking.folder import run_folder
-from tests.tracking.conftest import recipe_with
+from tests.tracking.watched import recipe_with
 
 HOLDER = """
 import time
 from alignment_core.tracking.folder import run_folder
-from tests.tracking.conftest import recipe_with
+from tests.tracking.watched import recipe_with
 with run_folder(recipe_with({})) as folder:
     print(folder, flush=True)
     time.sleep(600)

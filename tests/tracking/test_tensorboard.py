@@ -8,9 +8,7 @@ import pytest
 
 from alignment_core.tracking import Progress, file_trackers, listening
 from alignment_core.tracking.tensorboard import TensorBoard
-from tests.tracking.conftest import recipe_with, result
-
-pytest.importorskip("tensorboard")
+from tests.tracking.watched import recipe_with, result
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

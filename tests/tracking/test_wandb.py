@@ -16,13 +16,13 @@ import pytest
 from alignment_core.errors import EnvironmentFault
 from alignment_core.tracking import require
 from tests.processes import processes_of
-from tests.tracking.conftest import recipe_with
+from tests.tracking.watched import recipe_with
 
 ROOT = Path(__file__).parents[2]
 RUN = """
 import json, sys, time
 from alignment_core.tracking import Progress, file_trackers, guard, listening
-from tests.tracking.conftest import recipe_with, result
+from tests.tracking.watched import recipe_with, result
 how = json.loads(sys.argv[1])
 guard.CLOSE_SECONDS = how.get("close", 60.0)
 warn = lambda sentence: print(sentence, flush=True)
@@ -36,10 +36,6 @@ with file_trackers(recipe_with({"wandb": {"project": "tests", **how["wandb"]}}),
 """
 SECRET = "5ec4e7" * 6 + "abcd"
 
-needs_wandb = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import wandb"], capture_output=True).returncode != 0,
-    reason="wandb is not installed",
-)
 pytestmark = pytest.mark.slow
 
 
@@ -98,7 +94,6 @@ def points(records: list[dict[str, Any]]) -> list[tuple[float, float]]:
     return [(item["round-1/dpo/step"], item["round-1/dpo/loss"]) for item in items]
 
 
-@needs_wandb
 def test_a_run_without_a_login_is_recorded_offline_below_align_home_and_nowhere_else(place: Place) -> None:
     assert place.run([1, 2, 4], environment={"SOME_PASSWORD": SECRET}) == ""
     assert place.outside() == []
@@ -124,7 +119,6 @@ def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-@needs_wandb
 def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its_id(place: Place) -> None:
     process = place.start([1, 2], crash=True)
     deadline = time.monotonic() + 60
@@ -148,7 +142,6 @@ def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its
     assert len({log.name for log in place.logs()}) == 2, "after success a new run begins"
 
 
-@needs_wandb
 def test_online_without_a_key_is_said_and_recorded_offline(place: Place) -> None:
     said = place.run([1], {"mode": "online"})
     assert said.startswith("W&B: No API key configured")
@@ -156,7 +149,6 @@ def test_online_without_a_key_is_said_and_recorded_offline(place: Place) -> None
     assert points(place.records(place.logs()[0])) == [(1, 1.0)]
 
 
-@needs_wandb
 def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(place: Place) -> None:
     import socket
 
