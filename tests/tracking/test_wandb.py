@@ -121,7 +121,7 @@ def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its_id(place: Place) -> None:
     process = place.start([1, 2], crash=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (place.logs() and len(points(place.records(place.logs()[0]))) == 2):
         assert time.monotonic() < deadline, process.poll()
         time.sleep(0.5)
@@ -158,7 +158,7 @@ def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(pla
         said = place.run([1], close=1.0, environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": url})
     assert said == "W&B: does not come to an end; the run goes on without it\n"
     assert time.monotonic() - began < 60  # W&B itself would wait for 90
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while processes_of(place.home):
         assert time.monotonic() < deadline, processes_of(place.home)
         time.sleep(0.1)
