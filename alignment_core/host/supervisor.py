@@ -54,8 +54,9 @@ def _supervise(command: list[str], inherited: list[int], lifeline: int, grace: f
         asked_to_stop = True
 
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the asking process's to handle
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a command that inherits it ignored would not hear of it at all
     child = subprocess.Popen(command, pass_fds=inherited)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the asking process's to handle
     for number in inherited:
         os.close(number)  # so that the other side sees the end when the command ends
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
