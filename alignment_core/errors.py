@@ -29,14 +29,24 @@ class EnvironmentFault(AlignmentError):
     exit_code = 3
 
 
+class OutOfMemory(EnvironmentFault):
+    """A micro-batch did not fit into memory. The stage begins again with half the tokens; the tasks never retry it."""
+
+
 class InfrastructureError(AlignmentError):
-    """Something died or did not answer in time: an actor, an engine, a store. Retried with backoff."""
+    """Something died or did not answer: an actor, an engine, a store. The stage begins again from its progress."""
 
     retryable = True
 
 
 class DeadlineExceeded(InfrastructureError):
-    """A wait took longer than its deadline. The message says which wait."""
+    """A wait took longer than its deadline. The message says which wait; the run host is ended and a new one tries."""
+
+
+class RestartsExhausted(InfrastructureError):
+    """A stage began again as often as it may, inside one run host, and failed each time. Not tried any further."""
+
+    retryable = False
 
 
 class Stopped(AlignmentError):
@@ -44,7 +54,7 @@ class Stopped(AlignmentError):
 
 
 class NumericError(AlignmentError):
-    """The mathematics went wrong: a loss or gradient that is not finite, log-probabilities that disagree."""
+    """The mathematics went wrong: a loss that is not finite or explodes, log-probabilities that disagree. Never retried."""
 
 
 class StoreError(AlignmentError):

@@ -28,7 +28,7 @@ class Evaluations:
         )
         reference = self.baseline[1] if self.baseline else None
         scores = rollout.score(
-            f"{label}/evaluation/score", samples, self.reward_model, self.section.verifier, reference, self.trust
+            f"{label}/evaluation/score", samples, self.reward_model, self.section, reference, self.trust
         )
         baseline_scores = self.baseline[2] if self.baseline else None
         self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)

@@ -63,8 +63,8 @@ def one_round(
     trust = recipe.model.trust_remote_code
     label, count = f"round-{number}", section.prompts_per_round
     first = (number - 1) * count
-    verifier = recipe.evaluation.verifier if recipe.evaluation and section.selection.score == "verifier" else None
+    verifying = recipe.evaluation if section.selection.score == "verifier" else None
     samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, trust)
-    scores = rollout.score(f"{label}/score", samples, judge, verifier, trust_remote_code=trust)
+    scores = rollout.score(f"{label}/score", samples, judge, verifying, trust_remote_code=trust)
     pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores)
     return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, trust)

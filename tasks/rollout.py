@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import GenerationConfig, SelectionConfig
+from alignment_core.recipes import EvaluationConfig, GenerationConfig, SelectionConfig
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.score import ScoreConfig
 from alignment_core.stages.select_pairs import SelectPairsConfig
@@ -33,12 +33,15 @@ def score(
     label: str,
     rollouts: Input,
     reward_model: Input | None,
-    verifier: str | None,
+    verifying: EvaluationConfig | None,
     reference: Input | None = None,
     trust_remote_code: bool = False,
 ) -> Step:
-    """Score completions by everything that is given."""
-    config = ScoreConfig(verifier=verifier, trust_remote_code=trust_remote_code)
+    """Score completions by everything that is given; ``verifying`` names the verifier and how often it may fail."""
+    config = ScoreConfig(trust_remote_code=trust_remote_code)
+    if verifying is not None:
+        rules = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
+        config = config.model_copy(update=rules)
     return submit(
         score_task, label, config, {"rollouts": rollouts, "reward_model": reward_model, "reference": reference}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +19,24 @@ _MACHINE = {
     errno.EROFS: "the file system is read-only; choose another store",
     errno.EOPNOTSUPP: "the file system lacks hard links, which the store needs; choose another one",
 }
+_DISK_FULL = ("No space left on device", "os error 28")
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EBUSY}
 
 
 def machine_fault(error: BaseException) -> EnvironmentFault | None:
     """What this machine lacks, if that is what an error anywhere in a stage says; libraries wrap such errors as text."""
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and any(sign in str(error) for sign in ("No space left on device", "os error 28")):
+    if number is None and any(sign in str(error) for sign in _DISK_FULL):
         number = errno.ENOSPC
     return EnvironmentFault(f"{error}: {_MACHINE[number]}") if number in _MACHINE else None
+
+
+def check_room(directory: Path, size: int, what: str) -> None:
+    """Raise EnvironmentFault if ``size`` bytes do not fit on the disk of ``directory``, before half of them are there."""
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        needed, left = (f"{number / (1 << 20):.1f} MiB" for number in (size, free))
+        raise EnvironmentFault(f"{what} needs {needed} in {directory}, which has {left} left: {_MACHINE[errno.ENOSPC]}")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
-from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.paths import TEMPORARY, check_path
 from alignment_core.errors import NotFound, StoreError
 
@@ -70,7 +70,7 @@ class FolderBackend:
             except OSError as error:
                 if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
                     raise
-                shutil.copyfile(source, destination)
+                _copy(source, destination)
                 destination.chmod(0o444)
 
     def stat(self, path: str) -> Object | None:
@@ -158,10 +158,16 @@ def _write(path: Path, source: bytes | Path) -> None:
     if isinstance(source, bytes):
         path.write_bytes(source)
     elif not _clone(source, path):
-        shutil.copyfile(source, path)
+        _copy(source, path)
     with path.open("rb") as file:
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
+
+
+def _copy(source: Path, destination: Path) -> None:
+    """Copy a file, or say that it would not fit before any of it is written."""
+    check_room(destination.parent, source.stat().st_size, source.name)
+    shutil.copyfile(source, destination)
 
 
 def _clone(source: Path, destination: Path) -> bool:

@@ -56,6 +56,16 @@ def _options(place: Place, gpus: Any) -> dict[str, Any]:
     return {"num_cpus": 0, "num_gpus": place.gpu_share, "scheduling_strategy": strategy}
 
 
+def _said(method: str, arguments: tuple[Any, ...]) -> str:
+    """The call as messages name it: ``do`` only hands on the method that its first argument names."""
+    return f"{arguments[0]}" if method == "do" and arguments else method
+
+
+def _is_of_a_collective(error: BaseException | None) -> bool:
+    """Whether gloo or NCCL lost a peer: it may be seen before Ray knows that the peer is dead."""
+    return type(error).__name__.startswith("Dist") or "gloo/transport" in str(error)
+
+
 class ActorGroup:
     """``size`` actors of one kind. Every wait has a deadline; a dead actor is an InfrastructureError."""
 
@@ -87,11 +97,12 @@ class ActorGroup:
 
     def all(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
         """Call ``method`` on every actor with the same arguments; results in rank order."""
-        return self._wait([actor.call.remote(method, arguments) for actor in self.actors], timeout, method)
+        references = [actor.call.remote(method, arguments) for actor in self.actors]
+        return self._wait(references, timeout, _said(method, arguments))
 
     def one(self, index: int, method: str, *arguments: Any, timeout: float) -> Any:
         """Call ``method`` on one actor."""
-        return self._wait([self.actors[index].call.remote(method, arguments)], timeout, method)[0]
+        return self._wait([self.actors[index].call.remote(method, arguments)], timeout, _said(method, arguments))[0]
 
     def spread(
         self, method: str, jobs: Iterable[tuple[int, tuple[Any, ...]]], timeout: float
@@ -102,7 +113,7 @@ class ActorGroup:
         for index in range(self.size):
             self._send(index, method, waiting, running)
         while running:
-            ready = self._ready(list(running), timeout, method)
+            ready = self._ready(list(running), timeout, method, timeout)
             number, index = running.pop(ready)
             result = self._get(ready, method)
             self._send(index, method, waiting, running)
@@ -117,16 +128,20 @@ class ActorGroup:
         """All results; the first failure ends the wait, because its peers may be stuck in a collective."""
         pending, deadline = list(references), time.monotonic() + timeout
         while pending:
-            ready = self._ready(pending, deadline - time.monotonic(), what)
+            ready = self._ready(pending, deadline - time.monotonic(), what, timeout)
             self._get(ready, what)
             pending.remove(ready)
         return self.ray.get(references)
 
-    def _ready(self, references: list[Any], timeout: float, what: str) -> Any:
-        ready, _ = self.ray.wait(references, num_returns=1, timeout=max(timeout, 0.0))
+    def _ready(self, references: list[Any], left: float, what: str, deadline: float) -> Any:
+        """The first reference that is ready within the ``left`` seconds of a wait that had ``deadline`` seconds in all."""
+        ready, _ = self.ray.wait(references, num_returns=1, timeout=max(left, 0.0))
         if not ready:
             self.broken = True
-            raise DeadlineExceeded(f"{self.name}: `{what}` did not answer within its deadline")
+            raise DeadlineExceeded(
+                f"{len(references)} of {self.size} {self.name} did not answer `{what}` within {deadline:g} seconds "
+                "(resources.wait_timeout_seconds)"
+            )
         return ready[0]
 
     def _get(self, reference: Any, what: str) -> Any:
@@ -138,6 +153,8 @@ class ActorGroup:
             if isinstance(cause, AlignmentError):
                 raise cause from error
             self._check_alive(what)  # a peer that dies breaks the collective of the others first
+            if _is_of_a_collective(cause):
+                raise InfrastructureError(f"{self.name}: a collective broke during `{what}`: {cause}") from error
             print(error, file=sys.stderr)  # the actor's own traceback; the message stays one line
             raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:

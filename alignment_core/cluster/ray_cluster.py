@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from alignment_core.errors import EnvironmentFault, InfrastructureError
 
 OBJECT_STORE_BYTES = 128 << 20
+DAEMONS = ("raylet", "gcs_server")
 ANSWER_SECONDS = 10.0
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -62,6 +64,19 @@ def connect(temporary: Path) -> Any:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
         raise EnvironmentFault(f"no Ray to work with at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {reason}") from error
     return ray
+
+
+def daemon_that_dies() -> str:
+    """Wait until one of Ray's daemons that this process started has ended, and say which.
+
+    Without them Ray answers after its own long deadlines or never, and it cannot be started again in this process.
+    """
+    import psutil
+
+    names = {child.pid: child.name() for child in psutil.Process().children() if child.name() in DAEMONS}
+    watched = {os.pidfd_open(pid): name for pid, name in names.items()}
+    ready, _, _ = select.select(list(watched), [], [])
+    return watched[ready[0]]
 
 
 def _check_answers(address: str) -> None:

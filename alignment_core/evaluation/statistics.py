@@ -38,7 +38,8 @@ def bootstrap(values_P: np.ndarray, confidence: float, resamples: int, seed: int
 
 
 def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:
-    """Mean of ``column`` for each prompt [P], in the order of prompt numbers."""
+    """Mean of ``column`` for each prompt [P], in the order of prompt numbers. Rows without a value are left out."""
+    rows = [row for row in rows if row[column] is not None]
     prompts = np.array([row["prompt"] for row in rows])
     values = np.array([row[column] for row in rows], np.float64)
     _, number = np.unique(prompts, return_inverse=True)
@@ -50,12 +51,14 @@ def win_rate_per_prompt(
 ) -> np.ndarray:
     """Share of wins of each prompt's completions over the baseline's, every one against every one [P].
 
-    A difference of at most ``margin`` is a tie and counts one half.
+    A difference of at most ``margin`` is a tie and counts one half. Completions without a value are left out, and with
+    them the prompts where one side has none left.
     """
     mine, theirs = _by_prompt(rows, column), _by_prompt(baseline, column)
     if mine.keys() != theirs.keys():
         raise ValueError("the two policies were sampled on different prompts")
-    return np.array([_wins(mine[prompt], theirs[prompt], margin) for prompt in sorted(mine)])
+    both = [prompt for prompt in sorted(mine) if len(mine[prompt]) and len(theirs[prompt])]
+    return np.array([_wins(mine[prompt], theirs[prompt], margin) for prompt in both])
 
 
 def _wins(mine: np.ndarray, theirs: np.ndarray, margin: float) -> float:
@@ -66,5 +69,5 @@ def _wins(mine: np.ndarray, theirs: np.ndarray, margin: float) -> float:
 def _by_prompt(rows: Sequence[dict[str, Any]], column: str) -> dict[int, np.ndarray]:
     groups: dict[int, list[float]] = {}
     for row in rows:
-        groups.setdefault(row["prompt"], []).append(row[column])
+        groups.setdefault(row["prompt"], []).extend([row[column]] if row[column] is not None else [])
     return {prompt: np.array(values, np.float64) for prompt, values in groups.items()}

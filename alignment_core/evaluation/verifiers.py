@@ -6,14 +6,11 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from alignment_core.data import tasks
-from alignment_core.errors import DataError, UserError
+from alignment_core.errors import UserError
 
 Verifier = Callable[[str, str, str | None], float]
 TASK = "task"
@@ -48,27 +45,6 @@ def verifier_content(name: str) -> dict[str, str]:
             f"evaluation.verifier: {name!r} has no Python source; name a function written in Python"
         ) from None
     return {"name": name.rpartition(":")[2], "sha256": hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()}
-
-
-def verify(name: str, rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Score rows of rollouts. Raises DataError if the verifier fails or answers with no number in [0, 1]."""
-    function = None if name == TASK else load_verifier(name)
-    return [_verify_row(name, function, row) for row in rows]
-
-
-def _verify_row(name: str, function: Verifier | None, row: dict[str, Any]) -> float:
-    if function is None and row["task"] is None:
-        raise DataError(f"{row['source']}: no built-in task, so `verifier: task` cannot score it; name a function")
-    try:
-        verifier = function or partial(tasks.verify, row["task"])
-        score = float(verifier(row["prompt_text"], row["completion_text"], row["label"]))
-    except UserError:
-        raise
-    except Exception as error:
-        raise DataError(f"{row['source']}: the verifier {name} failed: {type(error).__name__}: {error}") from error
-    if not (math.isfinite(score) and 0 <= score <= 1):
-        raise DataError(f"{row['source']}: the verifier {name} answered {score}; a number in [0, 1] is needed")
-    return score
 
 
 def _module_of_file(path: Path) -> Any:

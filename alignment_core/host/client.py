@@ -44,7 +44,8 @@ class Host:
         """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
 
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
-        ``stage_timeout_seconds``, not counting waits for a machine (the host is ended then, with all that it started).
+        ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host is ended, with
+        all that it started: the next call has a new one.
         """
         session = self._ready()
         request = {"call": call.model_dump(mode="json"), "run_ids": self.run_ids, "order": order}
@@ -54,8 +55,10 @@ class Host:
                 try:
                     message = answers.get(timeout=clock.left())
                 except queue.Empty:
-                    self._end_session()
-                    raise DeadlineExceeded(f"{call.label} took longer than its {clock.seconds:g} seconds") from None
+                    self._end_session(session)
+                    raise DeadlineExceeded(
+                        f"{call.label} took longer than its {clock.seconds:g} seconds (resources.stage_timeout_seconds)"
+                    ) from None
                 if self._closed:
                     raise Stopped(f"{call.label}: the run was stopped")
                 if message["event"] == "progress":
@@ -65,7 +68,10 @@ class Host:
                 elif message["event"] == "done":
                     return StageResult.model_validate(message["result"])
                 elif message["event"] == "failed":
-                    raise rebuild(message["error"])
+                    error = rebuild(message["error"])
+                    if isinstance(error, DeadlineExceeded):
+                        self._end_session(session)
+                    raise error
                 else:
                     raise InfrastructureError(f"{call.label}: the run host died; see {self.log}")
 
@@ -84,11 +90,13 @@ class Host:
         self._closed = True
         self._end_session()
 
-    def _end_session(self) -> None:
+    def _end_session(self, only: _Session | None = None) -> None:
+        """End the current session (if it is ``only``). Nobody starts another before all of it is gone: devices are free."""
         with self._starting:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
+            session = self._session
+            if session is not None and only in (None, session):
+                self._session = None
+                session.close()
 
     def __enter__(self) -> Host:
         return self

@@ -16,6 +16,7 @@ from socket import socket
 from typing import Any
 
 from alignment_core.artifacts import open_store
+from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.host.protocol import Channel, describe
 from alignment_core.recipes import ResourcesConfig
@@ -25,6 +26,7 @@ from alignment_core.stages.runner import run_stage
 from alignment_core.stages.turns import Turn
 
 PROGRESS_SECONDS = 0.2
+RAY_DIED = 75  # sysexits.h: temporary failure
 
 
 class Server:
@@ -47,6 +49,8 @@ class Server:
         except AlignmentError:
             traceback.print_exc()  # every stage tries again, and its failure tells the flow why
         else:
+            if ray_cluster.is_private():
+                threading.Thread(target=self._end_without_ray, daemon=True).start()
             threading.Thread(target=self._warm_up, daemon=True).start()
         _import_for_all_threads()
         signal.signal(signal.SIGTERM, _end)  # Ray has put its own handler in its place
@@ -64,6 +68,13 @@ class Server:
         with self._idle:
             self._working += change
             self._idle.notify_all()
+
+    def _end_without_ray(self) -> None:
+        """End this process when Ray's daemons die: the supervisor ends the rest, and the flow starts another host."""
+        name = ray_cluster.daemon_that_dies()
+        if not self.stopping.is_set():
+            print(f"Ray's {name} died, so this run host ends; stages go on in a new one", file=sys.stderr, flush=True)
+            os._exit(RAY_DIED)
 
     def _warm_up(self) -> None:
         try:

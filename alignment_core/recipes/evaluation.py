@@ -21,6 +21,8 @@ class EvaluationConfig(Config):
     verifier: str | None = None
     """Function that scores one completion: `task` (the built-in task's own), `module:function` or `file.py:function`.
     It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
+    """Share of the completions for which the verifier may fail or give no answer; they are counted and left out."""
     win_margin: float = Field(0.0, ge=0)
     """Rewards closer than this are a tie, worth half a win."""
     confidence: float = Field(0.95, gt=0.5, lt=1)

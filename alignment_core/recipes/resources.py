@@ -39,8 +39,12 @@ class ResourcesConfig(Config):
     stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)
     """Deadline of one stage."""
     wait_timeout_seconds: float = Field(1800.0, gt=0)
-    """Deadline of one wait for an actor or engine."""
+    """Deadline of one wait for an actor, an engine or a collective."""
     stop_seconds: float = Field(20.0, ge=0)
     """Seconds that the stages of a run have to save their progress when the run is stopped."""
+    reward_timeout_seconds: float = Field(60.0, gt=0)
+    """Deadline of one answer of a verifier function, and of loading it."""
+    actor_restarts: int = Field(3, ge=0)
+    """How often a stage begins again from its progress, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)
-    """Retries of a stage after an infrastructure failure."""
+    """How often a stage is tried again in a new run host, after the host died or a deadline passed."""

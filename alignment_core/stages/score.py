@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.errors import UserError
-from alignment_core.evaluation.verifiers import verifier_content, verify
+from alignment_core.errors import NumericError, UserError
+from alignment_core.evaluation.rewards import verify
+from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
@@ -26,21 +28,26 @@ class ScoreConfig(StageConfig):
     """Which scores; the reward model and the reference are inputs."""
 
     verifier: str | None = None
+    max_failed_rewards: float = 0.0
+    """Share of the completions that the verifier may leave without a reward."""
     trust_remote_code: bool = False
 
     def content(self) -> Any:
-        return {"verifier": verifier_content(self.verifier) if self.verifier else None}
+        if self.verifier is None:
+            return {"verifier": None}
+        return {"verifier": verifier_content(self.verifier), "max_failed_rewards": self.max_failed_rewards}
 
 
 def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     rollouts = read_rollouts(context.inputs["rollouts"])
-    columns: dict[str, Any] = {}
+    columns: dict[str, Sequence[float | None]] = {}
     for role, head, name in (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp")):
         if role in context.inputs:
             _check_tokenizer(context.inputs[role], role, rollouts, config)
             columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
     if config.verifier:
-        columns["verifier"] = verify(config.verifier, rollouts)
+        timeout = context.resources.reward_timeout_seconds
+        columns["verifier"] = verify(config.verifier, rollouts, timeout, config.max_failed_rewards)
     rows = [
         {
             "prompt": row["prompt"],
@@ -48,12 +55,14 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             "tokens": len(row["completion_ids"]),
             "finish_reason": row["finish_reason"],
             "policy_logp": float(np.sum(row["logps"], dtype=np.float64)),
-            **{name: float(values[number]) for name, values in columns.items()},
+            **{name: values[number] for name, values in columns.items()},
         }
         for number, row in enumerate(rollouts)
     ]
     write_table(rows, score_schema(), context.output / SCORES)
-    return {"completions": len(rows), **{f"mean_{name}": float(np.mean(values)) for name, values in columns.items()}}
+    given = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    failed = {"failed_rewards": len(rows) - len(given["verifier"])} if config.verifier else {}
+    return {"completions": len(rows), **failed, **{f"mean_{name}": float(np.mean(given[name])) for name in given}}
 
 
 def _check_tokenizer(model: Path, role: str, rollouts: list[dict[str, Any]], config: ScoreConfig) -> None:
@@ -72,7 +81,7 @@ def _check_tokenizer(model: Path, role: str, rollouts: list[dict[str, Any]], con
 
 def _forward(
     context: StageContext, model: Path, head: str, rollouts: list[dict[str, Any]], config: ScoreConfig
-) -> np.ndarray:
+) -> list[float]:
     """One number per completion from the model's forward pass, spread over the trainer ranks."""
     from alignment_core.models.saving import checkpoint_dtype
 
@@ -93,8 +102,14 @@ def _forward(
             context.report(len(values), len(blocks), "blocks")
     spent = context.cost.get("score_seconds", 0.0)
     context.cost["score_seconds"] = round(spent + time.monotonic() - started, 3)
-    joined = np.concatenate([values[number] for number in range(len(blocks))])
-    return joined[[numbers[pair] for pair in asked]]
+    joined = np.concatenate([values[number] for number in range(len(blocks))])[[numbers[pair] for pair in asked]]
+    wrong = np.flatnonzero(~np.isfinite(joined))
+    if len(wrong):
+        raise NumericError(
+            f"{len(wrong)} of {len(joined)} completions have a score that is not finite; the first answers the prompt of "
+            f"{rollouts[wrong[0]]['source']}"
+        )
+    return joined.tolist()
 
 
 STAGE = Stage("score", 1, "scores", ScoreConfig, run)

@@ -26,14 +26,17 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
 
     selection = config.selection
     rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
+    if all(score[selection.score] is None for score in scores):
+        raise DataError(f"these scores hold no {selection.score!r}; selection.score asks for it")
     pairs: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
     joined = zip(rollouts, scores, strict=True)
     for prompt, group in itertools.groupby(joined, key=lambda both: both[0]["prompt"]):
-        rows, scored = zip(*group, strict=True)
-        values = [score[selection.score] for score in scored]
-        if None in values:
-            raise DataError(f"these scores hold no {selection.score!r}; selection.score asks for it")
+        scored = [(row, score[selection.score]) for row, score in group if score[selection.score] is not None]
+        if not scored:
+            dropped["failed_reward"] += 1
+            continue
+        rows, values = zip(*scored, strict=True)
         tokens = [tuple(row["completion_ids"]) for row in rows]
         chosen_pairs, reason = select_pairs(values, tokens, selection, random.Random(context.derive("pair", prompt)))
         if reason:

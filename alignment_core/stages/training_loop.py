@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, NumericError
 from alignment_core.stages.base import StageContext
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def train(
         trust_remote_code=trust_remote_code,
     )
     wait = context.resources.wait_timeout_seconds
-    with context.machines.trainers(context.turn) as group:
+    _drop_incomplete(context.progress)
+    with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as group:
         state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
         metrics = _loop(context, group, state, wait)
         if job.test_data:
@@ -95,6 +98,28 @@ def _averages(reports: list[StepReport]) -> dict[str, float]:
     normaliser = sum(report.normaliser for report in reports)
     names = sorted({name for report in reports for name in report.sums})
     return {name: sum(report.sums.get(name, 0.0) for report in reports) / max(normaliser, 1.0) for name in names}
+
+
+@contextmanager
+def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
+    """A NumericError also says where the last good checkpoint is: the trainer writes none after a step that failed."""
+    from alignment_core.training.trainer import newest_progress
+
+    try:
+        yield
+    except NumericError as error:
+        newest = newest_progress(progress)
+        kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
+        raise NumericError(
+            f"{error}. Look at these rows, or lower training.learning_rate; {kept}, and nothing later is saved"
+        ) from error
+
+
+def _drop_incomplete(progress: Path) -> None:
+    """Remove what a killed or failed save left: it counts for nothing and takes the room of the next one."""
+    for checkpoint in progress.glob("step-*"):
+        if not (checkpoint / "complete.json").is_file():
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _save(progress: Path, group: Any, step: int, wait: float) -> None:

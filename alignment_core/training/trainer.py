@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alignment_core.artifacts.faults import check_room
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
@@ -30,6 +31,8 @@ from alignment_core.training.methods.base import Method
 from alignment_core.training.schedule import learning_rate
 
 REFERENCE_FILE = "reference_logps.npz"
+LEAST_BYTES_PER_PARAMETER = 12
+"""Of a progress checkpoint: fp32 (master) weights and AdamW's two moments, whatever the ZeRO stage and precision."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Trainer:
         planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
         self.total_steps = min(planned, config.max_steps or planned)
         self.step = 0
+        self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind
         self.grad_norm = 0.0
         self.reference: dict[str, np.ndarray] = {}
         dtype = torch.bfloat16 if config.bf16 else torch.float32
@@ -159,6 +163,7 @@ class Trainer:
 
     def _step(self, report: StepReport) -> None:
         job = self.job
+        self.sound = False
         numbers = batch_of_step(self.step, len(self.rows), job.training.batch_size, job.seed)
         batch = [self.rows[number] for number in numbers]
         normaliser = job.method.normaliser(batch)
@@ -176,16 +181,28 @@ class Trainer:
                 report.sums[name] += float(value)
             step_loss += float(metrics["loss"])
             report.tokens += sum(row.tokens for row in rows)
+        loss_of_batch = self._sum_over_ranks(step_loss) / normaliser
+        if not math.isfinite(loss_of_batch):
+            raise self._numeric_error(f"the loss is {loss_of_batch}", numbers)
+        if (most := job.training.max_loss) is not None and loss_of_batch > most:
+            raise self._numeric_error(f"the loss is {loss_of_batch:.4g}, above training.max_loss {most:g},", numbers)
         self.engine.step()
         norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips
         report.grad_norm = self.grad_norm if norm is None else float(norm)
-        if not math.isfinite(self._sum_over_ranks(step_loss)) or not math.isfinite(report.grad_norm):
-            where = ", ".join(str(number) for number in numbers[:8])
-            raise NumericError(f"loss or gradient is not finite at step {self.step}; rows {where}, …")
+        if not math.isfinite(report.grad_norm):
+            raise self._numeric_error("the gradient is not finite", numbers)
         report.normaliser += normaliser if self.rank == 0 else 0.0
         report.learning_rate = rate
         report.steps += 1
         self.step += 1
+        self.sound = True
+
+    def _numeric_error(self, what: str, numbers: Sequence[int]) -> NumericError:
+        """Says which step it was and every row of its batch, with the place in the user's data where that is known."""
+        table = _read(self.job.train_data)
+        sources = table.column("source").to_pylist() if "source" in table.column_names else {}
+        rows = ", ".join(f"{number} ({sources[number]})" if sources else str(number) for number in numbers)
+        return NumericError(f"{what} at step {self.step} of {self.total_steps}; the rows of its batch are {rows}")
 
     def evaluate(self) -> StepReport:
         """Loss and metrics on the held-out rows, without gradients."""
@@ -201,6 +218,7 @@ class Trainer:
 
     def export(self, directory: str) -> None:
         """Write the trained model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
+        self._check_sound()
         state = None
         if self.zero_stage == 3:
             state = self.engine._zero3_consolidated_16bit_state_dict()
@@ -280,13 +298,17 @@ class Trainer:
     def save_progress(self, directory: str) -> None:
         """Write a checkpoint of this step below ``directory``; it counts once its ``complete.json`` is there.
 
-        When it returns, all of it is on the disk, so that older ones may go.
+        When it returns, all of it is on the disk, so that older ones may go. Raises EnvironmentFault where the disk has no
+        room for it.
         """
+        self._check_sound()
         target = Path(directory) / f"step-{self.step:08d}"
         if newest_progress(Path(directory), self._layout()) == target:
             return  # the one that this trainer resumed from; all ranks see the same
         if self.rank == 0:
             shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
+            parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
+            check_room(Path(directory), LEAST_BYTES_PER_PARAMETER * parameters, f"the checkpoint of step {self.step}")
         torch.distributed.barrier()
         self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
         if self.rank == 0:
@@ -297,6 +319,10 @@ class Trainer:
             (target / "complete.json").write_text(json.dumps({"step": self.step, "layout": self._layout()}))
             _sync_tree(target)
             _sync(target.parent)  # its own name there
+
+    def _check_sound(self) -> None:
+        if not self.sound:
+            raise NumericError(f"step {self.step} failed half-way: what it left of the weights is not saved")
 
     def _restore(self, checkpoint: Path) -> None:
         loaded, _ = self.engine.load_checkpoint(str(checkpoint), tag="state")

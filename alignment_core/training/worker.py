@@ -9,6 +9,7 @@ from typing import Any
 
 from alignment_core.cluster.device import Device
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.memory import memory_explained
 
 
 class TrainWorker:
@@ -38,25 +39,30 @@ class TrainWorker:
         )
         self.rank, self.world, self.resources, self.device = rank, world, resources, device
         self.job: Any = None
+        self.tokens = resources.max_tokens_per_microbatch
 
     def open_training(self, job: Any, resources: ResourcesConfig, progress: str) -> dict[str, Any]:
         """Load a :class:`TrainJob` and bring it to where ``progress`` left it."""
         from alignment_core.training.trainer import Trainer
 
         self.close()
-        self.job = Trainer(job, resources, self.device, self.rank, self.world)
-        return self.job.prepare(progress)
+        self.tokens = resources.max_tokens_per_microbatch
+        with memory_explained(self.tokens):
+            self.job = Trainer(job, resources, self.device, self.rank, self.world)
+            return self.job.prepare(progress)
 
     def open_forward(self, model: str, head: str, bf16: bool, token_budget: int, trust_remote_code: bool) -> None:
         """Load a model for :class:`~alignment_core.training.forward.Forward` passes."""
         from alignment_core.training.forward import Forward
 
         self.close()
+        self.tokens = token_budget
         self.job = Forward(model, head, bf16, token_budget, self.device, trust_remote_code)  # type: ignore[arg-type]
 
     def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the open job."""
-        return getattr(self.job, method)(*arguments)
+        """Call a method of the open job. Raises OutOfMemory where smaller micro-batches may help."""
+        with memory_explained(self.tokens):
+            return getattr(self.job, method)(*arguments)
 
     def close(self) -> None:
         """Let go of the open job and its memory."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import DataError, UserError
-from alignment_core.evaluation.verifiers import load_verifier, verifier_content, verify
+from alignment_core.evaluation.rewards import verify
+from alignment_core.evaluation.verifiers import load_verifier, verifier_content
 
 SOURCE = """
 import functools
@@ -92,7 +93,9 @@ def test_a_function_of_a_module(name, tmp_path, monkeypatch):
     ],
 )
 def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
-    with pytest.raises(DataError, match=rf"^prompts\.jsonl: the verifier .*checks\.py:{function} {says}$"):
+    with pytest.raises(
+        DataError, match=rf"^prompts\.jsonl: the verifier .*checks\.py:{function} {says}, for the prompt 'reverse: ba"
+    ):
         verify(name(function), [row()])
 
 

@@ -21,7 +21,7 @@ from alignment_core.stages.key import _reachable, changes, code_digest, key_part
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
-HELPERS = {"base", "key", "machines", "runner", "report", "training_loop", "turns"}
+HELPERS = {"base", "key", "machines", "runner", "report", "restarts", "training_loop", "turns"}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
 
@@ -284,3 +284,11 @@ def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(modu
     seconds, loaded = zip(*(python(code) for _ in range(3)), strict=True)
     assert loaded == ([], [], [])
     assert min(seconds) <= 1.5
+
+
+def test_a_guard_that_is_not_set_leaves_keys_and_seeds_as_they_were():
+    guarded = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": 9.0}}
+    unset = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": None}}
+    assert "max_loss" not in key_parts(call())["config"]["training"]
+    assert stage_key(call(config=unset)) == stage_key(call())
+    assert stage_key(call(config=guarded)) != stage_key(call())

@@ -1,0 +1,25 @@
+"""Telling apart what a smaller micro-batch may cure: an allocation that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from alignment_core.errors import OutOfMemory
+
+SIGNS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
+"""What PyTorch's allocators (CPU, CUDA), cuBLAS and oneDNN say."""
+
+
+@contextmanager
+def memory_explained(tokens: int) -> Iterator[None]:
+    """Turn a failed allocation inside the block, which works on micro-batches of ``tokens``, into OutOfMemory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in SIGNS):
+            raise
+        reason = next((line for line in str(error).splitlines() if any(sign in line for sign in SIGNS)), "MemoryError")
+        raise OutOfMemory(
+            f"out of memory with micro-batches of {tokens} tokens (resources.max_tokens_per_microbatch): {reason.strip()}"
+        ) from error

@@ -1,0 +1,153 @@
+"""A stage that fails begins again from its progress: how often, after which failures, and with what in its record."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Store, open_store
+from alignment_core.errors import (
+    AlignmentError,
+    DataError,
+    DeadlineExceeded,
+    EnvironmentFault,
+    InfrastructureError,
+    NumericError,
+    OutOfMemory,
+    RestartsExhausted,
+)
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages import restarts
+from alignment_core.stages.base import Stage, StageCall, StageConfig, StageContext, StageResult
+from alignment_core.stages.runner import run_stage
+
+CALL = StageCall(stage="patient", label="round-1/patient", config={}, inputs={})
+Behaviour = Callable[[StageContext], None]
+
+
+class Nothing:
+    def hardware(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageResult]:
+    """Run a stage that behaves as told: one function per attempt, the last one for all that follow."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 0.0)
+
+    def run(*behaviours: Behaviour, **resources: Any) -> StageResult:
+        attempts = iter(range(1000))
+
+        def body(context: StageContext, _: StageConfig) -> dict[str, Any]:
+            assert list(context.output.iterdir()) == [], "each attempt has an output folder of its own"
+            number = next(attempts)
+            (context.output / "result").write_text("the same")
+            (context.output / f"attempt-{number}").touch()
+            behaviours[min(number, len(behaviours) - 1)](context)
+            (context.output / f"attempt-{number}").unlink()
+            return {"attempts": number + 1}
+
+        module = ModuleType("alignment_core.stages.patient")
+        module.STAGE = Stage("patient", 1, "thing", StageConfig, body)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return run_stage(store, CALL, Nothing(), ResourcesConfig(**resources), lambda *_: None)  # type: ignore[arg-type]
+
+    return run
+
+
+def fail(error: Exception) -> Behaviour:
+    def behave(_: StageContext) -> None:
+        raise error
+
+    return behave
+
+
+def succeed(_: StageContext) -> None:
+    return None
+
+
+def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_how_often(
+    run: Any, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave_progress_and_die(context: StageContext) -> None:
+        (context.progress / "checkpoint").write_text("half")
+        raise InfrastructureError("trainers: an actor died during `train`")
+
+    def go_on(context: StageContext) -> None:
+        assert (context.progress / "checkpoint").read_text() == "half"
+
+    result = run(leave_progress_and_die, leave_progress_and_die, go_on)
+    assert result.metrics == {"attempts": 3}
+    assert result.cost == {"restarts": 2}
+    assert "round-1/patient: trainers: an actor died during `train`; restart 2 of 3" in caplog.text
+    assert store.find(result.key).cost == {"restarts": 2}  # type: ignore[union-attr]
+    assert [path.name for path in store.fetch(result.reference).iterdir()] == ["result"]
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_restarts_are_bounded_and_the_tasks_do_not_try_what_was_given_up(run: Any, allowed: int) -> None:
+    attempts: list[int] = []
+
+    def die(_: StageContext) -> None:
+        attempts.append(1)
+        raise InfrastructureError("engines: an actor died during `generate`")
+
+    with pytest.raises(RestartsExhausted, match=r"actor died during `generate` .*resources\.actor_restarts") as caught:
+        run(die, actor_restarts=allowed)
+    assert len(attempts) == allowed + 1
+    assert not caught.value.retryable
+
+
+def test_out_of_memory_halves_the_micro_batch_until_it_fits(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    budgets: list[int] = []
+
+    def needs_little(context: StageContext) -> None:
+        budgets.append(context.resources.max_tokens_per_microbatch)
+        if budgets[-1] > 300:
+            raise OutOfMemory(f"out of memory with micro-batches of {budgets[-1]} tokens")
+
+    result = run(needs_little, max_tokens_per_microbatch=1024, actor_restarts=0)
+    assert budgets == [1024, 512, 256]
+    assert result.cost == {"tokens_per_microbatch": 256}
+    assert "again with resources.max_tokens_per_microbatch 256" in caplog.text
+
+
+def test_what_never_fits_says_which_fields_may_cure_it(run: Any) -> None:
+    says = r"^round-1/patient: it does not fit, and no smaller ones are left to try; lower the data's max_length, set "
+    with pytest.raises(OutOfMemory, match=says + r"resources\.gradient_checkpointing") as caught:
+        run(fail(OutOfMemory("it does not fit")), max_tokens_per_microbatch=100)
+    assert (caught.value.exit_code, caught.value.retryable) == (3, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeadlineExceeded("1 of 2 trainers did not answer `train`"),
+        NumericError("the loss is nan"),
+        DataError("no rows"),
+        EnvironmentFault("no GPU"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_another_attempt_cannot_cure_is_raised_at_once(run: Any, error: AlignmentError) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        run(fail(error), succeed)
+
+
+def test_a_disk_that_fills_up_in_a_stage_is_a_sentence_and_leaves_no_artifact(run: Any, store: Store) -> None:
+    with pytest.raises(EnvironmentFault, match="the disk is full; free space"):
+        run(fail(OSError(errno.ENOSPC, "No space left on device", "shard-00000.partial")))
+    assert list(store.artifacts()) == []
+    assert list(store.workspace.temporary.iterdir()) == []
+    assert run(succeed).state == "run"
