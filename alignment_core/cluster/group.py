@@ -159,7 +159,12 @@ class ActorGroup:
             raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:
             self.broken = True
-            raise InfrastructureError(f"{self.name}: an actor died during `{what}`: {error}") from error
+            raise self._death(what, error) from error
+
+    def _death(self, what: str, error: Exception) -> InfrastructureError:
+        """Ray's explanation fills a page: the first line goes into the message, all of it into the log."""
+        print(error, file=sys.stderr)
+        return InfrastructureError(f"{self.name}: an actor died during `{what}`: {str(error).splitlines()[0]}")
 
     def _check_alive(self, what: str) -> None:
         """Raise InfrastructureError if an actor of the group is dead."""
@@ -169,7 +174,7 @@ class ActorGroup:
             except self.ray.exceptions.GetTimeoutError:
                 continue  # busy, not dead
             except self.ray.exceptions.RayError as error:
-                raise InfrastructureError(f"{self.name}: an actor died during `{what}`: {error}") from error
+                raise self._death(what, error) from error
 
     def kill(self) -> None:
         """End the actors' processes."""

@@ -22,7 +22,7 @@ import torch
 from alignment_core.artifacts.faults import check_room
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
-from alignment_core.errors import NumericError
+from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
@@ -146,8 +146,12 @@ class Trainer:
             "step": self.step,
             "total_steps": self.total_steps,
             "rows": len(self.rows),
-            "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters()),
+            "parameters": self._parameters(),
         }
+
+    def _parameters(self) -> int:
+        """Parameters of the whole model, also where this rank holds a part of them."""
+        return sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
 
     def train(self, steps: int, seconds: float) -> StepReport:
         """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""
@@ -307,10 +311,13 @@ class Trainer:
             return  # the one that this trainer resumed from; all ranks see the same
         if self.rank == 0:
             shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
-            parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
-            check_room(Path(directory), LEAST_BYTES_PER_PARAMETER * parameters, f"the checkpoint of step {self.step}")
+            self._check_room(target)
         torch.distributed.barrier()
-        self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
+        try:
+            self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
+        except RuntimeError:  # torch does not say why it could not write
+            self._check_room(target)
+            raise
         if self.rank == 0:
             np.savez(target / REFERENCE_FILE, allow_pickle=False, **self.reference)
         torch.distributed.barrier()
@@ -319,6 +326,14 @@ class Trainer:
             (target / "complete.json").write_text(json.dumps({"step": self.step, "layout": self._layout()}))
             _sync_tree(target)
             _sync(target.parent)  # its own name there
+
+    def _check_room(self, target: Path) -> None:
+        size = LEAST_BYTES_PER_PARAMETER * self._parameters()
+        try:
+            check_room(target.parent, size, f"the checkpoint of step {self.step}")
+        except EnvironmentFault:
+            shutil.rmtree(target, ignore_errors=True)  # half of one is of no use and takes the last room
+            raise
 
     def _check_sound(self) -> None:
         if not self.sound:

@@ -1,4 +1,4 @@
-"""A flow of its own process for the tests: a tiny model is trained until somebody ends it."""
+"""A tiny training stage for the tests; as a program, a flow of its own process that trains until somebody ends it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from alignment_core.stages.sft import SftStageConfig
 STEPS_BEFORE_READY = 3
 
 
-def main(store: str, steps: int) -> None:
-    """Print the call of the training stage, and ``training`` once it is under way."""
-    host = Host(store, ResourcesConfig(trainers=1, zero_stage=0), Path(store + ".log"))
+def training_call(host: Host, steps: int) -> StageCall:
+    """The call of a training stage, whose model and data the host makes first."""
     shape = ScratchModel(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
     model_config = pin_model(ModelConfig(scratch=shape))
     model = host.run(
@@ -36,7 +35,13 @@ def main(store: str, steps: int) -> None:
     )
     config = SftStageConfig(training=TrainingConfig(batch_size=32, num_train_epochs=steps, max_steps=steps))
     inputs = {"model": model.reference, "data": rows.reference}
-    call = StageCall(stage="sft", label="sft", config=config.model_dump(mode="json"), inputs=inputs)
+    return StageCall(stage="sft", label="sft", config=config.model_dump(mode="json"), inputs=inputs)
+
+
+def main(store: str, steps: int) -> None:
+    """Print the call of the training stage, and ``training`` once it is under way."""
+    host = Host(store, ResourcesConfig(trainers=1, zero_stage=0), Path(store + ".log"))
+    call = training_call(host, steps)
     print(call.model_dump_json(), flush=True)
     announced = False
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.errors import NumericError
+from alignment_core.errors import EnvironmentFault, NumericError
+from alignment_core.host.protocol import describe, rebuild
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
@@ -199,7 +203,11 @@ def test_a_diverging_job_is_a_numeric_error_on_every_rank(
         open_job(group, machines(2), job, tmp_path / "progress", zero_stage=zero_stage)
         errors = errors_of_ranks(group, 6)
         assert [type(error) for error in errors] == [NumericError, NumericError]
-        assert "not finite at step 1" in str(errors[0])  # step 0 made the weights as large as the rate
+        assert "is not finite at step 1 of 6" in str(errors[0])  # step 0 made the weights as large as the rate
+        for saving in ("save_progress", "export"):
+            with pytest.raises(NumericError, match=r"step 1 failed half-way: what it left of the weights is not saved"):
+                group.all("do", saving, str(tmp_path / "bad"), timeout=WAIT)
+        assert not (tmp_path / "bad").exists()
 
         # all ranks left the step together, so the actors serve the next job
         open_job(group, machines(2), make_job(Sft()), tmp_path / "next")
@@ -220,6 +228,38 @@ def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
         open_job(group, machines(2), job, tmp_path / "progress")
         errors = errors_of_ranks(group, 1)
     assert [type(error) for error in errors] == [NumericError, NumericError]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bytes_per_parameter", "says"),
+    [(10, r"the checkpoint of step 1 needs 1\.\d MiB in .*: the disk is full; free space"), (13, "the disk is full")],
+    ids=["foreseen", "met while writing"],
+)
+def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_nothing(
+    bytes_per_parameter: int, says: str, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with ExitStack() as stack:
+        group = stack.enter_context(machines(1).trainers())
+        parameters = open_job(group, machines(1), make_job(Sft()), tmp_path / "progress")["parameters"]
+        options = f"size={bytes_per_parameter * parameters}"  # this one takes 16 a parameter
+        mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], capture_output=True, check=False)
+        if mount.returncode:
+            pytest.skip("mounting a small file system takes root")
+        stack.callback(subprocess.run, ["umount", disk], check=True)
+        train(group, 1)
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (what the flow would see of it is what counts)
+            group.all("do", "save_progress", str(disk), timeout=WAIT)
+        error = rebuild(describe(caught.value))
+        assert isinstance(error, EnvironmentFault)
+        assert re.search(says, str(error))
+        assert newest_progress(disk) is None
+
+        subprocess.run(["mount", "-o", "remount,size=16m", disk], check=True)
+        group.all("do", "save_progress", str(disk), timeout=WAIT)
+        assert newest_progress(disk) == disk / "step-00000001"
 
 
 def test_rank_zero_stops_all_ranks_when_its_time_is_over(make_job: Any, machines: Any, tmp_path: Path) -> None:

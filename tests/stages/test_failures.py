@@ -1,0 +1,181 @@
+"""Real stages whose actors die, hang, diverge, or run out of memory: what is raised, what is kept, what comes out at last."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.errors import DeadlineExceeded, NumericError
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
+from alignment_core.stages import training_loop
+from alignment_core.stages.base import Stage, StageCall, StageResult
+from alignment_core.stages.generate import GenerateConfig
+from alignment_core.stages.runner import run_stage
+from alignment_core.stages.sft import SftStageConfig
+from alignment_core.training.methods.sft import Sft
+from alignment_core.training.trainer import TrainJob, newest_progress
+from tests.stages.greedy import Greedy
+
+pytestmark = pytest.mark.slow
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_loop, "REPORT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def resources() -> ResourcesConfig:
+    """A checkpoint after every step."""
+    return ResourcesConfig(
+        device="cpu", engines=1, kv_cache_mib=16, zero_stage=1, progress_seconds=1e-9, wait_timeout_seconds=120
+    )
+
+
+def store_with(folder: Path, model: Path, rows: pa.Table) -> tuple[Store, Reference, Reference]:
+    """A store that holds a model and a data set."""
+    store, data = open_store(folder / "store"), folder / "data"
+    data.mkdir(parents=True)
+    pq.write_table(rows, data / "train.parquet")
+    return store, store.publish(model, "model"), store.publish(data, "dataset")
+
+
+def demonstrations() -> pa.Table:
+    """14 rows of 4 to 59 tokens: in batches of 6, 3 steps an epoch."""
+    random = np.random.default_rng(5)
+    ids = [random.integers(0, 256, random.integers(4, 60)).tolist() for _ in range(14)]
+    sources = [f"rows.jsonl:{number}" for number in range(1, 15)]
+    return pa.table({"input_ids": ids, "loss_mask": [[1] * len(one) for one in ids], "source": sources})
+
+
+def sft_call(model: Reference, data: Reference, stage: str = "sft", **training: Any) -> StageCall:
+    settings = {"batch_size": 6, "num_train_epochs": 2, "learning_rate": 1e-3, **training}
+    config = SftStageConfig(training=TrainingConfig(**settings)).model_dump(mode="json")
+    return StageCall(stage=stage, label="policy", config=config, inputs={"model": model, "data": data})
+
+
+class Killer:
+    """A reporter that keeps what it is told and kills the last actor of a group, once, when ``at`` units are done."""
+
+    def __init__(self, machines: Any, group: str, at: int) -> None:
+        self.machines, self.group, self.at = machines, group, at
+        self.done: list[float] = []
+
+    def __call__(self, done: float, *_: Any) -> None:
+        self.done.append(done)
+        if done == self.at and self.done.count(done) == 1:
+            group = getattr(self.machines, self.group)
+            os.kill(group.ray.get(group.actors[-1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+def test_training_survives_the_death_of_a_rank_and_ends_in_the_same_digest(
+    machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    def run(name: str, kill_at: int) -> tuple[StageResult, list[float]]:
+        store, model, data = store_with(tmp_path / name, tiny_model(), demonstrations())
+        killer = Killer(machines(2), "_trainers", kill_at)
+        return run_stage(store, sft_call(model, data), machines(2), resources, killer), killer.done
+
+    whole, steps = run("whole", kill_at=-1)
+    assert (steps, "restarts" in whole.cost) == ([1, 2, 3, 4, 5, 6], False)
+    killed, steps = run("killed", kill_at=3)
+    assert killed.cost["restarts"] == 1
+    assert steps == [1, 2, 3, 4, 5, 6], "it went on from the checkpoint after step 3"
+    assert killed.reference == whole.reference
+
+
+def test_generation_survives_the_death_of_an_engine_and_keeps_its_finished_shards(
+    machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    tokenizer = byte_tokenizer()
+    rows = pa.table(
+        {
+            "prompt_ids": [tokenizer(f"{number}+{number}=")["input_ids"] for number in range(8)],
+            "prompt": [f"{number}+{number}=" for number in range(8)],
+            "label": pa.nulls(8, pa.string()),
+            "task": pa.nulls(8, pa.string()),
+            "source": [f"rows.jsonl:{number}" for number in range(8)],
+        }
+    )
+    generation = GenerationConfig(num_generations=2, max_completion_length=8, shard_size=2)
+    config = GenerateConfig(generation=generation).model_dump(mode="json")
+
+    def run(name: str, kill_at: int) -> tuple[StageResult, list[float]]:
+        store, model, data = store_with(tmp_path / name, tiny_model(), rows)
+        call = StageCall(stage="generate", label="samples", config=config, inputs={"policy": model, "prompts": data})
+        killer = Killer(machines(2), "_engines", kill_at)
+        return run_stage(store, call, machines(2), resources, killer), killer.done
+
+    whole, _ = run("whole", kill_at=-1)
+    killed, shards = run("killed", kill_at=2)
+    assert killed.cost["restarts"] == 1
+    assert shards == [1, 2, 3, 4], "shards 1 and 2 were not sampled again"
+    assert killed.reference == whole.reference
+
+
+def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_which_call(
+    machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    pq.write_table(demonstrations(), tmp_path / "train.parquet")
+    job = TrainJob(Sft(), str(tiny_model()), None, str(tmp_path / "train.parquet"), None, TrainingConfig(), seed=1)
+    says = r"^1 of 2 trainers did not answer `train` within 3 seconds \(resources\.wait_timeout_seconds\)$"
+    with machines(2).trainers() as group:
+        group.all("open_training", job, resources, str(tmp_path), timeout=120)
+    with pytest.raises(DeadlineExceeded, match=says), machines(2).trainers() as group:
+        group.one(0, "do", "train", 1, 0.0, timeout=3)  # rank 1 is never asked, so rank 0 waits for its gradients
+
+
+def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_nothing(
+    machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    store, model, data = store_with(tmp_path, tiny_model(), demonstrations())
+    call, attempts = sft_call(model, data, learning_rate=1e30), []
+    with pytest.raises(NumericError) as caught:
+        run_stage(store, call, machines(1), resources, lambda done, *_: attempts.append(done))
+    assert attempts == [1], "it is not tried again"
+    (progress,) = store.workspace.all_progress.iterdir()
+    assert newest_progress(progress) == progress / "step-00000001"
+    assert [one.name for one in progress.glob("step-*")] == ["step-00000001"], "nothing later was saved"
+    assert {one.reference for one in store.artifacts()} == {model, data}
+    message = str(caught.value)
+    assert f"at step 1 of {STEPS}" in message
+    assert f"the last good checkpoint is {progress / 'step-00000001'}" in message
+    assert len(re.findall(r"\d+ \(rows\.jsonl:\d+\)", message)) == 6
+
+    exploding = sft_call(model, data, max_loss=0.001)
+    with pytest.raises(NumericError, match=r"the loss is 5\.\d+, above training\.max_loss 0\.001, at step 0") as caught:
+        run_stage(store, exploding, machines(1), resources, lambda *_: None)
+    assert "no checkpoint had been written yet" in str(caught.value)
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller_and_trains_the_same(
+    machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("alignment_core.stages.greedy")
+    module.STAGE = Stage(  # type: ignore[attr-defined]
+        "greedy",
+        1,
+        "model",
+        SftStageConfig,
+        lambda context, config: training_loop.train(context, Greedy(), config.training),
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    store, model, data = store_with(tmp_path, tiny_model(), demonstrations())
+    lavish = resources.model_copy(update={"max_tokens_per_microbatch": 128})
+    result = run_stage(store, sft_call(model, data, stage="greedy"), machines(1), lavish, lambda *_: None)
+    assert result.cost["tokens_per_microbatch"] == 64
+    assert result.metrics["steps"] == STEPS

@@ -1,0 +1,36 @@
+"""A failed allocation is told from other failures, whoever's allocator it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alignment_core.errors import OutOfMemory
+from alignment_core.training.memory import memory_explained
+
+
+def test_what_the_real_allocator_refuses_names_the_field_and_the_size() -> None:
+    says = (
+        r"micro-batches of 512 tokens \(resources\.max_tokens_per_microbatch\): .*can't allocate memory: you tried to"
+    )
+    with pytest.raises(OutOfMemory, match=says), memory_explained(512):
+        torch.empty(1 << 50, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["Python", "CUDA", "cuBLAS"],
+)
+def test_other_allocators_are_recognised_by_what_they_say(error: Exception) -> None:
+    with pytest.raises(OutOfMemory), memory_explained(512):
+        raise error
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ"), memory_explained(512):
+        raise RuntimeError("shapes differ")
