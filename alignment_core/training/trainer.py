@@ -311,6 +311,7 @@ class Trainer:
             return  # the one that this trainer resumed from; all ranks see the same
         if self.rank == 0:
             shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
+            target.parent.mkdir(parents=True, exist_ok=True)
             self._check_room(target)
         torch.distributed.barrier()
         try:

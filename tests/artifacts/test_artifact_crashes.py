@@ -9,6 +9,7 @@ import signal
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -274,10 +275,29 @@ def test_a_full_disk_is_said_and_leaves_no_half_artifact(tmp_path, write, draft)
         stack.callback(subprocess.run, ["umount", disk], check=True)
         store = open_store(disk / "store")
         small = store.publish(write("small"), "model")
+        big = write("big", {f"{n}": os.urandom(2**18) for n in range(8)})
         with pytest.raises(EnvironmentFault, match="disk is full"):
-            store.publish(write("big", {f"{n}": os.urandom(2**18) for n in range(8)}), "model", draft())
+            store.publish(big, "model", draft())
         assert [manifest.reference for manifest in store.artifacts()] == [small]
         assert store.find(KEY) is None
         assert store.verify(small) == []
         assert len(store.gc(delete=True, older_than=-1).of("blob")) >= 2
-        store.publish(write("fits", {"one": os.urandom(2**18)}), "model", draft())
+        store.publish(write("fits", {"one": os.urandom(2**18)}), "model")
+        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        assert store.verify(store.publish(big, "model", draft())) == []
+
+
+def test_a_file_that_is_larger_than_the_free_space_is_not_begun(tmp_path, monkeypatch):
+    source = tmp_path / "weights"
+    source.write_bytes(b"\0" * 2**20)
+    copied = []
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**19))
+    monkeypatch.setattr("shutil.copyfile", lambda *paths: copied.append(paths))
+    monkeypatch.setattr("alignment_core.artifacts.folder._clone", lambda *_: False)  # where it can, no room is needed
+    store = open_store(tmp_path / "store")
+    with pytest.raises(
+        EnvironmentFault, match=r"weights needs 1\.0 MiB in .*, which has 0\.5 MiB left: the disk is full"
+    ):
+        store.backend.put_new("blobs/one", source)
+    assert copied == []
+    assert store.backend.stat("blobs/one") is None
