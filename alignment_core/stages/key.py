@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from alignment_core.stages.base import StageCall
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
+_PARSING = (
+    threading.Lock()
+)  # Python 3.11 fails where two threads are inside ast.parse, which the collector can bring about
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -47,7 +51,9 @@ def check_source() -> None:
 def key_parts(call: StageCall) -> dict[str, Any]:
     """What goes into the key. Placement, labels, paths and times do not. Raises EnvironmentFault, as check_source."""
     check_source()
-    stage = call.definition()
+    with _PARSING:
+        stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
+        code = code_digest(f"{PACKAGE}.stages.{call.stage}")
     again = {"rerun": call.rerun} if call.rerun else {}
     return {
         **again,
@@ -56,7 +62,7 @@ def key_parts(call: StageCall) -> dict[str, Any]:
         "config": stage.config.model_validate(call.config).content(),
         "inputs": {role: str(reference) for role, reference in sorted(call.inputs.items())},
         "seed": call.seed,
-        "code": code_digest(f"{PACKAGE}.stages.{call.stage}"),
+        "code": code,
     }
 
 

@@ -7,6 +7,8 @@ import os
 import pkgutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,27 @@ def test_an_edit_of_a_reachable_module_changes_the_code_digest_and_of_another_do
     sft, dpo = python(code)
     assert sft == before[0] == code_digest("alignment_core.stages.sft")
     assert dpo != before[1]
+
+
+def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
+    # Finalisers that run in the middle of a parse let another thread into Python 3.11's parser, which then fails.
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            time.sleep(0)
+
+    def ask(_: int) -> str:
+        for _ in range(4):
+            code_digest.cache_clear()
+            for _ in range(20):
+                Garbage()
+            key = stage_key(call())
+        return key
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(ask, range(4))) == {stage_key(call())}
 
 
 def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
