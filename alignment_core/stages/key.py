@@ -17,9 +17,8 @@ from alignment_core.stages.base import StageCall
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
-_PARSING = (
-    threading.Lock()
-)  # Python 3.11 fails where two threads are inside ast.parse, which the collector can bring about
+_PARSING = threading.Lock()
+"""Python 3.11's ``ast.parse`` fails where garbage collection in the middle of it lets another thread into it."""
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -131,7 +130,7 @@ def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:
         return "first run of this stage in this store"
     changed = changes(other.key_parts, parts)
     if not changed:
-        return "its artifact is gone or damaged"
+        return "its artifact is pruned, gone or damaged"
     shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
     return f"changed since {other.label}: {shown}"
 

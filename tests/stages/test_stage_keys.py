@@ -274,7 +274,7 @@ def test_many_changes_are_counted():
 
 
 def test_a_stage_with_an_equal_record_runs_because_its_artifact_is_gone():
-    assert why_it_runs(key_parts(call()), [record(key_parts(call()))]) == "its artifact is gone or damaged"
+    assert why_it_runs(key_parts(call()), [record(key_parts(call()))]) == "its artifact is pruned, gone or damaged"
 
 
 # ---------------------------------------------------------------- light
