@@ -180,7 +180,7 @@ class Store:
     # ---------------------------------------------------------------- stage records
 
     def find(self, key: str) -> Provenance | None:
-        """The record of a finished stage, when its output is still whole; otherwise None, and a warning says why.
+        """The record of a finished stage, when its output is still whole; otherwise None, and the log says why.
 
         To find rollouts is to use them: their days under a retention policy count from now.
         """
@@ -190,7 +190,8 @@ class Store:
             if record.output.kind in retention.PRUNABLE:
                 self.backend.touch(manifest_path(record.output.digest))  # before the look at the mark, see retention
             if self.is_pruned(record.output):
-                raise NotFound(f"the bytes of {record.output.short} were pruned")
+                log.info("the stage with key %s has to run again: %s was pruned", key[:12], record.output.short)
+                return None
             for entry in self.manifest(record.output).files:
                 if not self.content.is_intact(entry):
                     raise Corrupt(f"blob {entry.sha256} of {entry.path} in {record.output.short} is missing or damaged")

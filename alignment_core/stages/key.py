@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from alignment_core.stages.base import StageCall
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
+_PARSING = threading.Lock()
+"""Python 3.11's ``ast.parse`` fails where garbage collection in the middle of it lets another thread into it."""
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -47,7 +50,9 @@ def check_source() -> None:
 def key_parts(call: StageCall) -> dict[str, Any]:
     """What goes into the key. Placement, labels, paths and times do not. Raises EnvironmentFault, as check_source."""
     check_source()
-    stage = call.definition()
+    with _PARSING:
+        stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
+        code = code_digest(f"{PACKAGE}.stages.{call.stage}")
     again = {"rerun": call.rerun} if call.rerun else {}
     return {
         **again,
@@ -56,7 +61,7 @@ def key_parts(call: StageCall) -> dict[str, Any]:
         "config": stage.config.model_validate(call.config).content(),
         "inputs": {role: str(reference) for role, reference in sorted(call.inputs.items())},
         "seed": call.seed,
-        "code": code_digest(f"{PACKAGE}.stages.{call.stage}"),
+        "code": code,
     }
 
 
@@ -125,7 +130,7 @@ def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:
         return "first run of this stage in this store"
     changed = changes(other.key_parts, parts)
     if not changed:
-        return "its artifact is gone or damaged"
+        return "its artifact is pruned, gone or damaged"
     shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
     return f"changed since {other.label}: {shown}"
 
