@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -12,7 +13,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from socket import socket
+from socket import SHUT_RD, socket
 from typing import Any
 
 from alignment_core.artifacts import open_store
@@ -53,9 +54,15 @@ class Server:
                 threading.Thread(target=self._end_without_ray, daemon=True).start()
             threading.Thread(target=self._warm_up, daemon=True).start()
         _import_for_all_threads()
-        signal.signal(signal.SIGTERM, _end)  # Ray has put its own handler in its place
+        signal.signal(signal.SIGTERM, self.hear_no_more)  # Ray has put its own handler in its place
         for message in self.channel.messages():
             threading.Thread(target=self._execute, args=(message,), daemon=True).start()
+
+    def hear_no_more(self, *_: object) -> None:
+        """On SIGTERM no further message comes, so that ``serve`` returns. An exception could hit the way out itself: the
+        signal and the flow's end come together when a flow is killed."""
+        with contextlib.suppress(OSError):
+            self.channel.end.shutdown(SHUT_RD)
 
     def wind_down(self) -> None:
         """Let the stages that run save their progress, for as long as the recipe allows, then end all actors."""
@@ -133,18 +140,14 @@ def _import_for_all_threads() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
 
-def _end(*_: object) -> None:
-    sys.exit(143)
-
-
 def main() -> None:
     """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a folder of its own."""
     faulthandler.enable()
-    signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end, store, resources, temporary = sys.argv[1:5]
     channel = Channel(socket(fileno=int(end)))
     server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary))
+    signal.signal(signal.SIGTERM, server.hear_no_more)
     code = 1
     try:
         server.serve()
