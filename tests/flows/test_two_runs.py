@@ -35,12 +35,12 @@ Messages = Callable[[], list[str]]
 
 @pytest.fixture
 def home(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An ALIGN_HOME whose actors say what C++ has to say, so that a healthy run has something in its log."""
+    """An ALIGN_HOME, and actors that say something although they are healthy: OpenMP shows its settings when it starts."""
     home = tmp_path / "home"
     (home / "prefect").mkdir(parents=True)
     shutil.copyfile(migrated, home / "prefect" / "prefect.db")
     monkeypatch.setenv("ALIGN_HOME", str(home))
-    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "true")
     return home
 
 
@@ -110,8 +110,9 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
         assert states == {"run", "cached"}, f"{label} was computed by one of them"
 
     said = messages()
-    assert any(line.startswith("sft trainers[1]: ") for line in said), said
+    assert any(line.startswith("sft trainers[1]: ") and "OPENMP" in line for line in said), said
     assert "sft goes on" in said
+    assert not [line for line in said if "Error" in line]
 
     for one in outcomes:
         ran = [stage["cost"] for stage in one["stages"] if stage["state"] == "run"]
