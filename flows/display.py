@@ -14,6 +14,7 @@ from rich.table import Table
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import COLUMNS, cell
 from alignment_core.tracking import Progress
+from flows.costs import COSTS, cost_cells, run_cost
 
 HEADLINES = ("test_accuracy", "accuracy", "loss", "pairs", "train_rows", "completions", "parameters")
 """Metrics that stand for a stage in the table, the first that it has."""
@@ -57,6 +58,12 @@ class LiveDisplay:
             note = _note(progress.metrics)
             self.bars.update(bar, completed=progress.done, total=progress.total, count=count, note=note)
 
+    def waits(self, label: str, reason: str | None) -> None:
+        with self._lock:
+            bar = self._bars.get(label)
+        if bar is not None:
+            self.bars.update(bar, note=f"waits for {reason}" if reason else "")
+
     def finished(self, result: StageResult) -> None:
         with self._lock:
             bar = self._bars.pop(result.label, None)
@@ -92,15 +99,18 @@ def headline(result: StageResult) -> str:
 
 
 def stage_table(stages: list[StageResult]) -> Table:
-    """One row per stage: cached or run, seconds, speed, key metric."""
-    table = Table(title="Stages", title_justify="left")
-    for name, justify in (("stage", "left"), ("state", "left"), ("seconds", "right"), ("tokens/s", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    """One row per stage: cached or run, what it cost, speed, key metric; then the total of those that ran."""
+    table = Table(title="Stages", title_justify="left", box=None, padding=(0, 1, 0, 0), show_footer=True)
+    cost = cost_cells(run_cost(stages))
+    table.add_column("stage", "total", no_wrap=True)
+    for name in COSTS:
+        table.add_column(name, cost[name], justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("key metric")
     for stage in stages:
-        speed = stage.metrics.get("tokens_per_second")
-        seconds = f"{stage.seconds:.1f}" if stage.state == "run" else ""
-        table.add_row(stage.label, stage.state, seconds, f"{speed:,.0f}" if speed else "", headline(stage))
+        ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
+        costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
+        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", headline(stage))
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def early_host(recipe: BaseRecipe, store: Store) -> Host | None:
     call = StageCall(stage="base_model", label="model", config=config, inputs={}, seed=recipe.seed)
     if cached_result(store, call) is not None:
         return None
-    host = Host(store.uri, recipe.resources, align_home() / "logs" / f"{recipe.name}-{int(time.time())}.log")
+    host = Host(store.uri, recipe.resources, align_home() / "logs" / f"starting-{os.getpid()}.log", recipe=recipe.name)
     host.start()
     return host
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from alignment_core.artifacts import align_home
@@ -12,11 +13,14 @@ UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP", "FOREMAN", 
 def prepare() -> None:
     """Set what Prefect reads when it is imported; the user's own settings win. Call before ``import prefect``."""
     home = align_home() / "prefect"
+    quiet = "PREFECT_LOGGING_LEVEL" not in os.environ
     settings = {
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_MEMO_STORE_PATH": str(home / "memo_store.toml"),
         "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",  # these two go to the API; see quiet_console
+        "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "INFO",
         "PREFECT_LOGGING_TO_API_ENABLED": "true",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
@@ -28,3 +32,11 @@ def prepare() -> None:
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     home.mkdir(parents=True, exist_ok=True)
+    if quiet:
+        quiet_console()
+
+
+def quiet_console() -> None:
+    """Let the logs of flow and task runs reach Prefect's API only: what they tell, the live display shows."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).propagate = False

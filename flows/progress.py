@@ -44,6 +44,8 @@ class ProgressArtifacts:
             stage.updated = now
             self._show(label, stage, 100 * min(1.0, progress.done / progress.total))
 
+    def waits(self, label: str, reason: str | None) -> None: ...
+
     def finished(self, result: StageResult) -> None:
         stage = self._stages.pop(result.label, None)
         if stage and stage.artifact:

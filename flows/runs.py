@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,13 +22,16 @@ from pydantic import BaseModel
 from alignment_core.artifacts import Reference, align_home, open_store
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.host.client import Host
+from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, new_record
 from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
+from flows.costs import cost_cells, run_cost
 from flows.early import COMMAND_LINE, CommandLine
+from flows.host_log import in_run_log
 from flows.progress import ProgressArtifacts
 from flows.watch import Watch
 from tasks.evaluation import promote
@@ -45,6 +49,8 @@ class Outcome(BaseModel):
     store: str
     stages: list[StageResult] = []
     outputs: dict[str, str] = {}
+    cost: dict[str, float] = {}
+    """Sums over the stages that ran; see :mod:`alignment_core.stages.cost`."""
     metrics: dict[str, Any] = {}
     promotion: dict[str, Any] | None = None
     error: str | None = None
@@ -128,12 +134,19 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         deployed=flow_run.deployment_id is not None,
     )
     log = align_home() / "logs" / f"{run_id}.log"
+    prune_logs(log.parent)
+    early = caller.host if caller else None
+    if early is not None:  # it started before the run had its id
+        if log.exists():
+            log.rename(log.with_suffix(f".{time.time():.0f}.log"))  # of an earlier attempt
+        early.log = early.log.rename(log)
     with (
         Journal(record).open() as journal,
         _listeners(recipe, journal, caller) as listeners,
-        (caller and caller.host) or Host(store.uri, recipe.resources, log) as host,
+        early or Host(store.uri, recipe.resources, log, recipe=recipe.name) as host,
     ):
         host.run_ids = {"prefect": run_id}
+        host.follow(in_run_log(get_run_logger()))
         run = Run(
             store=store,
             host=host,
@@ -218,6 +231,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs) -> Outcome:
         run_id=run.journal.record.run_id,
         store=run.store.uri,
         stages=stages,
+        cost=run_cost(stages),
         outputs={name: str(reference) for name, reference in references.items()},
         metrics=metrics,
         promotion=promotion,
@@ -239,12 +253,13 @@ def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any
         {
             "stage": s.label,
             "state": s.state,
-            "seconds": round(s.seconds, 1),
+            **cost_cells(s.cost if s.state == "run" else {}),
             "reference": s.reference.short,
             "why": s.reason,
         }
         for s in stages
     ]
+    table.append({"stage": "total", "state": "", **cost_cells(run_cost(stages)), "reference": "", "why": ""})
     create_table_artifact(table=table, description="Stages of this run")
     policies = metrics.get("policies", {})
     if policies:

@@ -120,8 +120,13 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
                     last = time.monotonic()
                     logger.info("%s: %s of %s %s", label, progress.done, progress.total, progress.unit)
 
+            def on_wait(reason: str | None) -> None:
+                for listener in run.listeners:
+                    listener.waits(label, reason)
+                logger.info("%s waits for %s", label, reason) if reason else logger.info("%s goes on", label)
+
             try:
-                result = run.host.run(call, on_progress, order)
+                result = run.host.run(call, on_progress, order, on_wait)
             except AlignmentError as error:
                 run.journal.stage(label, "failed", reason=str(error))
                 raise

@@ -30,7 +30,7 @@ class ProvenanceDraft(BaseModel):
     started_at: str = Field(default="", description="start, ISO 8601 in UTC")
     finished_at: str = Field(default="", description="end, ISO 8601 in UTC")
     seconds: float = Field(default=0.0, description="wall-clock seconds that the stage took")
-    cost: dict[str, float] = Field(default_factory=dict, description="resources used, such as gpu_hours or tokens")
+    cost: dict[str, float] = Field(default_factory=dict, description="resources used: seconds, device_seconds, tokens")
     metrics: dict[str, Any] = Field(default_factory=dict, description="final metrics of the stage")
     run_ids: dict[str, str] = Field(
         default_factory=dict, description="ids of this run in other systems, such as prefect or wandb"

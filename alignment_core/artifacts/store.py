@@ -242,12 +242,15 @@ class Store:
         """The directory for in-stage checkpoints of a stage key, created when it is missing."""
         return self.workspace.progress(key)
 
-    def claim(self, key: str, waits: Callable[[bool], None] = lambda _: None) -> AbstractContextManager[Path]:
+    def claim(
+        self, key: str, waits: Callable[[str | None], None] = lambda _: None, who: str = ""
+    ) -> AbstractContextManager[Path]:
         """The progress directory of a key for one caller of this machine at a time; the end of a process frees it.
 
-        ``waits`` is called with True when another caller holds it, and with False when the wait is over.
+        ``waits`` is called with what it waits for when another caller holds it, and with None when the wait is over;
+        ``who`` is what others are told about this caller.
         """
-        return self.workspace.claim(key, waits)
+        return self.workspace.claim(key, waits, who)
 
     def drop_progress(self, key: str) -> None:
         """Delete the in-stage checkpoints of a key, once its artifact is published."""

@@ -51,23 +51,26 @@ class Workspace:
         return directory
 
     @contextmanager
-    def claim(self, key: str, waits: Callable[[bool], None]) -> Iterator[Path]:
+    def claim(self, key: str, waits: Callable[[str | None], None], who: str) -> Iterator[Path]:
         """The progress directory of a key for this caller alone, until it is done or dies; see :meth:`Store.claim`."""
         waiting = False
         while True:
             directory = self.progress(key)
-            with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("wb") as lock:
+            with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("a+") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if not waiting:
-                        waiting = True
-                        waits(True)
+                    waiting = True
+                    lock.seek(0)
+                    waits(f"the same stage in {lock.read() or 'another run'}")
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _names(directory / _LOCK, lock.fileno()):
                     continue  # its holder finished, and the directory went with it
+                lock.truncate(0)
+                lock.write(who)
+                lock.flush()
                 if waiting:
-                    waits(False)
+                    waits(None)
                 yield directory
                 return
 

@@ -11,6 +11,8 @@ from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import ResourcesConfig
 
 MIB = 1 << 20
+QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
+"""A healthy actor says little: what its libraries will do in their next version is nothing for the log of a run."""
 TRAINER_SHARE, ENGINE_SHARE = 0.5, 0.45
 """Parts of a GPU that a trainer rank and an engine claim from Ray: one of each fits, two of a kind do not."""
 
@@ -98,7 +100,7 @@ class Device:
 
     def trainer_environment(self, resources: ResourcesConfig) -> dict[str, str]:
         """Environment variables of a trainer's process."""
-        shared = {"OMP_NUM_THREADS": str(resources.threads), "TOKENIZERS_PARALLELISM": "false"}
+        shared = {**QUIET, "OMP_NUM_THREADS": str(resources.threads), "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared
         loopback = {"GLOO_SOCKET_IFNAME": "lo"} if self.private else {}
@@ -107,6 +109,7 @@ class Device:
     def engine_environment(self, resources: ResourcesConfig, place: Place) -> dict[str, str]:
         """Environment variables of an engine's process."""
         shared = {
+            **QUIET,
             "OMP_NUM_THREADS": str(resources.threads),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if resources.tensor_parallel_size == 1 else "1",
             "VLLM_NO_USAGE_STATS": "1",

@@ -19,8 +19,13 @@ PEER_SECONDS = 3.0
 class _Cell:
     """The actor: makes its object from an import path, so that heavy imports happen in its own process."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.object: Any = None
+
+    def __repr__(self) -> str:
+        """What Ray puts before each line that this actor prints."""
+        return self.name
 
     def make(self, factory: str, arguments: dict[str, Any]) -> None:
         module, _, name = factory.partition(":")
@@ -75,9 +80,10 @@ class ActorGroup:
         """One actor per place, with environment variables of its own; ``gpus`` is the placement group."""
         self.ray, self.name, self.size = ray, name, len(places)
         self.actors = [
-            ray.remote(_Cell).options(runtime_env={"env_vars": environment}, **_options(place, gpus)).remote()
-            for place, environment in zip(places, environments, strict=True)
+            ray.remote(_Cell).options(runtime_env={"env_vars": one}, **_options(place, gpus)).remote(f"{name}[{rank}]")
+            for rank, (place, one) in enumerate(zip(places, environments, strict=True))
         ]
+        self.devices = sum(max(1, len(place.bundles)) for place in places)
         self.broken = False
 
     def make(self, factory: str, arguments: Sequence[dict[str, Any]], timeout: float) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from alignment_core.errors import EnvironmentFault, InfrastructureError
 
 OBJECT_STORE_BYTES = 128 << 20
 DAEMONS = ("raylet", "gcs_server")
 ANSWER_SECONDS = 10.0
+ASK_AGAIN_SECONDS = 1.0
+END_SECONDS = 30.0
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor that claims no GPU keeps the variables that it was given
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on Linux: true loopback
@@ -91,12 +99,40 @@ def gpus(ray: Any) -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def reserve_gpus(ray: Any, count: int, timeout: float) -> Any:
-    """A placement group with one GPU a bundle, on as few machines as possible. Raises EnvironmentFault if busy."""
-    group = ray.util.placement_group([{"GPU": 1}] * count, strategy="PACK")
-    if not group.wait(timeout):
+def reserve_gpus(ray: Any, count: int, waits: Callable[[str | None], None] = lambda _: None) -> Any:
+    """A placement group with one GPU a bundle, on as few machines as possible.
+
+    ``waits`` is called as that of :class:`~alignment_core.stages.turns.Turn` while other runs have them.
+    """
+    group, told = ray.util.placement_group([{"GPU": 1}] * count, strategy="PACK"), None
+    try:
+        while not group.wait(ASK_AGAIN_SECONDS):
+            free = int(ray.available_resources().get("GPU", 0))
+            reason = f"{count} GPUs of the Ray cluster: {free} of {gpus(ray)} are free"
+            if reason != told:
+                waits(reason)
+                told = reason
+        if told is not None:
+            waits(None)
+    except BaseException:
         ray.util.remove_placement_group(group)
-        raise EnvironmentFault(
-            f"{count} GPUs did not become free within {timeout:g} seconds; is another run using them?"
-        )
+        raise
     return group
+
+
+def actor_processes() -> list[psutil.Process]:
+    """The processes of the actors of a private Ray, with their children; Ray names its workers after what they do."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            title = (process.cmdline() or [""])[0]
+            if title.startswith("ray::") and not re.match(r"ray::(IDLE|\w+Agent)$", title):  # Ray's own
+                found += [process, *process.children(recursive=True)]
+    return found
+
+
+def wait_for_the_end(processes: Sequence[psutil.Process]) -> None:
+    """Until they are gone, and with them what they held on a GPU. Raises InfrastructureError if one stays."""
+    _, alive = psutil.wait_procs(processes, timeout=END_SECONDS)
+    if alive:
+        raise InfrastructureError(f"{len(alive)} actors did not end within {END_SECONDS:g} seconds")

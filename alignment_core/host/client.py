@@ -16,12 +16,14 @@ from typing import Any
 
 from alignment_core.artifacts import align_home
 from alignment_core.errors import DeadlineExceeded, InfrastructureError, Stopped
+from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.host.supervised import Supervised, fresh_folder
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
 
 OnProgress = Callable[[dict[str, Any]], None]
+OnWait = Callable[[str | None], None]
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
 
 
@@ -29,26 +31,51 @@ class Host:
     """The run host of one flow run. Use from several threads; close it, or let this process die: both end the tree."""
 
     def __init__(
-        self, store: str, resources: ResourcesConfig, log: Path, run_ids: dict[str, str] | None = None
+        self,
+        store: str,
+        resources: ResourcesConfig,
+        log: Path,
+        run_ids: dict[str, str] | None = None,
+        recipe: str = "",
     ) -> None:
-        self.store, self.resources, self.log, self.run_ids = store, resources, log, run_ids or {}
+        """``run_ids`` and ``recipe`` are what other runs of this machine are told that they wait for."""
+        self.store, self.resources, self.log = store, resources, log
+        self.run_ids, self.recipe = run_ids or {}, recipe
         self._starting = threading.Lock()
         self._session: _Session | None = None
         self._closed = False
+        self._log_start = log.stat().st_size if log.exists() else 0  # an earlier attempt of the same run wrote the rest
+        self._tail: LogTail | None = None
+
+    def follow(self, on_lines: OnLines) -> None:
+        """Hand on what the host and its actors print, from the beginning, until ``close``; see :class:`LogTail`."""
+        self._tail = LogTail(self.log, self._log_start, on_lines)
 
     def start(self) -> None:
         """Begin to start the host's process; ``run`` waits for it. Without this the first ``run`` starts it."""
         self._ready()
 
-    def run(self, call: StageCall, on_progress: OnProgress = lambda _: None, order: int = 0) -> StageResult:
+    def run(
+        self,
+        call: StageCall,
+        on_progress: OnProgress = lambda _: None,
+        order: int = 0,
+        on_wait: OnWait = lambda _: None,
+    ) -> StageResult:
         """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
 
+        ``on_wait`` is told what the stage waits for, in words, and None when it goes on.
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
         ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host is ended, with
         all that it started: the next call has a new one.
         """
         session = self._ready()
-        request = {"call": call.model_dump(mode="json"), "run_ids": self.run_ids, "order": order}
+        request = {
+            "call": call.model_dump(mode="json"),
+            "run_ids": self.run_ids,
+            "recipe": self.recipe,
+            "order": order,
+        }
         clock = _Clock(self.resources.stage_timeout_seconds)
         with session.ask(request) as answers:
             while True:
@@ -64,7 +91,8 @@ class Host:
                 if message["event"] == "progress":
                     on_progress(message)
                 elif message["event"] == "waits":
-                    clock.stop() if message["on"] else clock.go_on()
+                    clock.stop() if message["for"] else clock.go_on()
+                    on_wait(message["for"])
                 elif message["event"] == "done":
                     return StageResult.model_validate(message["result"])
                 elif message["event"] == "failed":
@@ -88,6 +116,8 @@ class Host:
     def close(self) -> None:
         """End the host and every process below it, for good."""
         self._closed = True
+        if self._tail is not None:
+            self._tail.close()
         self._end_session()
 
     def _end_session(self, only: _Session | None = None) -> None:
@@ -118,7 +148,8 @@ class _Clock:
         return None if self._stopped_at is not None else max(0.0, self._deadline - time.monotonic())
 
     def stop(self) -> None:
-        self._stopped_at = time.monotonic()
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
 
     def go_on(self) -> None:
         if self._stopped_at is not None:

@@ -11,23 +11,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from socket import SHUT_RD, socket
 from typing import Any
 
-from alignment_core.artifacts import open_store
+from alignment_core.artifacts import align_home, open_store
 from alignment_core.cluster import ray_cluster
-from alignment_core.errors import AlignmentError, Stopped
+from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
 from alignment_core.host.protocol import Channel, describe
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.machines import WarmMachines
 from alignment_core.stages.runner import run_stage
-from alignment_core.stages.turns import Turn
+from alignment_core.stages.turns import RunName, Turn
 
 PROGRESS_SECONDS = 0.2
 RAY_DIED = 75  # sysexits.h: temporary failure
+LAST_WORDS_SECONDS = 1.0
+"""What a dead actor printed comes through Ray within this time; after the answer the flow may stop reading."""
 
 
 class Server:
@@ -37,7 +39,7 @@ class Server:
         self.channel = channel
         self.store = open_store(store)
         self.resources = resources
-        self.machines = WarmMachines(resources, temporary)
+        self.machines = WarmMachines(resources, temporary, align_home() / "locks")
         self.stopping = threading.Event()
         self._working = 0
         """Stages that run and wait for nobody."""
@@ -94,12 +96,19 @@ class Server:
         self._works(1)
         try:
             call = StageCall.model_validate(message["call"])
-            turn = Turn(message["order"], lambda waits: self._waits(number, waits))
+            turn = Turn(
+                order=message["order"],
+                waits=self._waiter(number),
+                label=call.label,
+                run=RunName(message["run_ids"].get("prefect", ""), message["recipe"]),
+            )
             report, ids = self._reporter(number), message["run_ids"]
             result = run_stage(self.store, call, self.machines, self.resources, report, ids, turn, self.stopping)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer
-            traceback.print_exc()
+            logging.exception("%s failed", message["call"].get("label"))
+            if isinstance(error, InfrastructureError):
+                time.sleep(LAST_WORDS_SECONDS)
             answer = {"id": number, "event": "failed", "error": describe(error)}
         self._send(answer)
         self._works(-1)
@@ -111,12 +120,20 @@ class Server:
             if not self.stopping.is_set():
                 logging.warning("the flow is gone; nobody takes the answer")
 
-    def _waits(self, number: int, waits: bool) -> None:
-        """A stage begins to wait for a machine, or has it."""
-        self._works(-1 if waits else 1)
-        if not waits and self.stopping.is_set():
-            raise Stopped("stopped before its turn came")
-        self._send({"id": number, "event": "waits", "on": waits})
+    def _waiter(self, number: int) -> Callable[[str | None], None]:
+        """What a stage tells when it begins to wait, waits for something else, or goes on."""
+        waiting = False
+
+        def waits(reason: str | None) -> None:
+            nonlocal waiting
+            if waiting != bool(reason):
+                waiting = bool(reason)
+                self._works(-1 if waiting else 1)
+            if not waiting and self.stopping.is_set():
+                raise Stopped("stopped before its turn came")
+            self._send({"id": number, "event": "waits", "for": reason})
+
+        return waits
 
     def _reporter(self, number: int) -> Any:
         last = 0.0

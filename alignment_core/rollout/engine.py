@@ -56,6 +56,7 @@ class Engine:
             logprobs_mode="processed_logprobs",  # the distribution that was sampled from, at any temperature
             worker_extension_cls=WORKER_EXTENSION,
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             seed=0,
             **device.engine_options(resources),
         )

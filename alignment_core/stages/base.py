@@ -83,6 +83,7 @@ class StageResult(BaseModel):
     reference: Reference
     metrics: dict[str, Any]
     cost: dict[str, float] = {}
+    """What making the artifact cost, see :mod:`alignment_core.stages.cost`; for a cached one, when it was made."""
 
 
 def load_stage(name: str) -> Stage[Any]:
@@ -141,7 +142,7 @@ class StageContext:
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the run is being stopped: a stage that can save its progress does so, and ends."""
     cost: dict[str, float] = field(default_factory=dict)
-    """Work done: ``tokens`` and the like, added up by the stage."""
+    """Work done, added up by the stage; :mod:`alignment_core.stages.cost` has the names."""
 
     def derive(self, *parts: Any) -> int:
         """A seed for one shard, request or purpose of this stage."""

@@ -81,7 +81,10 @@ def _sample(
             context.report(done, len(shards), "shards", tokens_per_second=speed)
     seconds = time.monotonic() - started
     context.cost.update(
-        generated_tokens=tokens, generate_seconds=round(seconds, 3), weight_update_seconds=round(update, 4)
+        prompt_tokens=sum(len(prompt["prompt_ids"]) for number in missing for prompt in shards[number]),
+        completion_tokens=tokens,
+        generate_seconds=round(seconds, 3),
+        weight_update_seconds=round(update, 4),
     )
     return {"tokens_per_second": tokens / seconds, **parity}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,27 @@ from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.machine_queue import MachineQueue
 from alignment_core.stages.turns import FIRST, Turn, Turnstile
 
 TRAINER = "alignment_core.training.worker:TrainWorker"
 ENGINE = "alignment_core.rollout.engine:Engine"
+SERVES = "[align] {group} serve {label}"
+"""Printed when a stage takes a group, so that a reader of the log knows for whom its actors speak from there on."""
 
 
 class WarmMachines:
     """Trainer ranks and vLLM engines over Ray. Use from several threads; ``close`` ends all actors."""
 
-    def __init__(self, resources: ResourcesConfig, temporary: Path) -> None:
+    def __init__(self, resources: ResourcesConfig, temporary: Path, locks: Path | None = None) -> None:
+        """``locks`` is the folder over which the runs of this machine queue for it; none means that there are no others."""
         self.resources = resources
         self.temporary = temporary
+        self._queue = MachineQueue(locks, self._give_up) if locks and ray_cluster.is_private() else None
         self._starting = threading.Lock()
-        self._processor, self._for_trainers, self._for_engines = Turnstile(), Turnstile(), Turnstile()
+        self._processor, self._reserving = Turnstile("the processor"), Turnstile("the GPUs")
+        self._for_trainers, self._for_engines = Turnstile("the trainers"), Turnstile("the engines")
+        self._still = Turnstile("the GPUs")
         self._ray: Any = None
         self._gpus: Any = None
         self._device: Device | None = None
@@ -58,8 +66,7 @@ class WarmMachines:
             if self._device is None:
                 self._ray = ray_cluster.connect(self.temporary)
                 device = Device.detect(self.resources.device, ray_cluster.gpus(self._ray), ray_cluster.is_private())
-                needed = device.gpus_needed(self.resources)
-                self._gpus = ray_cluster.reserve_gpus(self._ray, needed, self._timeout) if needed else None
+                device.gpus_needed(self.resources)  # too few are said now
                 self._device = device
             return self._ray
 
@@ -75,10 +82,12 @@ class WarmMachines:
     @contextmanager
     def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
         """The trainer ranks, for the caller alone. A group in which an actor died is replaced at the next call."""
-        with self._for_trainers.through(turn):
-            if self._trainers is None:
-                self._trainers = self._start_trainers()
-            group = self._trainers
+        # The order matters: whoever waits for the machine must not keep what a user of the machine may wait for.
+        with self._for_trainers.through(turn), self._machine(turn), self._still.through(turn):
+            self._reserve(turn)
+            started = time.monotonic()
+            _say_whom_it_serves("trainers", turn)
+            group = self._ready_trainers()
             try:
                 yield group
                 group.all("close", timeout=self._timeout)
@@ -86,12 +95,57 @@ class WarmMachines:
                 group.kill()  # peers may hang in a collective
                 self._trainers = None
                 raise
+            finally:
+                turn.used((time.monotonic() - started) * group.devices)
 
     def warm_up(self) -> None:
-        """Start the trainers before a stage asks for them: nearly every run needs them, and it takes seconds."""
-        with self._for_trainers.through(FIRST):
-            if self._trainers is None:
-                self._trainers = self._start_trainers()
+        """Start the trainers before a stage asks for them: nearly every run needs them, and it takes seconds.
+
+        Not while another run has the machine.
+        """
+        turn = Turn(label="the start of its trainers")
+        with (
+            self._for_trainers.through(turn),
+            self._queue.use_if_free(turn) if self._queue else nullcontext(True) as free,
+        ):
+            if free:
+                self._reserve(turn)
+                self._ready_trainers()
+
+    def _machine(self, turn: Turn) -> AbstractContextManager[None]:
+        """The devices of this machine for this run; on a cluster Ray hands them out."""
+        return self._queue.use(turn) if self._queue else nullcontext()
+
+    def _ready_trainers(self) -> ActorGroup:
+        if self._trainers is None:
+            self._trainers = self._start_trainers()
+        return self._trainers
+
+    def _reserve(self, turn: Turn) -> None:
+        """Have this run's GPUs from Ray, if it needs any."""
+        needed = self.device.gpus_needed(self.resources)
+        if not needed:
+            return
+        with self._reserving.through(turn):
+            if self._gpus is None:
+                self._gpus = ray_cluster.reserve_gpus(self._ray, needed, turn.waits)
+
+    def _give_up(self) -> None:
+        """Leave the GPUs to another run, with all their memory. On a CPU idle actors are in nobody's way."""
+        if self._device is None or self._device.kind == "cpu":
+            return
+        processes = ray_cluster.actor_processes()
+        self._end_actors()
+        ray_cluster.wait_for_the_end(processes)
+
+    def _end_actors(self) -> None:
+        groups, self._trainers, self._engines = (self._trainers, self._engines), None, None
+        for group in groups:
+            if group is not None:
+                group.kill()
+        if self._gpus is not None:
+            self._ray.util.remove_placement_group(self._gpus)
+            self._gpus = None
 
     def _start_trainers(self) -> ActorGroup:
         world = self.device.trainers(self.resources)
@@ -109,14 +163,17 @@ class WarmMachines:
         self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False, turn: Turn = FIRST
     ) -> Iterator[ActorGroup]:
         """Engines that hold ``policy``, for the caller alone: warm ones take its weights, if the architecture agrees."""
-        with self._for_engines.through(turn):
+        with self._for_engines.through(turn), self._machine(turn):
+            self._reserve(turn)
+            started = time.monotonic()
+            _say_whom_it_serves("engines", turn)
             shape = (architecture_digest(model), max_model_len)
             if self._engines is not None and not self._serves(shape):
                 self._engines.kill()
                 self._engines = None
             if self._engines is None:
                 # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
-                alone = self._for_trainers.through(turn) if self.device.kind == "cuda" else nullcontext()
+                alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
                 with alone:
                     self._engines = self._start_engines(model, policy, max_model_len, trust_remote_code)
                 self._engines_shape = shape
@@ -127,6 +184,8 @@ class WarmMachines:
                 group.kill()
                 self._engines = None
                 raise
+            finally:
+                turn.used((time.monotonic() - started) * group.devices)
 
     def _serves(self, shape: tuple[str, int]) -> bool:
         """Whether the running engines have this architecture and room for sequences of this length."""
@@ -152,15 +211,14 @@ class WarmMachines:
 
     def close(self) -> None:
         """End all actors, and Ray if this process started it. May be called again."""
-        groups, self._trainers, self._engines = (self._trainers, self._engines), None, None
-        for group in groups:
-            if group is not None:
-                group.kill()
         if self._ray is not None:
-            if self._gpus is not None:
-                self._ray.util.remove_placement_group(self._gpus)
+            self._end_actors()
             self._ray.shutdown()
-            self._ray = self._gpus = self._device = None
+            self._ray = self._device = None
+
+
+def _say_whom_it_serves(group: str, turn: Turn) -> None:
+    print(SERVES.format(group=group, label=turn.label), flush=True)
 
 
 @contextmanager

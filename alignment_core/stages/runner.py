@@ -13,6 +13,7 @@ from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.canonical import derive_seed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
+from alignment_core.stages.cost import Meter
 from alignment_core.stages.key import check_source, key_parts, stage_key, why_it_runs
 from alignment_core.stages.restarts import with_restarts
 from alignment_core.stages.turns import FIRST, Turn
@@ -46,14 +47,14 @@ def run_stage(
     found = cached_result(store, call)
     if found is not None:
         return found
-    with store.claim(key, turn.waits) as progress:
+    with store.claim(key, turn.waits, str(turn.run)) as progress:
         found = cached_result(store, call)
         if found is not None:
             return found
-        stopping = stopping or threading.Event()
+        stopping, meter = stopping or threading.Event(), Meter(turn)
 
         def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
-            return _run(store, call, key, progress, machines, given, reporter, run_ids or {}, turn, stopping, cost)
+            return _run(store, call, key, progress, machines, given, reporter, run_ids or {}, meter, stopping, cost)
 
         result = with_restarts(call.label, resources, stopping, attempt)
         store.drop_progress(key)
@@ -69,7 +70,7 @@ def _run(
     resources: ResourcesConfig,
     reporter: Reporter,
     run_ids: dict[str, str],
-    turn: Turn,
+    meter: Meter,
     stopping: threading.Event,
     cost: dict[str, float],
 ) -> StageResult:
@@ -88,7 +89,7 @@ def _run(
             resources=resources,
             machines=machines,
             reporter=reporter,
-            turn=turn,
+            turn=meter.turn,
             stopping=stopping,
             cost=cost,
         )
@@ -109,7 +110,7 @@ def _run(
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=round(seconds, 3),
-            cost={name: float(value) for name, value in context.cost.items()},
+            cost={**meter.cost(), **{name: float(value) for name, value in context.cost.items()}},
             metrics=metrics,
             run_ids=run_ids,
         )

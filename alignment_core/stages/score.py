@@ -100,8 +100,9 @@ def _forward(
         for number, result in group.spread("do", jobs, timeout=wait):
             values[number] = result
             context.report(len(values), len(blocks), "blocks")
-    spent = context.cost.get("score_seconds", 0.0)
-    context.cost["score_seconds"] = round(spent + time.monotonic() - started, 3)
+    scored = sum(len(prompt) + len(completion) for prompt, completion in pairs)
+    for name, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
+        context.cost[name] = round(context.cost.get(name, 0.0) + value, 3)
     joined = np.concatenate([values[number] for number in range(len(blocks))])[[numbers[pair] for pair in asked]]
     wrong = np.flatnonzero(~np.isfinite(joined))
     if len(wrong):

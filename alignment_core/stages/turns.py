@@ -10,13 +10,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class RunName:
+    """Which run a stage belongs to, as other runs on this machine are told."""
+
+    id: str = ""
+    recipe: str = ""
+
+    def __str__(self) -> str:
+        recipe = f" ({self.recipe})" if self.recipe else ""
+        return f"run {self.id[:8]}{recipe}" if self.id else f"another run{recipe}"
+
+
+@dataclass(frozen=True)
 class Turn:
     """A stage's place among the stages of its run."""
 
     order: int = 0
     """Number of the stage in the order of submission; the smallest one that waits goes first."""
-    waits: Callable[[bool], None] = lambda _: None
-    """Called with True when the stage begins to wait, and with False when its turn has come."""
+    waits: Callable[[str | None], None] = lambda _: None
+    """Called with what the stage waits for when a wait begins or its reason changes, and with None when it is over."""
+    label: str = ""
+    """What people call the stage."""
+    run: RunName = RunName()
+    used: Callable[[float], None] = lambda _: None
+    """Called with the device-seconds for which the stage held trainers or engines."""
 
 
 FIRST = Turn()
@@ -25,11 +42,14 @@ FIRST = Turn()
 class Turnstile:
     """A lock that goes to the earliest stage that waits for it, not to whoever happens to ask first."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "the machine") -> None:
+        """``name`` is what stages wait for, in words."""
+        self.name = name
         self._condition = threading.Condition()
         self._arrivals = itertools.count()
         self._waiting: list[tuple[int, int]] = []
         self._taken = False
+        self._holder = ""
 
     @contextmanager
     def through(self, turn: Turn) -> Iterator[Callable[[], None]]:
@@ -54,10 +74,10 @@ class Turnstile:
             self._waiting.append(place)
             try:
                 if not self._is_free_for(place):
-                    turn.waits(True)
+                    turn.waits(f"{self.name}, in use by {self._holder or 'another stage'}")
                     self._condition.wait_for(lambda: self._is_free_for(place))
-                    turn.waits(False)
-                self._taken = True
+                    turn.waits(None)
+                self._taken, self._holder = True, turn.label
             finally:
                 self._waiting.remove(place)
                 self._condition.notify_all()  # had this been the first in line and failed, the next one must hear of it
@@ -67,5 +87,5 @@ class Turnstile:
 
     def _leave(self) -> None:
         with self._condition:
-            self._taken = False
+            self._taken, self._holder = False, ""
             self._condition.notify_all()

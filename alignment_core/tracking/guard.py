@@ -58,6 +58,9 @@ class Guarded:
         if self._events.qsize() < MOST_WAITING:
             self._tell(lambda tracker: tracker.progress(label, progress))
 
+    def waits(self, label: str, reason: str | None) -> None:
+        self._tell(lambda tracker: tracker.waits(label, reason))
+
     def finished(self, result: StageResult) -> None:
         self._tell(lambda tracker: tracker.finished(result))
 

@@ -32,6 +32,9 @@ class Listener(Protocol):
 
     def progress(self, label: str, progress: Progress) -> None: ...
 
+    def waits(self, label: str, reason: str | None) -> None:
+        """What a started stage waits for, in words; None when it goes on."""
+
     def finished(self, result: StageResult) -> None: ...
 
     def ended(self, completed: bool) -> None:

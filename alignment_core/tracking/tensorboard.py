@@ -33,6 +33,8 @@ class TensorBoard:
             self._forget_later(label, step)
         self._write(label, step, dict(numbers(progress.metrics)))
 
+    def waits(self, label: str, reason: str | None) -> None: ...
+
     def finished(self, result: StageResult) -> None:
         values = {f"result/{name}": value for name, value in numbers(result.metrics)}
         if values:

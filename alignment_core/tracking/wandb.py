@@ -56,6 +56,8 @@ class WandbRun:
     def progress(self, label: str, progress: Progress) -> None:
         self._send({"label": label, "step": progress.done, "metrics": dict(numbers(progress.metrics))})
 
+    def waits(self, label: str, reason: str | None) -> None: ...
+
     def finished(self, result: StageResult) -> None:
         summary = {**dict(numbers(result.metrics)), "reference": str(result.reference), "state": result.state}
         self._send({"label": result.label, "summary": summary})

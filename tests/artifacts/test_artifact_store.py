@@ -191,7 +191,10 @@ def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(stor
             order.append("second" if store.find(KEY) else "too early")
             assert progress.is_dir()
 
-    with store.claim(KEY) as progress, store.claim(OTHER_KEY):  # another key waits for nobody
+    with (
+        store.claim(KEY, who="run 12345678 (nightly)") as progress,
+        store.claim(OTHER_KEY),
+    ):  # another key waits for nobody
         other = threading.Thread(target=second)
         other.start()
         while not waited:
@@ -202,7 +205,7 @@ def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(stor
         store.drop_progress(KEY)
     other.join(10)
     assert order == ["first", "second"]
-    assert waited == [True, False]
+    assert waited == ["the same stage in run 12345678 (nightly)", None]
 
 
 def test_a_claim_ends_with_its_process(store, in_children):

@@ -30,7 +30,7 @@ import ray
 ray.init(num_gpus=4, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1",
          object_store_memory=100 << 20)
 device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**json.loads(sys.argv[2]))
-gpus = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources), 30)
+gpus = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources))
 seen = {}
 for role, places in (
     ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),

@@ -16,3 +16,13 @@ class Visible:
             "WHO": os.environ["WHO"],
             "GPUS": ray.get_gpu_ids(),
         }
+
+
+class Mortal:
+    """Made inside an actor; speaks, and dies as a library with a bug does."""
+
+    def speak(self) -> None:
+        print("I speak", flush=True)
+
+    def die(self) -> None:
+        os.abort()

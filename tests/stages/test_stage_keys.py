@@ -23,7 +23,7 @@ from alignment_core.stages.key import _reachable, changes, code_digest, key_part
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
-HELPERS = {"base", "key", "machines", "runner", "report", "restarts", "training_loop", "turns"}
+HELPERS = {"base", "cost", "key", "machine_queue", "machines", "runner", "report", "restarts", "training_loop", "turns"}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
 

@@ -34,14 +34,14 @@ def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
 
 
 def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
-    turnstile, told = Turnstile(), []
-    with turnstile.through(Turn(0, told.append)):
+    turnstile, told = Turnstile("the trainers"), []
+    with turnstile.through(Turn(0, told.append, "sft")):
         assert told == []
-        later = threading.Thread(target=lambda: _pass(turnstile, Turn(1, told.append)))
+        later = threading.Thread(target=lambda: _pass(turnstile, Turn(1, told.append, "dpo")))
         later.start()
-        wait_until(lambda: told == [True])
+        wait_until(lambda: len(told) == 1)
     later.join(10)
-    assert told == [True, False]
+    assert told == ["the trainers, in use by sft", None]
 
 
 def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:

@@ -26,6 +26,8 @@ class Heard:
     def progress(self, label: str, progress: Progress) -> None:
         self.events.append(("progress", progress.done))
 
+    def waits(self, label: str, reason: str | None) -> None: ...
+
     def finished(self, result: Any) -> None:
         self.events.append(("finished", result.label))
 

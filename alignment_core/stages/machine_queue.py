@@ -1,0 +1,179 @@
+"""One run at a time uses this machine's devices: the stages of several runs queue for it, first come, first served."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from alignment_core.stages.turns import RunName, Turn
+
+POLL_SECONDS = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class MachineQueue:
+    """This process's (one run's) access to the devices of the machine. Use from several threads.
+
+    A stage that wants the devices takes a ticket. Whoever holds the oldest ticket enters as soon as its run has the
+    machine or the machine is free. So the stages of one run use it together, and none enters any more once another run
+    waits. Between its stages a run keeps the machine until another one wants it; ``give_up`` is called then.
+
+    Tickets and the machine are files that their owners hold locks on (flock): whatever ends a process frees them.
+    """
+
+    def __init__(self, folder: Path, give_up: Callable[[], None] = lambda: None) -> None:
+        """``folder`` is the same for all runs of a machine; several machines may share it."""
+        name = platform.node() or "machine"
+        self._tickets = folder / f"{name}.queue"
+        self._tickets.mkdir(parents=True, exist_ok=True)
+        self._machine, self._holder = folder / f"{name}.lock", folder / f"{name}.json"
+        self._give_up = give_up
+        self._condition = threading.Condition()
+        self._lock: IO[bytes] | None = None
+        self._users: list[Turn] = []
+        self._run = RunName()
+        self._mine: set[Path] = set()
+
+    @contextmanager
+    def use(self, turn: Turn) -> Iterator[None]:
+        """Use the machine; waits, without a deadline, and says why."""
+        with self._ticket() as ticket:
+            told = None
+            while not self._enter(ticket, turn):
+                reason = self._reason() or told
+                if reason != told:
+                    turn.waits(reason)
+                    told = reason
+                time.sleep(POLL_SECONDS)
+        try:
+            if told is not None:
+                turn.waits(None)
+            yield
+        finally:
+            self._leave(turn)
+
+    @contextmanager
+    def use_if_free(self, turn: Turn) -> Iterator[bool]:
+        """Use the machine if no other run has it or waits for it; yields whether it is so."""
+        with self._ticket() as ticket:
+            entered = self._enter(ticket, turn)
+        try:
+            yield entered
+        finally:
+            if entered:
+                self._leave(turn)
+
+    def _enter(self, ticket: Path, turn: Turn) -> bool:
+        with self._condition:
+            if self._first() != ticket:
+                return False
+            if self._lock is None:
+                self._lock = _locked(self._machine)
+                if self._lock is None:
+                    return False
+                threading.Thread(target=self._watch, daemon=True).start()
+            self._users.append(turn)
+            self._run = turn.run
+            self._say_who()
+            return True
+
+    def _leave(self, turn: Turn) -> None:
+        with self._condition:
+            self._users.remove(turn)
+            self._say_who()
+            self._condition.notify_all()
+
+    def _watch(self) -> None:
+        """While this run has the machine: pass it on when another run waits and no stage uses it."""
+        with self._condition:
+            while self._users or not self._another_is_first():
+                self._condition.wait(POLL_SECONDS)
+            assert self._lock is not None
+            try:
+                self._give_up()
+            except Exception:
+                log.exception("not all that ran on the machine could be ended before it went to another run")
+            self._lock.close()
+            self._lock = None
+
+    # ---------------------------------------------------------------- tickets
+
+    @contextmanager
+    def _ticket(self) -> Iterator[Path]:
+        """A place in the queue, oldest first by name. It is locked before it gets its name, so that it is never stale."""
+        descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._tickets.parent)
+        with os.fdopen(descriptor) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with self._condition:
+                ticket = self._tickets / f"{time.time_ns():020d}-{os.getpid()}-{Path(temporary).name}"
+                self._mine.add(ticket)
+            os.rename(temporary, ticket)
+            try:
+                yield ticket
+            finally:
+                ticket.unlink(missing_ok=True)
+                with self._condition:
+                    self._mine.discard(ticket)
+
+    def _first(self) -> Path | None:
+        """The oldest ticket whose owner lives; those of the dead are removed."""
+        for ticket in sorted(self._tickets.iterdir()):
+            if ticket in self._mine:
+                return ticket
+            with contextlib.suppress(FileNotFoundError):
+                abandoned = _locked(ticket, "rb")
+                if abandoned is None:
+                    return ticket
+                with abandoned:
+                    ticket.unlink(missing_ok=True)
+        return None
+
+    def _another_is_first(self) -> bool:
+        first = self._first()
+        return first is not None and first not in self._mine
+
+    # ---------------------------------------------------------------- words
+
+    def _say_who(self) -> None:
+        """Write down who has the machine, for those who wait and for people."""
+        stages = [turn.label for turn in self._users]
+        content = {"run": self._run.id, "recipe": self._run.recipe, "stages": stages, "pid": os.getpid()}
+        with contextlib.suppress(OSError):  # a full disk: the reason is lost, the stage goes on
+            fresh = self._holder.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(content))
+            os.replace(fresh, self._holder)
+
+    def _reason(self) -> str | None:
+        """What a stage of this run waits for; none while the machine changes hands."""
+        try:
+            holder = json.loads(self._holder.read_text())
+        except (OSError, ValueError):
+            return "the machine: another run uses it"
+        if not holder["stages"]:
+            return None
+        if holder["pid"] == os.getpid():
+            return "the machine: a stage of another run asked for it earlier"
+        return f"the machine: {RunName(holder['run'], holder['recipe'])} uses it for {' and '.join(holder['stages'])}"
+
+
+def _locked(path: Path, mode: str = "ab") -> IO[bytes] | None:
+    """The file, open and locked for this caller; none if somebody else has locked it."""
+    file = path.open(mode)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

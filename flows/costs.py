@@ -1,0 +1,22 @@
+"""How the cost of stages and of a whole run is shown in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from alignment_core.stages.base import StageResult
+from alignment_core.stages.cost import tokens, total
+
+COSTS = ("seconds", "device-s", "tokens")
+
+
+def cost_cells(cost: Mapping[str, float]) -> dict[str, str]:
+    """A table's cells by column; what is nothing stays empty."""
+    seconds, devices = cost.get("seconds", 0.0), cost.get("device_seconds", 0.0)
+    shown = (f"{seconds:.1f}" if cost else "", f"{devices:.1f}" if devices else "", f"{tokens(cost):,.0f}")
+    return dict(zip(COSTS, (text if text != "0" else "" for text in shown), strict=True))
+
+
+def run_cost(stages: Iterable[StageResult]) -> dict[str, float]:
+    """What a run cost: the stages that were cached cost it nothing."""
+    return total(stage.cost for stage in stages if stage.state == "run")

@@ -1,0 +1,30 @@
+"""Passing on what the run host and its actors print to the log of the Prefect run."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from alignment_core.host.logs import OnLines
+
+_ERROR = re.compile(
+    r"Traceback \(most recent call last\)|\b(ERROR|CRITICAL|FATAL)\b|\w(Error|Exception)\b|Fatal Python error"
+)
+_WARNING = re.compile(r"\bWARN(ING)?\b|\w*Warning\b|(?m:^\[?W\d{4} )")
+
+
+def in_run_log(logger: Any) -> OnLines:
+    """A listener for :meth:`Host.follow`; ``logger`` is the run's, made in its context, for use from another thread."""
+
+    def on_lines(stage: str | None, origin: str, text: str) -> None:
+        logger.log(level(text), "%s%s: %s", f"{stage} " if stage else "", origin, text)
+
+    return on_lines
+
+
+def level(text: str) -> int:
+    """How serious the lines look: libraries do not agree on a format."""
+    if _ERROR.search(text):
+        return logging.ERROR
+    return logging.WARNING if _WARNING.search(text) else logging.INFO

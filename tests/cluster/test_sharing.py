@@ -1,0 +1,88 @@
+"""Runs that share a Ray cluster or a machine: waiting for GPUs, ending actors, and what a dying actor leaves in the log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.host.logs import LogTail
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, sys, threading, time
+from pathlib import Path
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Place
+from alignment_core.cluster.group import ActorGroup
+from alignment_core.errors import InfrastructureError
+
+ray_cluster.prepare_environment()
+import ray
+ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1",
+         object_store_memory=100 << 20, log_to_driver=True, configure_logging=False)
+
+first, told = ray_cluster.reserve_gpus(ray, 2), []
+def waits(reason):
+    told.append(reason)
+    if reason:
+        ray.util.remove_placement_group(first)
+second = ray_cluster.reserve_gpus(ray, 1, waits)
+
+print("[align] trainers serve sft", flush=True)
+group = ActorGroup(ray, "trainers", [Place(), Place()], [{}, {}])
+group.make("tests.cluster.visible:Mortal", [{}, {}], 60)
+group.all("speak", timeout=60)
+before = ray_cluster.actor_processes()
+try:
+    group.one(1, "die", timeout=60)
+except InfrastructureError:
+    time.sleep(1.0)  # as the host does
+group.kill()
+ray_cluster.wait_for_the_end(before)
+after = ray_cluster.actor_processes()
+Path(sys.argv[2]).write_text(json.dumps({"told": told, "before": len(before), "after": len(after)}))
+ray.shutdown()
+"""
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Ray's sockets lie below it, and their paths may not be long."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_waiting_for_gpus_ending_actors_and_their_last_words(short_folder: Path, tmp_path: Path) -> None:
+    """One Ray for three questions, because it takes seconds to start. The GPUs are numbers, no driver is asked."""
+    log, answers = tmp_path / "run.log", tmp_path / "answers.json"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(short_folder), str(answers)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            timeout=120,
+        )
+    assert done.returncode == 0, log.read_text()[-3000:]
+    found = json.loads(answers.read_text())
+    assert found["told"] == ["1 GPUs of the Ray cluster: 0 of 2 are free", None]
+    assert (found["before"], found["after"]) == (2, 0)
+
+    heard: list[tuple[str | None, str, str]] = []
+    LogTail(log, 0, lambda *line: heard.append(line)).close()
+    text = {origin: text for stage, origin, text in heard if stage == "sft"}
+    assert text["trainers[0]"] == "I speak"
+    assert "I speak" in "\n".join(text for stage, origin, text in heard if (stage, origin) == ("sft", "trainers[1]"))
+    assert "Fatal Python error: Aborted" in log.read_text()
+    assert [origin for _, origin, text in heard if "Fatal Python error: Aborted" in text] == ["trainers[1]"]

@@ -1,0 +1,127 @@
+"""Two runs of one recipe at once: what they share they compute once, they queue for the machine, and they say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.stages.machine_queue import MachineQueue
+from alignment_core.stages.turns import RunName, Turn
+from tests.flows.test_processes import RECIPE, wait_until
+
+pytestmark = pytest.mark.slow
+
+API = """
+import sys
+from flows import environment
+from flows.prefect_api import start_prefect_api
+environment.prepare()
+api = start_prefect_api()
+api.wait()
+print(api.url, flush=True)
+sys.stdin.read()
+"""
+Messages = Callable[[], list[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ALIGN_HOME, and actors that say something although they are healthy: OpenMP shows its settings when it starts."""
+    home = tmp_path / "home"
+    (home / "prefect").mkdir(parents=True)
+    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
+    monkeypatch.setenv("ALIGN_HOME", str(home))
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "true")
+    return home
+
+
+@pytest.fixture
+def messages(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Messages]:
+    """What Prefect's API shows as the logs of all runs; both runs report to one server."""
+    server = subprocess.Popen([sys.executable, "-c", API], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    monkeypatch.setenv("PREFECT_API_URL", url)
+
+    def read() -> list[str]:
+        found: list[str] = []
+        while True:
+            body = json.dumps({"offset": len(found), "sort": "TIMESTAMP_ASC"}).encode()
+            request = urllib.request.Request(f"{url}/logs/filter", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                page = json.loads(answer.read())
+            found += [log["message"] for log in page]
+            if not page:
+                return found
+
+    yield read
+    server.communicate(timeout=60)
+
+
+def outcome_of(run: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = run.communicate(timeout=400)
+    assert run.returncode == 0, f"{out[-2000:]}\n{err[-4000:]}"
+    assert "waits for" not in err, "the console stays quiet"
+    return json.loads(out.splitlines()[-1])
+
+
+def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
+    home: Path, messages: Messages, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(RECIPE)
+    align = [sys.executable, "-m", "flows.cli", "run", str(recipe), "--json"]
+    me = Turn(label="a test", run=RunName("0123456789", "other"))
+    with MachineQueue(home / "locks").use(me):
+        runs = [
+            subprocess.Popen(align, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+            for _ in range(2)
+        ]
+
+        def both_wait() -> bool:
+            said = messages()
+            return all(any(reason in line for line in said) for reason in reasons)
+
+        reasons = [
+            "sft waits for the machine: run 01234567 (other) uses it for a test",
+            "sft waits for the same stage in run ",
+        ]
+        try:
+            assert wait_until(both_wait, 240), messages()
+        except BaseException:
+            for run in runs:
+                run.kill()
+            raise
+    outcomes = [outcome_of(run) for run in runs]
+
+    keys = [{stage["label"]: (stage["key"], stage["reference"]) for stage in one["stages"]} for one in outcomes]
+    assert keys[0] == keys[1]
+    for label in keys[0]:
+        states = {stage["state"] for one in outcomes for stage in one["stages"] if stage["label"] == label}
+        assert states == {"run", "cached"}, f"{label} was computed by one of them"
+
+    said = messages()
+    assert any(line.startswith("sft trainers[1]: ") and "OPENMP" in line for line in said), said
+    assert "sft goes on" in said
+    assert not [line for line in said if "Error" in line]
+
+    for one in outcomes:
+        ran = [stage["cost"] for stage in one["stages"] if stage["state"] == "run"]
+        assert one["cost"]["seconds"] == pytest.approx(sum(cost["seconds"] for cost in ran), abs=0.01)
+    stages = {stage["label"]: stage["cost"] for one in outcomes for stage in one["stages"] if stage["state"] == "run"}
+    assert stages["sft"]["waited_seconds"] > 0
+    assert stages["sft"]["device_seconds"] > 0
+    assert stages["sft"]["train_tokens"] > 0
+    assert stages["start/evaluation/generate"]["completion_tokens"] > 0
+    assert stages["start/evaluation/generate"]["prompt_tokens"] > 0
+    assert stages["sft/evaluation/score"]["score_tokens"] > 0
+    assert stages["report"]["device_seconds"] == 0

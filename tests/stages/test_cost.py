@@ -1,0 +1,46 @@
+"""What a stage cost: time without waits, device-seconds, tokens, and the sums of a run."""
+
+from __future__ import annotations
+
+import time
+
+from alignment_core.stages.cost import Meter, tokens, total
+from alignment_core.stages.turns import Turn
+
+
+def test_waits_are_told_on_and_do_not_count_as_work() -> None:
+    told: list[str | None] = []
+    meter = Meter(Turn(waits=told.append))
+    began = time.monotonic()
+    meter.turn.waits("the machine: run A uses it for sft")
+    time.sleep(0.05)
+    meter.turn.waits("the machine: run A uses it for dpo")  # the reason changed, the wait goes on
+    time.sleep(0.05)
+    meter.turn.waits(None)
+    cost, wall = meter.cost(), time.monotonic() - began
+    assert len(told) == 3
+    assert cost["waited_seconds"] >= 0.1
+    assert cost["seconds"] + cost["waited_seconds"] <= wall + 0.002  # each is rounded to a millisecond
+
+
+def test_device_seconds_add_up_over_several_machines() -> None:
+    meter = Meter(Turn())
+    meter.turn.used(2.5)
+    meter.turn.used(4.0)
+    assert meter.cost()["device_seconds"] == 6.5
+
+
+def test_a_run_costs_the_sum_of_its_stages() -> None:
+    sampling = {
+        "seconds": 2.0,
+        "device_seconds": 4.0,
+        "prompt_tokens": 10,
+        "completion_tokens": 90,
+        "train_seconds": 1.0,
+    }
+    training = {"seconds": 3.0, "device_seconds": 6.0, "train_tokens": 1000}
+    assert tokens(sampling) == 100
+    summed = total([sampling, training])
+    assert (summed["seconds"], summed["device_seconds"]) == (5.0, 10.0)
+    assert tokens(summed) == 1100
+    assert "train_seconds" not in summed, "parts of a stage's own time are not summed"

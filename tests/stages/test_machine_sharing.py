@@ -1,0 +1,124 @@
+"""What a run does with its trainers and engines when another run wants the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages import machines as module
+from alignment_core.stages.machine_queue import MachineQueue
+from alignment_core.stages.machines import WarmMachines
+from alignment_core.stages.turns import RunName, Turn
+
+SECONDS = 20.0
+POLICY = Reference("model", "0" * 64)
+
+
+class Group:
+    """Actors that do nothing: here it matters only when they start and end (and there is no GPU to hold)."""
+
+    devices = 2
+
+    def __init__(self) -> None:
+        self.killed = threading.Event()
+
+    def all(self, *_: Any, **__: Any) -> None: ...
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
+    """A run on GPUs, on a machine that it shares."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cluster, "actor_processes", list)
+    monkeypatch.setattr(module, "architecture_digest", lambda _: "one")
+    machines = WarmMachines(ResourcesConfig(trainers=2, engines=2), tmp_path, tmp_path / "locks")
+    machines._device = Device("cuda", 2)
+    monkeypatch.setattr(machines, "connect", lambda: None)
+    monkeypatch.setattr(machines, "_reserve", lambda _: None)
+    monkeypatch.setattr(machines, "_start_trainers", Group)
+    monkeypatch.setattr(machines, "_start_engines", lambda *_: Group())
+    return machines
+
+
+def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMachines, tmp_path: Path) -> None:
+    with run.trainers() as trainers:
+        pass
+    with run.engines(tmp_path, POLICY, 64) as engines:
+        pass
+    with run.trainers() as again:
+        assert again is trainers, "they stay warm while nobody waits"
+    assert not trainers.killed.is_set()
+    with MachineQueue(tmp_path / "locks").use(Turn(run=RunName("other"))):
+        assert trainers.killed.is_set()
+        assert engines.killed.is_set()
+    with run.trainers() as fresh:
+        assert fresh is not trainers
+
+
+def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs_trainers(
+    run: WarmMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines start while the trainers keep still, which a stage must not prevent that itself waits for the machine."""
+    trainers_wait, other_waits, other_may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def other_run() -> None:
+        with MachineQueue(tmp_path / "locks").use(Turn(waits=lambda reason: other_waits.set() if reason else None)):
+            other_may_end.wait(SECONDS)
+
+    def trainer_stage() -> None:
+        with run.trainers(Turn(order=2, waits=lambda _: trainers_wait.set())):
+            pass
+
+    def start_while_all_wait(turn: Turn) -> None:
+        if turn.order == 1:  # the engines' stage, which has the machine by now
+            for stage, waits in ((other_run, other_waits), (trainer_stage, trainers_wait)):
+                threads.append(threading.Thread(target=stage, daemon=True))
+                threads[-1].start()
+                assert waits.wait(SECONDS)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(run, "_reserve", start_while_all_wait)
+    started = threading.Event()
+
+    def engine_stage() -> None:
+        with run.engines(tmp_path, POLICY, 64, turn=Turn(order=1)):
+            started.set()
+
+    threading.Thread(target=engine_stage, daemon=True).start()
+    assert started.wait(SECONDS)
+    other_may_end.set()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def test_device_seconds_count_from_having_the_machine_times_the_devices(run: WarmMachines, tmp_path: Path) -> None:
+    used: list[float] = []
+    with contextlib.suppress(RuntimeError), run.trainers(Turn(used=used.append)) as group:
+        threading.Event().wait(0.05)
+        raise RuntimeError("also when the stage fails")
+    assert group.killed.is_set()
+    assert used[0] >= 0.05 * 2
+    with MachineQueue(tmp_path / "locks").use(Turn()):
+        waiting = threading.Thread(target=lambda: _take_trainers(run, Turn(used=used.append)), daemon=True)
+        waiting.start()
+        threading.Event().wait(0.5)
+    waiting.join(SECONDS)
+    assert len(used) == 2
+    assert used[1] < 0.5 * 2, "waiting for another run is no use of a device"
+
+
+def _take_trainers(run: WarmMachines, turn: Turn) -> None:
+    with run.trainers(turn):
+        pass
