@@ -15,6 +15,7 @@ from alignment_core.recipes import (
     BaseRecipe,
     DpoRecipe,
     IterativeDpoRecipe,
+    NightlyRecipe,
     Recipe,
     RewardModelRecipe,
     SftRecipe,
@@ -22,7 +23,7 @@ from alignment_core.recipes import (
     load_recipe,
     parse_recipe,
 )
-from flows import dpo, iterative_dpo, reward_model, sft
+from flows import dpo, iterative_dpo, nightly, reward_model, sft
 from flows.runs import Outputs, project_file, run_recipe
 
 COMPOSITIONS: dict[str, Callable[[Any], Outputs]] = {
@@ -36,9 +37,11 @@ runner: Any = ThreadPoolTaskRunner(max_workers=64)
 alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name="{recipe.name}", validate_parameters=True)
 
 
-def _run(recipe: BaseRecipe, overrides: list[str], from_stage: str | None) -> Any:
+def _run(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, night: str | None = None) -> Any:
     if overrides:
         recipe = parse_recipe(apply_overrides(recipe.model_dump(mode="json"), overrides))
+    if isinstance(recipe, NightlyRecipe):
+        return nightly.one_night(recipe, night, from_stage)
     return run_recipe(recipe, COMPOSITIONS[recipe.method], from_stage)
 
 
@@ -94,3 +97,14 @@ def deployed_dpo(
 ) -> dict[str, Any]:
     """DPO on given pairs."""
     return _run(recipe, overrides, from_stage)
+
+
+@alignment_flow
+def deployed_nightly(
+    recipe: NightlyRecipe = _shipped("nightly"),
+    overrides: list[str] = [],
+    from_stage: str | None = None,
+    night: str | None = None,
+) -> dict[str, Any]:
+    """Production → new preference rows → evaluation → promotion. `night` names the night; default when the run was due."""
+    return _run(recipe, overrides, from_stage, night)

@@ -82,6 +82,12 @@ def _print_outcome(outcome: dict[str, Any]) -> None:
     from alignment_core.stages.base import StageResult
     from flows.display import result_table, stage_table
 
+    if outcome["night"]:
+        from alignment_core.nights.ledger import Night, summary
+
+        out.print(summary(Night.model_validate(outcome["night"])), markup=False)
+        if not outcome["stages"]:
+            return
     out.print(stage_table([StageResult.model_validate(stage) for stage in outcome["stages"]]))
     metrics = outcome["metrics"]
     if metrics.get("policies"):

@@ -11,7 +11,7 @@ from typing import Any
 from alignment_core.artifacts import Store, align_home
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
-from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes import BaseRecipe, NightlyRecipe
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.base_model import in_store, pin_model
 from alignment_core.stages.runner import cached_result
@@ -35,8 +35,8 @@ def early_host(recipe: BaseRecipe, store: Store) -> Host | None:
 
     Raises UserError if the recipe's model is none.
     """
-    if in_store(store, recipe.model) is not None:
-        return None
+    if isinstance(recipe, NightlyRecipe) or in_store(store, recipe.model) is not None:
+        return None  # a night may be empty
     config = pin_model(recipe.model).model_dump(mode="json")
     call = StageCall(stage="base_model", label="model", config=config, inputs={}, seed=recipe.seed)
     if cached_result(store, call) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe
+from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe, NightlyRecipe
 from flows.evaluation import Evaluations
 from flows.runs import Outputs
 from flows.start import base_and_start
@@ -19,18 +19,14 @@ def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
     section = recipe.iterative_dpo
     prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
     policies = {"sft" if recipe.sft else "start": start}
-    policy = start
-    for number in range(1, section.rounds + 1):
-        reference = start if section.reference == "initial" and number > 1 else None
-        policy = one_round(recipe, section, number, policy, prompts, judge, reference)
-        policies[f"round-{number}"] = policy
+    policies |= rounds(recipe, section, start, prompts, judge)
 
     evaluations = Evaluations(recipe, base, judge)
     for label, one in policies.items():  # submitted after the rounds, which so have the machines first
         evaluations.add(label, one)
 
     return Outputs(
-        policy=policy,
+        policy=policies[f"round-{section.rounds}"],
         reward_model=judge,
         report=evaluations.report(),
         final=f"round-{section.rounds}",
@@ -38,7 +34,26 @@ def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
     )
 
 
-def reward_model(recipe: IterativeDpoRecipe, base: Input, start: Input) -> Input | None:
+def rounds(
+    recipe: IterativeDpoRecipe | NightlyRecipe,
+    section: IterativeDpoConfig,
+    start: Input,
+    prompts: Input,
+    judge: Input | None,
+    first_prompt: int = 0,
+) -> dict[str, Input]:
+    """All rounds; the policy that each comes to, by label."""
+    policies: dict[str, Input] = {}
+    policy = start
+    for number in range(1, section.rounds + 1):
+        reference = start if section.reference == "initial" and number > 1 else None
+        first = first_prompt + (number - 1) * section.prompts_per_round
+        policy = one_round(recipe, section, f"round-{number}", policy, prompts, first, judge, reference)
+        policies[f"round-{number}"] = policy
+    return policies
+
+
+def reward_model(recipe: IterativeDpoRecipe | NightlyRecipe, base: Input, start: Input) -> Input | None:
     """The judge of the rounds: trained from the SFT model, given by the recipe, or none."""
     section, trust = recipe.reward_model, recipe.model.trust_remote_code
     if section is None:
@@ -51,18 +66,17 @@ def reward_model(recipe: IterativeDpoRecipe, base: Input, start: Input) -> Input
 
 
 def one_round(
-    recipe: IterativeDpoRecipe,
+    recipe: IterativeDpoRecipe | NightlyRecipe,
     section: IterativeDpoConfig,
-    number: int,
+    label: str,
     policy: Input,
     prompts: Input,
+    first: int,
     judge: Input | None,
     reference: Input | None,
 ) -> Step:
     """Generate → score → select → train; returns the next policy."""
-    trust = recipe.model.trust_remote_code
-    label, count = f"round-{number}", section.prompts_per_round
-    first = (number - 1) * count
+    trust, count = recipe.model.trust_remote_code, section.prompts_per_round
     verifying = recipe.evaluation if section.selection.score == "verifier" else None
     samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, trust)
     scores = rollout.score(f"{label}/score", samples, judge, verifying, trust_remote_code=trust)

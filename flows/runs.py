@@ -19,7 +19,7 @@ from prefect.futures import as_completed
 from prefect.states import Cancelled
 from pydantic import BaseModel
 
-from alignment_core.artifacts import Reference, align_home, open_store
+from alignment_core.artifacts import Reference, Store, align_home, open_store
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
@@ -53,7 +53,12 @@ class Outcome(BaseModel):
     """Sums over the stages that ran; see :mod:`alignment_core.stages.cost`."""
     metrics: dict[str, Any] = {}
     promotion: dict[str, Any] | None = None
+    night: dict[str, Any] | None = None
     error: str | None = None
+
+
+Replaces = Callable[[Store, str], Reference | None]
+"""What a promotion's tag must name to be moved, asked once the gates are to be judged."""
 
 
 class Outputs(BaseModel):
@@ -70,11 +75,15 @@ class Outputs(BaseModel):
 
 
 def run_recipe(
-    recipe: BaseRecipe, compose: Callable[[Any], Outputs], from_stage: str | None = None
+    recipe: BaseRecipe,
+    compose: Callable[[Any], Outputs],
+    from_stage: str | None = None,
+    replaces: Replaces = Store.tag,
 ) -> dict[str, Any] | State:
     """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure.
 
-    A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again.
+    A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again. The
+    promotion's tag is moved from what it names by then, unless the caller has compared with something and says so.
     """
     with _open_run(recipe, from_stage) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:
@@ -92,7 +101,7 @@ def run_recipe(
                 if isinstance(error, Exception):  # whoever interrupts does not want to wait
                     _prune(recipe, run)
                 raise _cause(run, error) from None
-        outcome = _outcome(recipe, run, outputs).model_dump(mode="json")
+        outcome = _outcome(recipe, run, outputs, replaces).model_dump(mode="json")
         _prune(recipe, run)
         return outcome
 
@@ -109,17 +118,17 @@ def _prune(recipe: BaseRecipe, run: Run) -> None:
         logger.info("pruned %d objects, %.1f MiB", len(pruned), sum(one.size for one in pruned) / 2**20)
 
 
-def _flow_run() -> FlowRun:
+def flow_run() -> FlowRun:
+    """The flow run of this process."""
     context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
-    assert flow_run is not None, "recipes run inside the flow"
-    return flow_run
+    current = context.flow_run if context else None
+    assert current is not None, "recipes run inside the flow"
+    return current
 
 
 @contextmanager
 def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
-    flow_run = _flow_run()
-    run_id = str(flow_run.id)
+    run_id = str(flow_run().id)
     store = open_store(recipe.store)
     caller = COMMAND_LINE.get()
     resumes = caller.resumes if caller else None
@@ -131,7 +140,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         store.uri,
         from_stage=from_stage,
         rerun=again,
-        deployed=flow_run.deployment_id is not None,
+        deployed=flow_run().deployment_id is not None,
     )
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)
@@ -212,7 +221,7 @@ def _cause(run: Run, error: BaseException) -> BaseException:
     return next((failure for failure in failures if not isinstance(failure, Stopped)), error)
 
 
-def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs) -> Outcome:
+def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, replaces: Replaces) -> Outcome:
     stages = [step.result() for step in run.steps]
     report = outputs.report.result() if outputs.report else None
     metrics: dict[str, Any] = dict(report.metrics) if report else {}
@@ -220,7 +229,8 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs) -> Outcome:
     promotion = None
     if recipe.promotion and outputs.policy is not None:
         final, baseline = policies.get(outputs.final, {}), policies.get(outputs.baseline, {})
-        promotion = promote(recipe.promotion, reference_of(outputs.policy), final, baseline)
+        expected = replaces(run.store, recipe.promotion.tag)
+        promotion = promote(recipe.promotion, reference_of(outputs.policy), final, baseline, expected)
     named = {"policy": outputs.policy, "reward_model": outputs.reward_model, "report": outputs.report}
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if report is None:

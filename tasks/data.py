@@ -22,12 +22,19 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
     return known or submit(base_model_task, label, pin_model(model), {})
 
 
-def dataset(label: str, data: DataConfig, purpose: Purpose, tokenizer: Input, trust_remote_code: bool = False) -> Step:
-    """Rows of a recipe's ``data`` as token ids of ``tokenizer`` (a model)."""
+def dataset(
+    label: str,
+    data: DataConfig,
+    purpose: Purpose,
+    tokenizer: Input,
+    trust_remote_code: bool = False,
+    rows: Reference | None = None,
+) -> Step:
+    """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model)."""
     config = DatasetConfig(
         data=data,
-        sources=tuple(pin(source) for source in data.sources),
+        sources=() if rows else tuple(pin(source) for source in data.sources),
         purpose=purpose,
         trust_remote_code=trust_remote_code,
     )
-    return submit(dataset_task, label, config, {"tokenizer": tokenizer})
+    return submit(dataset_task, label, config, {"tokenizer": tokenizer, "rows": rows})

@@ -60,7 +60,12 @@ def _read(pinned: PinnedSource, index: int, seed: int, purpose: Purpose) -> Iter
         path = Path(file.path)
         if not path.is_file() or digest_of_file(path) != file.sha256:
             raise DataError(f"{path}: is gone or has changed since this run started")
-        yield from _located(_READERS[path.suffix](path), path.name, index)
+        yield from _located(read_file(path), path.name, index)
+
+
+def read_file(path: Path) -> Iterator[Found]:
+    """The rows of one file, of a suffix in ``pin.SUFFIXES``. Raises DataError where the whole of it cannot be read."""
+    return _READERS[path.suffix](path)
 
 
 def _located(found: Iterable[Found], name: str, index: int) -> Iterator[Row | BadRow]:

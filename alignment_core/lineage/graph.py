@@ -68,6 +68,17 @@ class Graph:
         """(role, artifact) of everything that was made from ``reference``, each pair once."""
         return list(dict.fromkeys((role, record.output) for role, record in self.used_by(reference)))
 
+    def descends(self, reference: Reference, ancestor: Reference) -> bool:
+        """Whether ``ancestor`` is anywhere among what ``reference`` was made from."""
+        waiting, seen = [reference], {reference}
+        while waiting:
+            found = {parent for _, parent in self.parents(waiting.pop())}
+            if ancestor in found:
+                return True
+            waiting += found - seen
+            seen |= found
+        return False
+
     def up(self, reference: Reference) -> Node:
         """The tree of everything that ``reference`` was made from."""
         return self._tree(reference, "", True, set())

@@ -4,10 +4,12 @@ from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.evaluation import EvaluationConfig, Gate, PromotionConfig
 from alignment_core.recipes.load import apply_overrides, load_recipe, parse_recipe
 from alignment_core.recipes.model import ModelConfig, ScratchModel
+from alignment_core.recipes.nightly import NightlyConfig
 from alignment_core.recipes.recipe import (
     BaseRecipe,
     DpoRecipe,
     IterativeDpoRecipe,
+    NightlyRecipe,
     Recipe,
     RewardModelRecipe,
     SftRecipe,
@@ -37,6 +39,8 @@ __all__ = [
     "IterativeDpoConfig",
     "IterativeDpoRecipe",
     "ModelConfig",
+    "NightlyConfig",
+    "NightlyRecipe",
     "PromotionConfig",
     "Recipe",
     "ResourcesConfig",

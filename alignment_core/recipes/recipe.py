@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.evaluation import EvaluationConfig, PromotionConfig
 from alignment_core.recipes.model import ModelConfig
+from alignment_core.recipes.nightly import NightlyConfig, check_inbox
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rollout import IterativeDpoConfig
@@ -102,19 +103,57 @@ class IterativeDpoRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _has_a_judge(self) -> IterativeDpoRecipe:
-        if self.reward_model is None and self.iterative_dpo.selection.score == "reward":
-            raise ValueError("`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`")
-        if self.reward_model and (self.reward_model.model is None) == (self.reward_model.data is None):
-            raise ValueError("`reward_model` needs exactly one of `data` (train one) and `model` (use that one)")
-        if self.iterative_dpo.selection.score == "verifier" and not (self.evaluation and self.evaluation.verifier):
-            raise ValueError("`evaluation.verifier` is needed, because `iterative_dpo.selection.score` is `verifier`")
-        if self.iterative_dpo.selection.score == "verifier" and self.evaluation:
-            self.evaluation.check_verifier(self.iterative_dpo.prompts, "iterative_dpo.prompts")
+        _check_judge(self.reward_model, self.iterative_dpo, self.evaluation)
         return self
 
 
+class NightlyRecipe(BaseRecipe):
+    """Production → the preference rows that arrived since → rounds → evaluation against production → promotion."""
+
+    method: Literal["nightly"] = "nightly"
+    """A night of continued training."""
+    dpo: DpoConfig
+    """How to train on the new rows; `data` says where they arrive (`store:<prefix>` means the artifacts of every tag
+    that begins so)."""
+    nightly: NightlyConfig = NightlyConfig()
+    """Which rows a night takes."""
+    reward_model: RewardModelConfig | None = None
+    """The judge, trained from `model` or given; may be left out where a verifier judges."""
+    iterative_dpo: IterativeDpoConfig | None = None
+    """Rounds after the training on new rows; none runs none."""
+    evaluation: EvaluationConfig
+    """How the night's candidate and production are compared."""
+    promotion: PromotionConfig
+    """The tag that names production, and what a candidate must pass; while there is no such tag, nights start from
+    `model`."""
+
+    @model_validator(mode="after")
+    def _can_run_unattended(self) -> NightlyRecipe:
+        check_inbox(self.dpo.data, self.nightly.min_rows)
+        _check_judge(self.reward_model, self.iterative_dpo, self.evaluation)
+        if not self.promotion.gates:
+            raise ValueError("`promotion.gates` needs at least one gate: nobody looks at a model before it is promoted")
+        return self
+
+
+def _check_judge(
+    reward_model: RewardModelConfig | None, rounds: IterativeDpoConfig | None, evaluation: EvaluationConfig | None
+) -> None:
+    """Raise ValueError unless there is something that ranks the completions of the rounds."""
+    if reward_model and (reward_model.model is None) == (reward_model.data is None):
+        raise ValueError("`reward_model` needs exactly one of `data` (train one) and `model` (use that one)")
+    if rounds is None:
+        return
+    if reward_model is None and rounds.selection.score == "reward":
+        raise ValueError("`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`")
+    if rounds.selection.score == "verifier" and not (evaluation and evaluation.verifier):
+        raise ValueError("`evaluation.verifier` is needed, because `iterative_dpo.selection.score` is `verifier`")
+    if rounds.selection.score == "verifier" and evaluation:
+        evaluation.check_verifier(rounds.prompts, "iterative_dpo.prompts")
+
+
 Recipe = Annotated[
-    SftRecipe | RewardModelRecipe | DpoRecipe | IterativeDpoRecipe,
+    SftRecipe | RewardModelRecipe | DpoRecipe | IterativeDpoRecipe | NightlyRecipe,
     Field(discriminator="method"),
 ]
 
@@ -123,4 +162,5 @@ BY_METHOD: dict[str, type[BaseRecipe]] = {
     "reward-model": RewardModelRecipe,
     "dpo": DpoRecipe,
     "iterative-dpo": IterativeDpoRecipe,
+    "nightly": NightlyRecipe,
 }

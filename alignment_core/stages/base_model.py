@@ -117,6 +117,16 @@ def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)
     return known
 
 
+def check_same_tokenizer(store: Store, base: Reference, policy: Reference) -> None:
+    """Raise UserError if data that ``base``'s tokenizer prepared would mean something else to ``policy``."""
+    ours, theirs = ({e.path: e.sha256 for e in store.manifest(one).files} for one in (base, policy))
+    if any(ours.get(name) != theirs.get(name) for name in ("tokenizer.json", "tokenizer.model")):
+        raise UserError(
+            f"model: {policy.short}, which is to be trained on, has another tokenizer than {base.short}: name a model with "
+            "the tokenizer of production, such as the one that it descends from"
+        )
+
+
 def pin_model(model: ModelConfig) -> BaseModelConfig:
     """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit. Raises UserError."""
     from alignment_core.hub import commit_of

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.data.formats import Purpose
-from alignment_core.data.pin import PinnedSource
-from alignment_core.recipes import DataConfig
+from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.recipes import DataConfig, DataSource
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+ROWS = "rows.jsonl"
+"""The file of preference rows in an input artifact of the role ``rows``, which then stands for the sources."""
 
 
 class DatasetConfig(StageConfig):
-    """Pinned sources and how to read them."""
+    """Pinned sources and how to read them; none where the rows come from an input."""
 
     data: DataConfig
     sources: tuple[PinnedSource, ...]
@@ -42,7 +45,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
 
         built = build(
             config.data,
-            config.sources,
+            _sources(context, config),
             tokenizer,
             config.purpose,
             context.seed,
@@ -51,6 +54,12 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
         write(built, context.output)
     rows = built.statistics["rows"]
     return {"train_rows": rows["train"], "test_rows": rows["test"], "dropped": built.statistics["dropped"]}
+
+
+def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource, ...]:
+    if "rows" not in context.inputs:
+        return config.sources
+    return (pin(DataSource(path=str(context.inputs["rows"] / ROWS), format="preference")),)
 
 
 STAGE = Stage("dataset", 1, "dataset", DatasetConfig, run)

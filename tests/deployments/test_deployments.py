@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         running.stop()
 
 
+def runs_of(server: Server, deployment: str, *states: str) -> list[Any]:
+    """The flow runs of a deployment, those in these states if any are given."""
+    chosen: dict[str, Any] = {"deployments": {"name": {"any_": [deployment]}}}
+    if states:
+        chosen["flow_runs"] = {"state": {"type": {"any_": list(states)}}}
+    return server.get("/flow_runs/filter", chosen)
+
+
+def eventually(look: Callable[[], Any], seconds: float = 180) -> Any:
+    """What ``look`` returns, once that is something."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(1)
+    return found
+
+
 def test_every_deployment_of_the_file_is_registered(server: Server) -> None:
     names = {found["name"] for found in server.get("/deployments/filter", {})}
-    assert names == {"quickstart", "iterative-dpo", "sft", "reward-model", "dpo"}
+    assert names == {"quickstart", "iterative-dpo", "sft", "reward-model", "dpo", "nightly"}
 
 
 def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(server: Server) -> None:
@@ -138,7 +155,7 @@ def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(ser
 def test_a_deployment_runs_to_completion_with_parameters(server: Server) -> None:
     parameter = f"overrides={json.dumps(OVERRIDES)}"
     server.prefect("deployment", "run", "alignment/quickstart", "--param", parameter, "--watch")
-    (run,) = server.get("/flow_runs/filter", {})
+    (run,) = runs_of(server, "quickstart")
     assert run["state"]["type"] == "COMPLETED"
     tasks = server.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     assert {"round-1/dpo", "reward-model", "sft"} <= {task["name"] for task in tasks}
@@ -180,3 +197,30 @@ def test_a_stage_that_takes_its_time_shows_its_progress_on_the_run_to_the_end(se
     shown = server.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
     assert {one["description"]: one["data"] for one in shown} == {"whole": 100.0, "half": 50.0}
     assert {(one["type"], one["key"]) for one in shown} == {("progress", None)}
+
+
+def test_the_schedule_of_nights_makes_runs_appear_by_itself(server: Server) -> None:
+    planned = eventually(lambda: runs_of(server, "nightly", "SCHEDULED"))
+    assert {run["expected_start_time"][11:19] for run in planned} == {"02:00:00"}
+
+
+def test_a_scheduled_night_runs_by_itself_and_sets_off_an_automation(server: Server, tmp_path: Path) -> None:
+    trigger = {"type": "event", "expect": ["alignment.night.empty"], "posture": "Reactive", "threshold": 1, "within": 0}
+    hook = {"name": "empty nights", "trigger": trigger, "actions": [{"type": "do-nothing"}]}
+    server.prefect("automation", "create", "--from-json", json.dumps(hook))
+    shipped = server.get("/deployments/name/alignment/nightly")
+    recipe = shipped["parameter_openapi_schema"]["properties"]["recipe"]["default"]
+    recipe["dpo"]["data"]["sources"][0]["path"] = str(tmp_path / "*.jsonl")
+    schedule = {"schedule": {"interval": 20}, "parameters": {"recipe": recipe}}
+    server.get(f"/deployments/{shipped['id']}/schedules", [schedule])
+    (run, *_) = eventually(lambda: runs_of(server, "nightly", "COMPLETED", "FAILED", "CRASHED"))
+    server.prefect("--no-prompt", "deployment", "schedule", "clear", "alignment/nightly", "--accept-yes")
+    assert run["state"]["type"] == "COMPLETED"
+    due = run["expected_start_time"][:19] + "Z"
+    of_run = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
+    assert f"Night {due}: empty" in [found["description"] for found in server.get("/artifacts/filter", of_run)]
+
+    def triggered() -> Any:
+        return server.get("/events/filter", {"filter": {"event": {"name": ["prefect.automation.triggered"]}}})["events"]
+
+    assert eventually(triggered)[0]["resource"]["prefect.resource.name"] == "empty nights"

@@ -32,6 +32,14 @@ JUDGE: dict[str, Any] = {
     "model": "m",
     "reward_model": {"data": "pairs.jsonl"},
 }
+NIGHT: dict[str, Any] = {
+    "method": "nightly",
+    "name": "demo",
+    "model": "some/model",
+    "dpo": {"data": "inbox"},
+    "evaluation": {"prompts": "prompts.jsonl", "verifier": "checks.py:right"},
+    "promotion": {"gates": [{"metric": "accuracy", "min_gain": 0}]},
+}
 Load = Callable[..., BaseRecipe]
 
 
@@ -129,14 +137,14 @@ def test_every_mistake_gets_its_own_line(load):
 @pytest.mark.parametrize(("method", "nearest"), [("sftt", "sft"), ("reward_model", "reward-model"), ("ppo", "dpo")])
 def test_an_unknown_method_gets_the_list_and_the_nearest(load, method, nearest):
     assert refusal(load, SFT | {"method": method}) == (
-        f"recipe.yaml: method: is {method!r}; choose one of sft, reward-model, dpo, iterative-dpo; "
+        f"recipe.yaml: method: is {method!r}; choose one of sft, reward-model, dpo, iterative-dpo, nightly; "
         f"did you mean {nearest!r}?"
     )
 
 
 def test_a_missing_method_gets_the_list(load):
     content = {name: value for name, value in SFT.items() if name != "method"}
-    assert "method: is missing; choose one of sft, reward-model, dpo, iterative-dpo" in refusal(load, content)
+    assert "method: is missing; choose one of sft, reward-model, dpo, iterative-dpo, nightly" in refusal(load, content)
 
 
 # ---------------------------------------------------------------- the file
@@ -273,6 +281,32 @@ def test_fields_that_do_not_fit_together_get_one_sentence(load, content, overrid
     assert sentence in line
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "dpo.data={task: reverse}",
+            "`dpo.data.sources.0`: rows arrive in a file, folder, glob or `store:` prefix; give",
+        ),
+        ("dpo.data={path: inbox, rows: 5}", "give `path` and, if need be, `format` and `columns`, and nothing else"),
+        ("dpo.data={path: inbox, test_rows: 9}", "`dpo.data.test_rows` (9) must be less than `nightly.min_rows` (1)"),
+        ("promotion.gates=[]", "`promotion.gates` needs at least one gate"),
+        ("promotion=null", "promotion"),
+        ("evaluation=null", "evaluation"),
+        ("iterative_dpo={prompts: prompts.jsonl}", "`reward_model` is needed, because `iterative_dpo.selection.score`"),
+        ("reward_model={}", "`reward_model` needs exactly one of `data` (train one) and `model` (use that one)"),
+        ("nightly.inbox=Inbox/1", "nightly.inbox"),
+    ],
+)
+def test_a_night_that_could_not_run_unattended_is_refused(load, override, sentence):
+    assert sentence in refusal(load, NIGHT, override)
+
+
+def test_a_night_needs_no_section_of_its_own(load):
+    assert load(NIGHT).nightly.min_rows == 1
+    assert load(NIGHT, "iterative_dpo={prompts: p.jsonl, selection: {score: verifier}}").iterative_dpo.rounds == 2
+
+
 # ---------------------------------------------------------------- shorthand and defaults
 
 
@@ -324,7 +358,7 @@ def test_a_shipped_recipe_loads_is_named_like_its_file_and_survives_a_round_trip
 
 
 def test_every_method_has_a_shipped_recipe():
-    assert {load_recipe(path).method for path in SHIPPED} == {"sft", "reward-model", "dpo", "iterative-dpo"}
+    assert {load_recipe(path).method for path in SHIPPED} == {"sft", "reward-model", "dpo", "iterative-dpo", "nightly"}
 
 
 # ---------------------------------------------------------------- every configuration class

@@ -1,0 +1,133 @@
+"""The inbox: preference rows that keep arriving, each known by the digest of its content and not by file or time."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alignment_core.artifacts import Store
+from alignment_core.canonical import digest_of
+from alignment_core.data import formats
+from alignment_core.data.pin import SUFFIXES
+from alignment_core.data.sources import Found, read_file
+from alignment_core.errors import DataError, UserError
+from alignment_core.recipes import DataSource
+
+STORE = "store:"
+
+
+@dataclass(frozen=True)
+class InboxRow:
+    """One pair, in the columns that a data set of preferences has."""
+
+    digest: str
+    """SHA-256 of the canonical JSON of the row as it was read."""
+    where: str
+    """File and line."""
+    pair: dict[str, Any]
+
+
+@dataclass
+class Inbox:
+    """What was found that is new, in the order of sources, file names and lines."""
+
+    rows: list[InboxRow] = field(default_factory=list)
+    malformed: list[str] = field(default_factory=list)
+    """Rows and files that cannot be read, as ``file:line: reason``. They stay; mended, they are new rows."""
+
+
+def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> Inbox:
+    """Read every row of the sources whose digest is not among ``seen``, each once however often it is there.
+
+    A last line that is not finished is left for the next time. Raises UserError for a source that does not exist.
+    """
+    inbox, known = Inbox(), set(seen)
+    for source in sources:
+        formats.check_columns(source.columns)
+        formats.check_format(source.format, "preference")
+        for name, path in _files(str(source.path), store):
+            for number, found in _rows(name, path, inbox.malformed):
+                where = f"{name}:{number}"
+                try:
+                    row = _read(found, where, source, known)
+                except (ValueError, RecursionError, UserError) as error:
+                    inbox.malformed.append(f"{where}: {error}")
+                    continue
+                if row is not None:
+                    known.add(row.digest)
+                    inbox.rows.append(row)
+    return inbox
+
+
+def _read(found: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:
+    """The row, or none if it is known. Raises ValueError or UserError that says what is wrong with it."""
+    if isinstance(found, str):
+        raise ValueError(found)
+    digest = digest_of(json.loads(json.dumps(found, default=str)))  # Parquet holds times and the like, too
+    if digest in known:
+        return None
+    format = formats.detect(found, source.format, source.columns, "preference")
+    pair = vars(formats.parse(found, format, source.columns, "preference"))
+    return InboxRow(digest, where, {name: value for name, value in pair.items() if value is not None})
+
+
+def _rows(name: str, path: Path, malformed: list[str]) -> Iterator[Found]:
+    """The rows of a file, without a last line that somebody may be writing still."""
+    if path.suffix not in SUFFIXES:
+        malformed.append(f"{name}: rows are read from {', '.join(SUFFIXES)} files")
+        return
+    last: Found | None = None
+    try:
+        for found in read_file(path):
+            if last is not None:
+                yield last
+            last = found
+    except DataError as error:
+        malformed.append(name + str(error).removeprefix(str(path)))
+    except OSError as error:
+        malformed.append(f"{name}: cannot be read: {error.strerror}")
+    if last is not None and not (isinstance(last[1], str) and _ends_within_a_line(path)):
+        yield last
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return path.suffix in (".jsonl", ".json", ".csv") and file.read(1) != b"\n"
+
+
+def _files(given: str, store: Store) -> list[tuple[str, Path]]:
+    """(name to show, file), in an order that does not depend on the file system."""
+    if given.startswith(STORE):
+        return _files_of_store(given.removeprefix(STORE), store)
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return [(file.name, file) for file in sorted(path.glob("[!.]*")) if file.suffix in SUFFIXES and file.is_file()]
+    if path.is_file():
+        return [(path.name, path)]
+    if not glob.has_magic(given):
+        raise UserError(
+            f"dpo.data: {given}: there is no such file or folder; a glob such as {given.rstrip('/')}/*.jsonl may match none"
+        )
+    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+    return [(file.relative_to(fixed).as_posix(), file) for file in found if file.is_file()]
+
+
+def _files_of_store(prefix: str, store: Store) -> list[tuple[str, Path]]:
+    """The files of every artifact that a tag with this prefix names or has named."""
+    names = [name for name in sorted(store.tags()) if name.startswith(prefix)]
+    found = dict.fromkeys(move.to for name in names for move in store.tag_history(name))
+    folders = {reference.short: store.fetch(reference) for reference in found}
+    return [
+        (f"{short}/{file.relative_to(folder).as_posix()}", file)
+        for short, folder in folders.items()
+        for file in sorted(folder.rglob("*"))
+        if file.suffix in SUFFIXES and file.is_file()
+    ]

@@ -1,0 +1,99 @@
+"""A night: rows that arrived since → DPO on production → rounds → evaluation against production → promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.client.schemas.objects import State
+
+from alignment_core.artifacts import Reference, open_store
+from alignment_core.errors import Stopped
+from alignment_core.nights.ledger import AlreadyRuns, Claim, Ledger, Night, summary
+from alignment_core.recipes import NightlyRecipe
+from alignment_core.stages.base_model import check_same_tokenizer
+from flows.evaluation import Evaluations
+from flows.iterative_dpo import reward_model, rounds
+from flows.nightly_news import announce
+from flows.runs import Outcome, Outputs, flow_run, reference_of, run_recipe
+from tasks import data, training
+from tasks.stage import CURRENT, Input
+
+
+def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -> dict[str, Any] | State:
+    """Run a night, or go on with one that was interrupted. Raises what made it fail, once that is recorded."""
+    ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
+    night = Night(night=name or _due(), run=run_id)
+    outcome: Any = Outcome(status="completed", run_id=run_id, store=ledger.store.uri).model_dump(mode="json")
+    with ExitStack() as held:
+        with _failure_recorded(recipe, ledger, night):
+            claim = held.enter_context(ledger.claim(night.night, night.run))
+        night = claim.night
+        get_run_logger().info("%s", summary(night))
+        for lost in claim.given_up:
+            announce(recipe, lost)
+        if night.state == "claimed":
+            with _failure_recorded(recipe, ledger, night):
+                composed = partial(compose, claim=claim)
+                outcome = run_recipe(recipe, composed, from_stage, replaces=lambda *_: claim.night.production)
+                if isinstance(outcome, State):  # cancelled: its rows are left to the next night
+                    return outcome
+                night = ledger.record(_ended(night, outcome))
+    announce(recipe, night)
+    return {**outcome, "night": night.model_dump(mode="json")}
+
+
+@contextmanager
+def _failure_recorded(recipe: NightlyRecipe, ledger: Ledger, night: Night) -> Iterator[None]:
+    """A night that was stopped is not one that failed: it goes on, as if it had been killed."""
+    try:
+        yield
+    except (AlreadyRuns, Stopped):
+        raise
+    except Exception as error:
+        failure = night.model_copy(update={"state": "failed", "reasons": (f"{type(error).__name__}: {error}",)})
+        announce(recipe, ledger.record(failure))
+        raise
+
+
+def compose(recipe: NightlyRecipe, claim: Claim) -> Outputs:
+    """The stages of a night that took rows."""
+    trust, production = recipe.model.trust_remote_code, claim.night.production
+    base = data.base_model("model", recipe.model)  # its tokenizer prepares all data, so that the nights share prompts
+    start = production or base
+    if production:
+        check_same_tokenizer(CURRENT.get().store, reference_of(base), production)
+    judge = reward_model(recipe, base, base)  # from the model, not from production: it judges all nights alike
+
+    pairs = data.dataset("rows", recipe.dpo.data, "preference", base, trust, rows=claim.night.batch)
+    section, loss = recipe.iterative_dpo, recipe.dpo.loss
+    policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs, trust_remote_code=trust)
+    if section is not None:
+        prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
+        first = claim.number * section.rounds * section.prompts_per_round  # goes on where the last batch ended
+        policy = rounds(recipe, section, policy, prompts, judge, first)[f"round-{section.rounds}"]
+
+    evaluations = Evaluations(recipe, base, judge)
+    evaluations.add("production", start)
+    evaluations.add("candidate", policy)
+    report = evaluations.report()
+    return Outputs(policy=policy, reward_model=judge, report=report, final="candidate", baseline="production")
+
+
+def _ended(night: Night, outcome: dict[str, Any]) -> Night:
+    """The entry that closes a night."""
+    state, reasons = outcome["promotion"]["state"], outcome["promotion"]["reasons"]
+    if state == "unchanged":
+        state, reasons = "refused", ["the training left production as it was"]
+    found = {"candidate": Reference.parse(outcome["outputs"]["policy"]), "metrics": outcome["metrics"]["policies"]}
+    return night.model_copy(update={"state": state, "reasons": tuple(reasons), **found})
+
+
+def _due() -> str:
+    """When the flow run was due: a retry of it is the same night."""
+    due = flow_run().expected_start_time or datetime.now(UTC)
+    return due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,43 @@
+"""What a night leaves in Prefect: a Markdown artifact on the run's page, and an event that an automation can hook."""
+
+from __future__ import annotations
+
+from prefect.artifacts import create_markdown_artifact
+from prefect.events import emit_event
+
+from alignment_core.nights.ledger import Night, summary
+from alignment_core.recipes import NightlyRecipe
+from alignment_core.stages.report import COLUMNS, cell
+from flows.runs import flow_run
+
+EVENT = "alignment.night."
+"""Then the state: ``alignment.night.refused`` and so on."""
+
+
+def announce(recipe: NightlyRecipe, night: Night) -> None:
+    """Leave the outcome of a night where people and automations see it; the ledger in the store has it already."""
+    create_markdown_artifact(markdown=page(recipe, night), description=f"Night {night.night}: {night.state}")
+    emit_event(
+        event=EVENT + night.state,
+        resource={"prefect.resource.id": EVENT + recipe.name, "prefect.resource.name": recipe.name},
+        related=[{"prefect.resource.id": f"prefect.flow-run.{flow_run().id}", "prefect.resource.role": "flow-run"}],
+        payload=night.model_dump(mode="json", exclude={"malformed"}),
+    )
+
+
+def page(recipe: NightlyRecipe, night: Night) -> str:
+    """The night as Markdown."""
+    lines = [f"# {summary(night)}", ""]
+    named = {"rows": night.batch, "production": night.production, "candidate": night.candidate}
+    lines += [f"- {name}: `{reference}`" for name, reference in named.items() if reference]
+    if night.state == "promoted":
+        lines.append(f"- `{recipe.promotion.tag}` names the candidate now")
+    if night.metrics:
+        shown = [(name, title) for name, title in COLUMNS if any(name in one for one in night.metrics.values())]
+        lines += ["", "| policy | " + " | ".join(title for _, title in shown) + " |", "|---" * (len(shown) + 1) + "|"]
+        for label, values in night.metrics.items():
+            lines.append(f"| {label} | " + " | ".join(cell(values, name) for name, _ in shown) + " |")
+    if night.malformed:
+        lines += ["", f"{night.malformed_rows} malformed; mend them and they are taken:", ""]
+        lines += [f"- {one}" for one in night.malformed]
+    return "\n".join(lines) + "\n"

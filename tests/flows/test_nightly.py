@@ -1,0 +1,171 @@
+"""A week of nights with a fake clock and real stages: what is promoted, what is not, and what is left of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.lineage import Graph
+from alignment_core.nights.ledger import Ledger
+from alignment_core.recipes import NightlyRecipe, load_recipe
+from alignment_core.stages.dataset import ROWS
+
+RECIPE = """
+method: nightly
+name: owl
+seed: 1
+store: {home}/store
+model: {{scratch: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}}}
+dpo:
+  data: {home}/inbox
+  loss: {{beta: 0.1, nll_weight: 0.2}}
+  training: {{batch_size: 8, num_train_epochs: 3, learning_rate: 2.5e-3, lr_scheduler_type: constant}}
+evaluation:
+  prompts: {home}/prompts.jsonl
+  generation: {{num_generations: 8, max_completion_length: 6}}
+  verifier: "{home}/judge.py:share_of_a"
+promotion: {{gates: [{{metric: accuracy, min_gain: 0}}]}}
+resources: {{trainers: 1, engines: 1, kv_cache_mib: 16}}
+"""
+JUDGE = "def share_of_a(prompt, completion, label):\n    return completion.count('a') / max(1, len(completion))\n"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Week:
+    """What the nights printed, and the store that they left."""
+
+    def __init__(self, home: Path, nights: dict[str, dict[str, Any]]) -> None:
+        self.home, self.nights = home, nights
+        self.store: Store = open_store(home / "store")
+        recipe = load_recipe(home / "nightly.yaml")
+        assert isinstance(recipe, NightlyRecipe)
+        self.ledger = Ledger(self.store, recipe)
+
+    def state(self, name: str) -> str:
+        return self.nights[name]["night"]["state"]
+
+    def reference(self, name: str, role: str) -> Reference:
+        return Reference.parse(self.nights[name]["night"][role])
+
+
+@pytest.fixture(scope="module")
+def week(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Week:
+    home = tmp_path_factory.mktemp("week")
+    (home / "inbox").mkdir()
+    (home / "nightly.yaml").write_text(RECIPE.format(home=home))
+    (home / "judge.py").write_text(JUDGE)
+    (home / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(200, 216)))
+    (home / "prefect").mkdir()
+    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
+    lines = []
+    for part, code in (("until_killed", -signal.SIGKILL), ("after_the_kill", 0)):
+        command = [sys.executable, "-m", "tests.flows.week", str(home), part]
+        environment = {**os.environ, "ALIGN_HOME": str(home)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == code, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        lines += done.stdout.splitlines()
+    nights = {report.pop("name"): report for report in map(json.loads, lines)}
+    return Week(home, nights)
+
+
+def test_a_night_that_is_better_than_production_replaces_it_and_one_that_is_worse_does_not(week: Week) -> None:
+    assert [week.state(name) for name in ("night-1", "night-3")] == ["promoted", "refused"]
+    refused = week.nights["night-3"]["night"]
+    (reason,) = refused["reasons"]
+    assert "less than the 0 that is asked for" in reason
+    assert refused["metrics"]["candidate"]["accuracy"] < refused["metrics"]["production"]["accuracy"]
+    candidates = {move.to for move in week.store.tag_history("policy/production")}
+    assert week.reference("night-3", "candidate") not in candidates
+    assert week.store.verify(week.reference("night-3", "candidate")) == []  # kept, for whoever wants to look at it
+
+
+def test_an_empty_night_runs_no_stage_and_is_on_record(week: Week) -> None:
+    assert week.state("night-2") == "empty"
+    assert week.nights["night-2"]["stages"] == {}
+    assert "night-2" in [one.night for one in week.ledger.nights()]
+
+
+def test_the_night_after_a_killed_one_takes_its_rows_and_finds_its_finished_stages(week: Week) -> None:
+    assert "night-4" not in week.nights
+    adopted = week.nights["night-5"]
+    assert (week.state("night-5"), adopted["night"]["attempt"]) == ("promoted", 2)
+    assert adopted["stages"]["rows"] == "cached"
+    assert adopted["stages"]["production/evaluation/generate"] == "cached"  # as the candidate that it was
+
+
+def test_of_two_nights_that_overlap_one_promotes_and_the_rows_of_the_other_are_taken_again(week: Week) -> None:
+    overtaken, faster, later = (week.nights[name]["night"] for name in ("night-6", "night-6b", "night-7"))
+    assert (faster["state"], overtaken["state"], later["state"]) == ("promoted", "conflict", "promoted")
+    assert faster["production"] == overtaken["production"]
+    assert faster["batch"] != overtaken["batch"] == later["batch"]
+    assert later["production"] == faster["candidate"]
+    assert week.store.verify(week.reference("night-6", "candidate")) == []
+
+
+def test_the_history_of_production_is_linear_and_holds_what_the_nights_promoted(week: Week) -> None:
+    moves = week.store.tag_history("policy/production")
+    promoted = [week.reference(name, "candidate") for name in ("night-1", "night-5", "night-6b", "night-7")]
+    assert [move.to for move in moves] == promoted
+    assert [move.previous for move in moves] == [None, *promoted[:-1]]
+    assert [move.number for move in moves] == [1, 2, 3, 4]
+
+
+def test_every_promoted_model_descends_from_the_one_before_and_from_the_rows_of_its_night(week: Week) -> None:
+    graph = Graph.of(week.store)
+    for name, parent in (("night-1", None), ("night-5", "night-1"), ("night-6b", "night-5"), ("night-7", "night-6b")):
+        candidate = week.reference(name, "candidate")
+        assert graph.descends(candidate, week.reference(name, "batch"))
+        assert parent is None or graph.descends(candidate, week.reference(parent, "candidate"))
+        waiting, seen = [graph.up(candidate)], 0
+        while waiting:
+            node = waiting.pop()
+            waiting += node.children
+            seen += 1
+            assert node.made_by, f"{node.reference} in the lineage of {name} comes from nowhere"
+            origin = node.made_by[0].stage in ("base_model", "preference-batch", "dataset")
+            assert node.children or node.sources or node.repeated or origin
+        assert seen > 4
+
+
+def test_each_row_was_taken_by_one_batch_and_none_is_left(week: Week) -> None:
+    batches = {one.batch for one in week.ledger.nights() if one.batch}
+    lines = [line for batch in batches for line in (week.store.fetch(batch) / ROWS).read_text().splitlines()]
+    taken = [(row["prompt"], row["chosen"]) for row in map(json.loads, lines)]
+    good, bad = [(f"{n}?", "aaaaaa") for n in range(96)], [(f"{n}?", "bbbbbb") for n in range(24)]
+    assert sorted(taken) == sorted(good + bad)
+    first = week.nights["night-1"]["night"]
+    assert first["malformed_rows"] == 2
+    assert [line.split(": ")[0] for line in first["malformed"]] == ["copy.jsonl:25", "sunday.jsonl:25"]
+
+
+def test_a_night_that_fails_says_why_and_is_on_record(week: Week) -> None:
+    assert "there is no such file or folder" in week.nights["night-8"]["error"]
+    last = week.ledger.nights()[-1]
+    assert (last.night, last.state, last.batch) == ("night-8", "failed", None)
+
+
+def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week) -> None:
+    with sqlite3.connect(week.home / "prefect" / "prefect.db") as database:
+        pages = database.execute("select description from artifact where description like 'Night %'").fetchall()
+        events = database.execute("select event from events where resource_id = 'alignment.night.owl'").fetchall()
+    states = {name: week.state(name) for name in week.nights if name != "night-8"} | {"night-8": "failed"}
+    assert sorted(page for (page,) in pages) == sorted(f"Night {name}: {state}" for name, state in states.items())
+    ended_in_peace = (
+        "night-5",
+        "night-6b",
+        "night-6",
+        "night-7",
+        "night-8",
+    )  # the kill may have cut off earlier events
+    assert {event for (event,) in events} >= {f"alignment.night.{states[name]}" for name in ended_in_peace}

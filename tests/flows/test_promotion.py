@@ -1,0 +1,69 @@
+"""Compare and set: a tag is moved only from what the candidate was compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.recipes import Gate, PromotionConfig
+from tasks.evaluation import promote
+from tasks.stage import CURRENT
+
+SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
+BETTER: tuple[dict[str, float], dict[str, float]] = ({"accuracy": 0.9}, {"accuracy": 0.5})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path / "store")
+    run: Any = SimpleNamespace(store=opened)  # a promotion asks nothing else of its run
+    token = CURRENT.set(run)
+    with disable_run_logger():
+        yield opened
+    CURRENT.reset(token)
+
+
+@pytest.fixture
+def model(store: Store, tmp_path: Path) -> Callable[[str], Reference]:
+    def publish(name: str) -> Reference:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+        return store.publish(tmp_path / name, "model")
+
+    return publish
+
+
+def test_of_two_candidates_for_the_same_production_the_second_is_in_conflict(store, model):
+    first, second = model("first"), model("second")
+    assert promote.fn(SECTION, first, *BETTER, expected=None)["state"] == "promoted"
+    outcome = promote.fn(SECTION, second, *BETTER, expected=None)
+    assert outcome["state"] == "conflict"
+    assert "not the expected nothing: look at its history" in outcome["reasons"][0]
+    assert store.tag(SECTION.tag) == first
+
+
+def test_a_run_that_was_killed_after_it_had_promoted_has_promoted(store, model):
+    first, second = model("first"), model("second")
+    promote.fn(SECTION, first, *BETTER, expected=None)
+    promote.fn(SECTION, second, *BETTER, expected=first)  # by another run, meanwhile
+    assert promote.fn(SECTION, first, *BETTER, expected=None)["state"] == "promoted"
+    assert [move.to for move in store.tag_history(SECTION.tag)] == [first, second]
+
+
+def test_a_candidate_that_is_production_moves_nothing(store, model):
+    first = model("first")
+    promote.fn(SECTION, first, *BETTER, expected=None)
+    assert promote.fn(SECTION, first, *BETTER, expected=first)["state"] == "unchanged"
+    assert len(store.tag_history(SECTION.tag)) == 1
+
+
+def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
+    outcome = promote.fn(SECTION, model("first"), {"accuracy": 0.25}, {"accuracy": 0.5}, expected=None)
+    assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", None)
+    assert "accuracy gained -0.25 over the baseline" in outcome["reasons"][0]

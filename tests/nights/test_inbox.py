@@ -1,0 +1,152 @@
+"""What the inbox takes for a row, and which rows it takes for the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.nights.inbox import Inbox, read_inbox
+from alignment_core.recipes import DataSource
+from tests.nights.conftest import pair
+
+
+@pytest.fixture
+def read(store, inbox):
+    def reading(path: str | Path = inbox, seen: Inbox | None = None, **source: object) -> Inbox:
+        known = {row.digest for row in seen.rows} if seen else set()
+        return read_inbox([DataSource(path=str(path), **source)], known, store)
+
+    return reading
+
+
+def prompts(found: Inbox) -> list[str]:
+    return [row.pair["prompt"] for row in found.rows]
+
+
+def test_rows_come_in_the_order_of_file_names_and_lines_whatever_the_files_times_are(read, drop, inbox):
+    drop("b.jsonl", pair(3))
+    drop("a.jsonl", pair(2), pair(1))
+    os.utime(inbox / "a.jsonl", (2e9, 2e9))
+    os.utime(inbox / "b.jsonl", (0, 0))
+    assert prompts(read()) == ["prompt 2", "prompt 1", "prompt 3"]
+    assert [row.where for row in read().rows] == ["a.jsonl:1", "a.jsonl:2", "b.jsonl:1"]
+
+
+def test_a_row_is_one_row_however_often_and_however_it_is_written(read, drop):
+    drop("a.jsonl", pair(1), pair(1))
+    drop("b.jsonl", '{"rejected": "no",   "prompt": "prompt 1", "chosen": "y\\u0065s"}\n')
+    assert len(read().rows) == 1
+
+
+def test_rows_that_differ_in_any_column_are_two_rows(read, drop):
+    drop("a.jsonl", pair(1, judge="ann"), pair(1, judge="bob"))
+    assert len(read().rows) == 2
+
+
+def test_rows_appended_to_an_old_file_and_old_rows_in_a_new_file_are_told_apart(read, drop):
+    drop("a.jsonl", pair(1))
+    first = read()
+    drop("a.jsonl", pair(2))
+    drop("copy.jsonl", pair(1))
+    assert prompts(read(seen=first)) == ["prompt 2"]
+
+
+def test_malformed_rows_are_listed_with_file_line_and_reason_and_the_others_taken(read, drop):
+    drop("a.jsonl", pair(1), "{broken}\n", {"prompt": "p", "chosen": "c"}, pair(2, chosen=7), pair(3, margin=1e999))
+    drop("b.jsonl", '["a list"]\n', "[" * 100_000 + "\n", pair(4, note="\ud800"), pair(5))
+    found = read()
+    assert prompts(found) == ["prompt 1", "prompt 5"]
+    places = [line.split(": ")[0] for line in found.malformed]
+    assert places == ["a.jsonl:2", "a.jsonl:3", "a.jsonl:4", "a.jsonl:5", "b.jsonl:1", "b.jsonl:2", "b.jsonl:3"]
+    assert "a.jsonl:2: is not valid JSON" in found.malformed[0]
+    assert "`chosen` is the number 7; text or a list of messages is needed" in found.malformed[2]
+
+
+def test_a_mended_row_is_a_new_row(read, drop, inbox):
+    drop("a.jsonl", pair(1), '{"prompt": "prompt 2"}\n')
+    first = read()
+    assert len(first.malformed) == 1
+    (inbox / "a.jsonl").write_text(json.dumps(pair(1)) + "\n" + json.dumps(pair(2)) + "\n")
+    second = read(seen=first)
+    assert prompts(second) == ["prompt 2"]
+    assert second.malformed == []
+
+
+def test_a_last_line_that_is_half_written_is_left_for_the_next_time(read, drop):
+    line = json.dumps(pair(2))
+    drop("a.jsonl", pair(1), line[:20])
+    first = read()
+    assert prompts(first) == ["prompt 1"]
+    assert first.malformed == []
+    drop("a.jsonl", line[20:])  # whole, though without a newline
+    assert prompts(read(seen=first)) == ["prompt 2"]
+
+
+def test_a_broken_line_before_the_last_is_malformed(read, drop):
+    drop("a.jsonl", '{"prompt"\n', '{"prompt"')
+    assert [line.split(": ")[0] for line in read().malformed] == ["a.jsonl:1"]
+
+
+def test_a_file_that_cannot_be_read_is_listed_and_hides_no_other(read, drop, inbox):
+    (inbox / "a.parquet").write_bytes(b"half a file")
+    drop("b.json", "[{]")
+    drop("c.jsonl", pair(1))
+    found = read()
+    assert prompts(found) == ["prompt 1"]
+    assert [line.split(": ")[0] for line in found.malformed] == ["a.parquet", "b.json:1:3"]
+    assert str(inbox) not in "".join(found.malformed)
+
+
+def test_formats_may_differ_from_row_to_row_and_come_out_as_one(read, drop):
+    human = {"chosen": "\n\nHuman: hi\n\nAssistant: yes", "rejected": "\n\nHuman: hi\n\nAssistant: no"}
+    drop("a.jsonl", pair(1), human)
+    text, messages = (row.pair for row in read().rows)
+    assert text["chosen"] == "yes"
+    assert messages["prompt"] == [{"role": "user", "content": "hi"}]
+    assert messages["rejected"] == [{"role": "assistant", "content": "no"}]
+
+
+def test_columns_of_parquet_that_json_does_not_know_are_part_of_the_row(read, inbox):
+    times = [pa.scalar(number, pa.timestamp("s")) for number in (1, 2, 2)]
+    table = pa.table({"q": ["a"] * 3, "chosen": ["x"] * 3, "rejected": ["y"] * 3, "at": times})
+    pq.write_table(table, inbox / "a.parquet")
+    assert prompts(read(columns={"prompt": "q"})) == ["a", "a"]
+
+
+def test_a_glob_reaches_into_folders_and_may_match_nothing(read, drop, inbox):
+    assert read(f"{inbox}/**/*.jsonl").rows == []
+    drop("monday/a.jsonl", pair(1))
+    drop("tuesday/a.jsonl", pair(2))
+    found = read(f"{inbox}/**/*.jsonl")
+    assert [row.where for row in found.rows] == ["monday/a.jsonl:1", "tuesday/a.jsonl:1"]
+
+
+def test_hidden_and_foreign_files_of_a_folder_are_no_rows(read, drop):
+    drop(".a.jsonl.part", pair(1))
+    drop(".b.jsonl", pair(2))
+    drop("README.md", "rows\n")
+    assert read() == Inbox()
+
+
+def test_a_folder_or_file_that_does_not_exist_is_refused(read, tmp_path):
+    with pytest.raises(UserError, match="there is no such file or folder; a glob such as"):
+        read(tmp_path / "nowhere")
+
+
+def test_a_store_prefix_means_all_that_its_tags_name_and_have_named(read, store, tmp_path):
+    previous = None
+    for number in (1, 2):
+        folder = tmp_path / f"app-{number}"
+        folder.mkdir()
+        (folder / "rows.jsonl").write_text(json.dumps(pair(number)) + "\n")
+        reference = store.publish(folder, "preferences")
+        store.move_tag("preferences/app", reference, expected=previous, reason="export")
+        previous = reference
+    assert sorted(prompts(read("store:preferences/"))) == ["prompt 1", "prompt 2"]
+    assert read("store:other/") == Inbox()

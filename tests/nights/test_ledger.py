@@ -1,0 +1,315 @@
+"""Which rows a night takes: each row once, none lost, whoever dies or runs at the same time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import open_store
+from alignment_core.errors import UserError
+from alignment_core.lineage import Graph
+from alignment_core.nights.ledger import ATTEMPTS, LISTED, AlreadyRuns, Claim, Ledger, Night, summary
+from alignment_core.stages.dataset import ROWS
+from tests.artifacts.test_artifact_crashes import kill_at
+from tests.nights.conftest import pair
+
+PRODUCTION = "policy/production"
+
+
+@pytest.fixture
+def ledger(store, recipe) -> Ledger:
+    return Ledger(store, recipe())
+
+
+def taken(ledger: Ledger, night: Night) -> list[str]:
+    """The prompts of a night's rows."""
+    assert night.batch is not None
+    lines = (ledger.store.fetch(night.batch) / ROWS).read_text().splitlines()
+    return [json.loads(line)["prompt"].removeprefix("prompt ") for line in lines]
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Start ``work`` in a process of its own; its pid."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def begin_and_die(ledger: Ledger, name: str) -> None:
+    """A night whose process is killed once it has taken its rows."""
+
+    def night() -> None:
+        with ledger.claim(name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(in_child(night)) == -signal.SIGKILL
+
+
+def whole_night(ledger: Ledger, name: str, state: str = "refused", **fields: Any) -> Claim:
+    with ledger.claim(name) as claim:
+        if claim.night.state == "claimed":
+            ledger.record(claim.night.model_copy(update={"state": state, **fields}))
+    return claim
+
+
+def check_linear(ledger: Ledger) -> None:
+    moves = ledger.store.tag_history(ledger.tag)
+    assert [move.number for move in moves] == list(range(1, len(moves) + 1))
+    assert [move.previous for move in moves] == [None, *(move.to for move in moves)][:-1]
+
+
+# ------------------------------------------------------------------ night after night
+
+
+def test_each_night_takes_what_arrived_since_the_last_one_and_an_empty_one_is_on_record(ledger, drop):
+    drop("a.jsonl", pair(1), pair(2))
+    assert taken(ledger, whole_night(ledger, "mon").night) == ["1", "2"]
+    assert whole_night(ledger, "tue").night.state == "empty"
+    drop("a.jsonl", pair(3))  # late, in a file that was read before
+    drop("b.jsonl", pair(2), pair(4))  # and one that was there already
+    assert taken(ledger, whole_night(ledger, "wed").night) == ["3", "4"]
+    entries = [(one.night, one.state, one.rows) for one in ledger.nights()]
+    assert entries == [
+        ("mon", "claimed", 2),
+        ("mon", "refused", 2),
+        ("tue", "empty", 0),
+        ("wed", "claimed", 2),
+        ("wed", "refused", 2),
+    ]
+    check_linear(ledger)
+
+
+def test_rows_that_are_too_few_wait(store, recipe, drop):
+    ledger = Ledger(store, recipe(min_rows=3))
+    drop("a.jsonl", pair(1), pair(2))
+    night = whole_night(ledger, "mon").night
+    assert (night.state, night.rows, night.batch) == ("empty", 2, None)
+    assert summary(night) == "night mon: empty, 2 rows waiting"
+    drop("a.jsonl", pair(3))
+    assert taken(ledger, whole_night(ledger, "tue").night) == ["1", "2", "3"]
+
+
+def test_malformed_rows_are_counted_listed_up_to_a_limit_and_left(ledger, drop):
+    drop("a.jsonl", pair(1), *["{}\n"] * (LISTED + 5))
+    night = whole_night(ledger, "mon").night
+    assert (night.rows, night.malformed_rows, len(night.malformed)) == (1, LISTED + 5, LISTED)
+    assert night.malformed[0].startswith("a.jsonl:2: ")
+    assert summary(night) == f"night mon: takes 1 row, {LISTED + 5} malformed"
+    assert whole_night(ledger, "tue").night.malformed_rows == LISTED + 5
+
+
+def test_a_night_that_is_over_is_over(ledger, drop):
+    drop("a.jsonl", pair(1))
+    whole_night(ledger, "mon")
+    whole_night(ledger, "tue")
+    drop("a.jsonl", pair(2))
+    assert whole_night(ledger, "mon").night.state == "refused"
+    assert whole_night(ledger, "tue").night.state == "empty"
+    assert len(ledger.nights()) == 3
+
+
+def test_recipes_share_rows_only_where_they_share_the_inbox(store, recipe, drop):
+    drop("a.jsonl", pair(1))
+    one, other, same = (Ledger(store, recipe(inbox=name)) for name in ("one", "other", "one"))
+    assert taken(one, whole_night(one, "mon").night) == ["1"]
+    assert taken(other, whole_night(other, "mon").night) == ["1"]
+    assert whole_night(same, "tue").night.state == "empty"
+
+
+def test_an_inbox_that_does_not_exist_is_refused_and_takes_nothing(store, recipe, tmp_path):
+    ledger = Ledger(store, recipe(str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match="no such file or folder"), ledger.claim("mon"):
+        pass
+    assert ledger.nights() == []
+
+
+def test_a_batch_says_in_its_lineage_which_files_it_is_from(ledger, drop):
+    drop("a.jsonl", pair(1), pair(2))
+    drop("b.jsonl", pair(3))
+    night = whole_night(ledger, "mon").night
+    tree = Graph.of(ledger.store).up(night.batch)
+    assert [(source.path, source.rows) for source in tree.sources] == [("a.jsonl", 2), ("b.jsonl", 1)]
+
+
+def test_the_garbage_collector_keeps_the_rows_of_every_night(ledger, drop):
+    drop("a.jsonl", pair(1))
+    night = whole_night(ledger, "mon").night
+    ledger.store.gc(delete=True, older_than=-1)
+    assert ledger.store.verify(night.batch) == []
+    assert whole_night(ledger, "tue").night.state == "empty"
+
+
+# ------------------------------------------------------------------ nights that die
+
+
+@pytest.mark.slow
+def test_wherever_a_night_is_killed_no_row_is_lost_or_taken_twice(recipe, drop, tmp_path):
+    drop("a.jsonl", pair(1), pair(2))
+    for step in range(1, 200):
+        ledger = Ledger(open_store(tmp_path / f"store-{step}"), recipe())
+
+        def night(ledger=ledger, step=step):
+            kill_at(step)
+            whole_night(ledger, "mon")
+
+        code = ended(in_child(night))
+        following = whole_night(ledger, "tue").night
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        states = [(one.night, one.state) for one in ledger.nights()]
+        if states[:2] == [("mon", "claimed"), ("mon", "refused")]:  # killed after its last entry
+            assert following.state == "empty"
+        else:
+            assert taken(ledger, following) == ["1", "2"]
+            assert following.attempt == (2 if states[0] == ("mon", "claimed") else 1)
+        check_linear(ledger)
+    assert step > 20
+
+
+def test_an_interrupted_night_goes_on_with_its_own_rows_and_makes_no_second_entry(ledger, drop):
+    drop("a.jsonl", pair(1))
+    begin_and_die(ledger, "mon")
+    drop("a.jsonl", pair(2))
+    with ledger.claim("mon") as claim:
+        assert taken(ledger, claim.night) == ["1"]
+        assert claim.night == ledger.nights()[-1]
+    assert len(ledger.nights()) == 1
+
+
+def test_the_next_night_adopts_the_rows_of_a_dead_one_and_new_rows_wait(ledger, drop):
+    drop("a.jsonl", pair(1))
+    begin_and_die(ledger, "mon")
+    drop("a.jsonl", pair(2))
+    tuesday, wednesday = whole_night(ledger, "tue"), whole_night(ledger, "wed")
+    assert taken(ledger, tuesday.night) == ["1"]
+    assert tuesday.night.batch == ledger.nights()[0].batch  # the very artifact: finished stages are found again
+    assert (tuesday.night.attempt, tuesday.number, wednesday.number) == (2, 0, 1)
+    assert taken(ledger, wednesday.night) == ["2"]
+
+
+def test_the_oldest_rows_of_dead_nights_go_first(ledger, drop):
+    drop("a.jsonl", pair(1))
+    with ledger.claim("mon") as monday:
+        drop("a.jsonl", pair(2))
+        begin_and_die(ledger, "tue")
+        assert monday.night.state == "claimed"
+    assert [taken(ledger, whole_night(ledger, name).night) for name in ("wed", "thu")] == [["1"], ["2"]]
+
+
+def test_rows_whose_nights_die_again_and_again_are_given_up_and_the_schedule_goes_on(ledger, drop):
+    drop("a.jsonl", pair(1))
+    for number in range(ATTEMPTS):
+        begin_and_die(ledger, f"night-{number}")
+    drop("a.jsonl", pair(2))
+    claim = whole_night(ledger, "last")
+    assert taken(ledger, claim.night) == ["2"]
+    (lost,) = claim.given_up
+    assert (lost.night, lost.state, taken(ledger, lost)) == (f"night-{ATTEMPTS - 1}", "failed", ["1"])
+    assert "the process of its night died each of the 4 times" in lost.reasons[0]
+    assert [one.state for one in ledger.nights()] == ["claimed"] * ATTEMPTS + ["failed", "claimed", "refused"]
+    check_linear(ledger)
+
+
+@pytest.mark.parametrize("state", ["failed", "conflict"])
+def test_rows_of_a_night_that_failed_or_lost_the_race_are_taken_again_a_few_times(ledger, drop, state):
+    drop("a.jsonl", pair(1))
+    attempts = [whole_night(ledger, f"night-{number}", state).night.attempt for number in range(ATTEMPTS)]
+    assert attempts == [1, 2, 3, 4]
+    assert whole_night(ledger, "last").night.state == "empty"
+
+
+# ------------------------------------------------------------------ where a night starts from
+
+
+def test_a_night_starts_from_what_production_was_when_it_took_its_rows(ledger, drop, train):
+    drop("a.jsonl", pair(1))
+    with ledger.claim("mon") as claim:
+        assert claim.night.production is None
+    first = train("first")
+    ledger.store.move_tag(PRODUCTION, first, None, "by hand")
+    drop("a.jsonl", pair(2))
+    whole_night(ledger, "mon")
+    assert whole_night(ledger, "tue").night.production == first
+
+
+def test_rows_that_lost_the_race_start_from_the_new_production(ledger, drop, train):
+    drop("a.jsonl", pair(1))
+    whole_night(ledger, "mon", "conflict")
+    winner = train("winner")
+    ledger.store.move_tag(PRODUCTION, winner, None, "another night")
+    assert whole_night(ledger, "tue").night.production == winner
+
+
+def test_a_night_that_died_after_it_had_promoted_does_not_train_on_its_rows_again(ledger, drop, train):
+    parent = train("parent")
+    ledger.store.move_tag(PRODUCTION, parent, None, "by hand")
+    drop("a.jsonl", pair(1))
+    begin_and_die(ledger, "mon")
+    batch = ledger.nights()[0].batch
+    candidate = train("candidate", model=parent, data=train("pairs", rows=batch))
+    ledger.store.move_tag(PRODUCTION, candidate, parent, "gates passed")
+    ledger.store.move_tag(PRODUCTION, train("later", model=candidate), candidate, "another night")
+    adopted = whole_night(ledger, "tue").night
+    assert (adopted.batch, adopted.production) == (batch, parent)  # so that all its stages are found in the store
+
+
+# ------------------------------------------------------------------ nights that overlap
+
+
+def test_nights_that_overlap_take_rows_of_their_own(ledger, drop):
+    drop("a.jsonl", pair(1))
+    with ledger.claim("mon") as monday:
+        drop("a.jsonl", pair(2))
+        with ledger.claim("tue") as tuesday, ledger.claim("wed") as wednesday:
+            assert taken(ledger, monday.night) == ["1"]
+            assert taken(ledger, tuesday.night) == ["2"]
+            assert wednesday.night.state == "empty"
+
+
+def test_the_same_night_does_not_run_twice_at_once(ledger, drop):
+    drop("a.jsonl", pair(1))
+    with ledger.claim("mon"):
+        with pytest.raises(AlreadyRuns, match="is being run"), ledger.claim("mon", patience=0.2):
+            pass
+        assert len(ledger.nights()) == 1
+
+
+def test_processes_that_begin_at_the_same_moment_take_each_row_once(ledger, drop):
+    drop("a.jsonl", *map(pair, range(20)))
+    start, go = os.pipe()
+
+    def night(number: int) -> Callable[[], None]:
+        def run() -> None:
+            os.close(go)
+            os.read(start, 1)  # until the parent closes its end
+            drop("a.jsonl", pair(100 + number))
+            whole_night(ledger, f"night-{number}")
+
+        return run
+
+    children = [in_child(night(number)) for number in range(6)]
+    os.close(go)
+    os.close(start)
+    assert [ended(child) for child in children] == [0] * 6
+    whole_night(ledger, "last")
+    claimed = [one for one in ledger.nights() if one.state == "claimed"]
+    prompts = [prompt for one in claimed for prompt in taken(ledger, one)]
+    assert sorted(map(int, prompts)) == [*range(20), *range(100, 106)]
+    check_linear(ledger)
