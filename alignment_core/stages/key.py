@@ -70,17 +70,9 @@ def stage_key(call: StageCall) -> str:
     return digest_of(key_parts(call))
 
 
-_PARSING = threading.Lock()
-
-
+@functools.cache
 def code_digest(module: str) -> str:
     """SHA-256 over the source of ``module`` and of every module of this package that it can reach by imports."""
-    with _PARSING:  # Python 3.11's parser raises SystemError now and then when two threads use it
-        return _code_digest(module)
-
-
-@functools.cache
-def _code_digest(module: str) -> str:
     digest = hashlib.sha256()
     for name, path in sorted(_reachable(module).items()):
         digest.update(f"{name}\0".encode())
