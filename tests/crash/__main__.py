@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.crash.campaign import Campaign, summary
+from tests.crash.campaign import Campaign, prefect_server, summary
 from tests.crash.recipe import COMMAND
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="crash-") as folder:
+    with tempfile.TemporaryDirectory(prefix="crash-") as folder, prefect_server(Path(folder) / "server"):
         campaign = Campaign(
             Path(folder), COMMAND, random.Random(options.seed), say=lambda text: print(text, flush=True)
         )

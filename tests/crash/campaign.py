@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ import psutil
 
 from alignment_core.artifacts import open_store
 from alignment_core.training.trainer import newest_progress
+from flows import environment
+from flows.prefect_api import PrefectApi
 from tests.processes import processes_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 LONGEST_ATTEMPT_SECONDS = 600.0
 LEFT_BEHIND_SECONDS = 90.0
-LONGEST_PAUSE_SECONDS = 20.0
+LONGEST_PAUSE_SECONDS = 15.0
 """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
 SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "flows.cli run"),
@@ -35,6 +38,24 @@ SIGNS = (  # what a process is by its command line, the first sign that fits
     ("actor", "ray::_Cell"),
     ("agent", "ray::"),
 )
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[None]:
+    """One Prefect server for all runs, so that a run that begins again need not start its own."""
+    before = dict(os.environ)
+    os.environ["ALIGN_HOME"] = str(home)
+    environment.prepare()
+    api = PrefectApi()
+    os.environ.clear()
+    os.environ.update({**before, "PREFECT_API_URL": api.url})
+    try:
+        api.wait()
+        yield
+    finally:
+        api.server.close()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @dataclass
