@@ -28,10 +28,8 @@ from alignment_core.errors import NotFound, UserError
 
 FLOW = "alignment"
 EVERY_SECONDS = 5.0
-HEARTBEAT_SECONDS = 30
-"""What the deployments ask of their runs; Prefect's least."""
 SILENCE_SECONDS = 120.0
-"""A run without a journal on this machine is dead after so long without a heartbeat."""
+"""A run without a journal on this machine is dead after so long without a heartbeat; prefect.yaml asks for one every 30."""
 MOST_ATTEMPTS = 5
 RESUME_AFTER = timedelta(seconds=3)
 """Until then the worker may have something to say about the crash."""

@@ -10,14 +10,18 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.states import Running
 
 from alignment_core import journal
+from flows.alignment import alignment
+from flows.reconcile import SILENCE_SECONDS, Suspects, reconcile
 from tests.deployments.up import BIN, ROOT, Services
 from tests.processes import processes_of, wait_until
 
@@ -133,7 +137,7 @@ def test_after_sigterm_the_worker_lets_its_run_end_and_another_one_takes_over(se
     assert wait_until(lambda: services.align("status")["services"]["services"][1]["restarts"] >= 1, 60)
 
 
-def test_a_cancelled_run_ends_and_leaves_no_process(services: Services) -> None:
+def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services) -> None:
     run_id = services.start_run([*OVERRIDES, "seed=9"])
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     record = journal.read(run_id)
@@ -148,13 +152,35 @@ def test_a_cancelled_run_ends_and_leaves_no_process(services: Services) -> None:
     assert wait_until(lambda: not psutil.pid_exists(record.pid), 60)
     assert wait_until(lambda: not any("host.server" in line for line in processes_of(services.home).values()), 60)
 
-    resumed = services.align("resume", run_id)
+    subprocess.run(
+        [str(BIN / "prefect"), "flow-run", "retry", run_id],
+        cwd=ROOT,
+        env=services.environment,
+        check=True,
+        capture_output=True,
+    )
+    assert wait_until(lambda: journal.read(run_id).attempt == 2 and len(times_started(run_id, "sft")) == 2, 120)
+    resumed = services.align("resume", run_id)  # ends the process that still runs, and marks the run
     assert resumed == {"run_id": run_id, "scheduled": True}
     assert wait_until(lambda: services.state(run_id) == "Completed", 240), services.states(run_id)
     explained = {stage["label"]: stage for stage in services.align("explain", run_id)["stages"]}
     assert explained["sft/data"]["state"] == "cached"
     assert "same key as sft/data of" in explained["sft/data"]["why"]
     assert explained["sft"]["state"] == "run"
+
+
+def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> None:
+    with SyncPrefectClient(api=services.url) as client:
+        run = client.create_flow_run(alignment, name="elsewhere", state=Running())
+        suspects: Suspects = {}
+        began = datetime.now(UTC)
+        assert reconcile(client, suspects, began + timedelta(seconds=SILENCE_SECONDS - 5)) == []
+        later = began + timedelta(seconds=SILENCE_SECONDS + 5)
+        assert reconcile(client, suspects, later) == [], "seen dead once"
+        (action,) = reconcile(client, suspects, later)
+        assert (action.run_id, action.did) == (str(run.id), "crashed")
+        assert "no sign of life for 12" in action.why
+    assert services.state(str(run.id)) == "Crashed"
 
 
 def test_down_ends_everything(services: Services) -> None:
