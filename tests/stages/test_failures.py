@@ -133,10 +133,14 @@ def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_wh
     pq.write_table(demonstrations(), tmp_path / "train.parquet")
     job = TrainJob(Sft(), str(tiny_model()), None, str(tmp_path / "train.parquet"), None, TrainingConfig(), seed=1)
     says = r"^1 of 2 trainers did not answer `train` within 3 seconds \(resources\.wait_timeout_seconds\)$"
-    with machines(2).trainers() as group:
-        group.all("open_training", job, resources, str(tmp_path), timeout=120)
-    with pytest.raises(DeadlineExceeded, match=says), machines(2).trainers() as group:
-        group.one(0, "do", "train", 1, 0.0, timeout=3)  # rank 1 is never asked, so rank 0 waits for its gradients
+
+    def train_on_one_rank_of_two() -> None:
+        with machines(2).trainers() as group:
+            group.all("open_training", job, resources, str(tmp_path), timeout=120)
+            group.one(0, "do", "train", 1, 0.0, timeout=3)  # rank 1 is never asked, so rank 0 waits for its gradients
+
+    with pytest.raises(DeadlineExceeded, match=says):
+        train_on_one_rank_of_two()
 
 
 def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_nothing(
