@@ -89,9 +89,9 @@ def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_ho
 
     result = run(leave_progress_and_die, leave_progress_and_die, go_on)
     assert result.metrics == {"attempts": 3}
-    assert result.cost == {"restarts": 2}
+    assert result.cost["restarts"] == 2
     assert "round-1/patient: trainers: an actor died during `train`; restart 2 of 3" in caplog.text
-    assert store.find(result.key).cost == {"restarts": 2}  # type: ignore[union-attr]
+    assert store.find(result.key).cost == result.cost  # type: ignore[union-attr]
     assert [path.name for path in store.fetch(result.reference).iterdir()] == ["result"]
 
 
@@ -119,7 +119,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(run: Any, caplog: py
 
     result = run(needs_little, max_tokens_per_microbatch=1024, actor_restarts=0)
     assert budgets == [1024, 512, 256]
-    assert result.cost == {"tokens_per_microbatch": 256}
+    assert result.cost["tokens_per_microbatch"] == 256
     assert "again with resources.max_tokens_per_microbatch 256" in caplog.text
 
 
