@@ -148,7 +148,9 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
     if early is not None:  # it started before the run had its id
         if log.exists():
             log.rename(log.with_suffix(f".{time.time():.0f}.log"))  # of an earlier attempt
-        early.log = early.log.rename(log)
+        with suppress(FileNotFoundError):  # a host that was not needed yet has written nothing
+            early.log.rename(log)
+        early.log = log
     with (
         Journal(record).open() as journal,
         _listeners(recipe, journal, caller) as listeners,

@@ -56,7 +56,11 @@ class Workspace:
         waiting = False
         while True:
             directory = self.progress(key)
-            with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("a+") as lock:
+            try:
+                opened = (directory / _LOCK).open("a+")
+            except FileNotFoundError:
+                continue  # as below, a moment earlier
+            with opened as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

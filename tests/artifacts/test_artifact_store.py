@@ -208,6 +208,11 @@ def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(stor
     assert waited == ["the same stage in run 12345678 (nightly)", None]
 
 
+def test_a_missing_file_inside_a_claim_is_the_callers_error(store):
+    with pytest.raises(FileNotFoundError, match="the stage's own"), store.claim(KEY):
+        raise FileNotFoundError("the stage's own")
+
+
 def test_a_claim_ends_with_its_process(store, in_children):
     (code,) = in_children(lambda: (store.claim(KEY).__enter__(), os.kill(os.getpid(), signal.SIGKILL)))
     assert code == -signal.SIGKILL
