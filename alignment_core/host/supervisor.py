@@ -3,9 +3,9 @@
 ``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE COMMAND …``. FOLDER holds the command's temporary
 files and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The asking
 process holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file. Then the
-command is asked to end and has GRACE seconds to save its work while all that it started still lives. What is left after
-that is ended. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children and
-are found.
+command is asked to end and has GRACE seconds to save its work while all that it started still lives; if it is dead already,
+those that it started are asked (a worker's runs, for example). What is left after that is ended. This process is a
+sub-reaper, so that daemons that detach themselves (Ray's do) become its children and are found.
 """
 
 from __future__ import annotations
@@ -62,10 +62,7 @@ def _supervise(command: list[str], inherited: list[int], lifeline: int, grace: f
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
         pass
     code = child.poll()
-    if code is None:
-        child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(grace)
+    _ask_children(grace)
     _end_descendants()
     return code
 
@@ -74,6 +71,15 @@ def _cut(lifeline: int) -> bool:
     """Whether the other end of the pipe is closed; waits a moment for it."""
     ready, _, _ = select.select([lifeline], [], [], POLL_SECONDS)
     return bool(ready) and os.read(lifeline, 1) == b""
+
+
+def _ask_children(grace: float) -> None:
+    """Ask the command to end (or, if it is dead, what it started itself) and wait; what those started still lives."""
+    children = psutil.Process().children()
+    for process in children:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    psutil.wait_procs(children, timeout=grace)
 
 
 def _end_descendants() -> None:

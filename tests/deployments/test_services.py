@@ -97,6 +97,7 @@ def test_a_service_that_is_killed_is_started_again(services: Services) -> None:
 ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
     "SIGKILL of the flow": lambda _, record: os.kill(record.pid, signal.SIGKILL),
     "SIGTERM of the flow": lambda _, record: os.kill(record.pid, signal.SIGTERM),
+    "SIGTERM of the worker": lambda services, _: os.kill(services.pid("worker"), signal.SIGTERM),
     "SIGKILL of worker and flow": lambda services, record: [
         os.kill(pid, signal.SIGKILL) for pid in (services.pid("worker"), record.pid)
     ],
@@ -126,15 +127,6 @@ def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, c
     with capsys.disabled():
         print(f"\n{end}: marked after {crashed - ended:.1f} s, training again {again - crashed:.1f} s later")
     assert again - crashed < ON_AGAIN_SECONDS
-
-
-def test_after_sigterm_the_worker_lets_its_run_end_and_another_one_takes_over(services: Services) -> None:
-    run_id = services.start_run([*OVERRIDES, "seed=8"])
-    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
-    os.kill(services.pid("worker"), signal.SIGTERM)
-    assert wait_until(lambda: services.state(run_id) == "Completed", 240), services.states(run_id)
-    assert len(times_started(run_id, "sft")) == 1
-    assert wait_until(lambda: services.align("status")["services"]["services"][1]["restarts"] >= 1, 60)
 
 
 def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services) -> None:
