@@ -160,8 +160,8 @@ def stop(state: State) -> None:
 class _Service:
     """One command that is started again when it dies."""
 
-    def __init__(self, name: str, command: list[str], grace: float = 10.0) -> None:
-        self.name, self.command, self.grace = name, command, grace
+    def __init__(self, name: str, command: list[str], grace: float = 10.0, orphan_grace: float = 0.0) -> None:
+        self.name, self.command, self.grace, self.orphan_grace = name, command, grace, orphan_grace
         self.restarts = 0
         self._pause = 1.0
         self._again_at = 0.0
@@ -171,7 +171,9 @@ class _Service:
         home = align_home()
         temporary = fresh_folder(home / "tmp", "s-")
         log = home / "logs" / f"{self.name}.log"
-        self._running = Supervised(self.command, os.environ, log, temporary, grace=self.grace)
+        self._running = Supervised(
+            self.command, os.environ, log, temporary, grace=self.grace, orphan_grace=self.orphan_grace
+        )
         self._began = time.monotonic()
 
     def keep_running(self) -> None:
@@ -203,7 +205,7 @@ class Services:
         prefect = [sys.executable, "-m", "prefect"]
         self.url = url_of(port)
         self.server = _Service("server", [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)])
-        self.worker = _Service("worker", [*prefect, "worker", "start", "--pool", POOL], grace=RUN_SECONDS)
+        self.worker = _Service("worker", [*prefect, "worker", "start", "--pool", POOL], RUN_SECONDS, RUN_SECONDS)
         self.reconciler = _Service("reconciler", [sys.executable, "-m", "flows.reconcile"])
         self.stopping = threading.Event()
         self._written: State | None = None

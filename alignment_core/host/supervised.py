@@ -41,7 +41,8 @@ def _in_use(folder: Path) -> bool:
 class Supervised:
     """A running command. ``temporary`` is a folder of its own that goes when it ends; output is appended to ``log``.
 
-    When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too.
+    When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too; when it dies by
+    itself, what it started has ``orphan_grace`` seconds.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class Supervised:
         temporary: Path,
         inherited: Sequence[int] = (),
         grace: float = 0.0,
+        orphan_grace: float = 0.0,
     ) -> None:
         self.temporary, self.grace = temporary, grace
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
         supervisor = [sys.executable, "-m", "alignment_core.host.supervisor"]
-        supervisor += [str(read_end), str(temporary), fds, str(grace)]
+        supervisor += [str(read_end), str(temporary), fds, str(grace), str(orphan_grace)]
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:

@@ -1,10 +1,10 @@
 """Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
 
-``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE COMMAND …``. FOLDER holds the command's temporary
+``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE ORPHAN_GRACE COMMAND …``. FOLDER holds the command's temporary
 files and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The asking
 process holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file. Then the
 command is asked to end and has GRACE seconds to save its work while all that it started still lives; if it is dead already,
-those that it started are asked (a worker's runs, for example). What is left after that is ended. This process is a
+what it started is asked and has ORPHAN_GRACE seconds (a worker's runs, for example). What is left after that is ended. This process is a
 sub-reaper, so that daemons that detach themselves (Ray's do) become its children and are found.
 """
 
@@ -34,18 +34,21 @@ POLL_SECONDS = 0.2
 
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit code, or 143 if it was ended from outside."""
-    lifeline, folder, grace, command = int(arguments[0]), arguments[1], float(arguments[3]), arguments[4:]
+    lifeline, folder, command = int(arguments[0]), arguments[1], arguments[5:]
+    grace, orphan_grace = float(arguments[3]), float(arguments[4])
     inherited = [int(number) for number in arguments[2].split(",") if number]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)
     with open(os.path.join(folder, IN_USE), "wb") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        code = _supervise(command, inherited, lifeline, grace)
+        code = _supervise(command, inherited, lifeline, grace, orphan_grace)
     shutil.rmtree(folder, ignore_errors=True)
     return 143 if code is None else code if code >= 0 else 128 - code
 
 
-def _supervise(command: list[str], inherited: list[int], lifeline: int, grace: float) -> int | None:
+def _supervise(
+    command: list[str], inherited: list[int], lifeline: int, grace: float, orphan_grace: float
+) -> int | None:
     """The command's exit code, negative for a signal; none if it was ended from outside. Nothing of it is left then."""
     asked_to_stop = False
 
@@ -62,7 +65,7 @@ def _supervise(command: list[str], inherited: list[int], lifeline: int, grace: f
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
         pass
     code = child.poll()
-    _ask_children(grace)
+    _ask_children(grace if code is None else orphan_grace)
     _end_descendants()
     return code
 
