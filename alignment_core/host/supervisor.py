@@ -1,11 +1,12 @@
 """Runs a command so that none of its descendants outlives the process that asked for it, whatever ends that process.
 
-``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE ORPHAN_GRACE COMMAND …``. FOLDER holds the command's temporary
-files and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The asking
-process holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file. Then the
-command is asked to end and has GRACE seconds to save its work while all that it started still lives; if it is dead already,
-what it started is asked and has ORPHAN_GRACE seconds (a worker's runs, for example). What is left after that is ended. This process is a
-sub-reaper, so that daemons that detach themselves (Ray's do) become its children and are found.
+``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE ORPHAN_GRACE COMMAND …``. FOLDER holds the command's
+temporary files and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The
+asking process holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file.
+Then the command is asked to end and has GRACE seconds to save its work while all that it started still lives; if it is
+dead already, what it started is asked and has ORPHAN_GRACE seconds (a worker's runs, for example). What is left after
+that is ended. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children and
+are found.
 """
 
 from __future__ import annotations
