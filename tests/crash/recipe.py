@@ -20,6 +20,6 @@ OVERRIDES = [
     *(f"evaluation.prompts.sources.{i}.rows=16" for i in range(3)),
     "reward_model.data.test_rows=60",
     "promotion.gates=[]",
-    "resources={trainers: 1, engines: 1, zero_stage: 0, progress_seconds: 1}",
+    "resources={trainers: 1, engines: 1, zero_stage: 0, progress_seconds: 1, stop_seconds: 5}",
 ]
 COMMAND = ["run", str(RECIPE), *(part for one in OVERRIDES for part in ("--set", one))]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from prefect.states import Running
 from alignment_core import journal
 from flows.alignment import alignment
 from flows.reconcile import SILENCE_SECONDS, Suspects, reconcile
-from tests.deployments.up import BIN, ROOT, Services
+from tests.deployments.up import Services
 from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,22 +36,6 @@ OVERRIDES = [
 ON_AGAIN_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Services]:
-    home = tmp_path_factory.mktemp("home")
-    (home / "prefect").mkdir()
-    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("ALIGN_HOME", str(home))
-    running = Services(home)
-    try:
-        running.align("up", "--port", str(running.port))
-        yield running
-    finally:
-        running.align("down")
-        patch.undo()
-
-
 def training(run_id: str) -> bool:
     """Whether the run has trained for long enough to have a checkpoint."""
     line = journal.stages(run_id).get("sft") if journal.folder_of(run_id).exists() else None
@@ -69,15 +50,10 @@ def times_started(run_id: str, label: str) -> list[datetime]:
     ]
 
 
-def test_up_registers_every_deployment_and_says_what_runs(services: Services) -> None:
+def test_status_says_what_runs(services: Services) -> None:
     status = services.align("status")["services"]
     assert status["phase"] == "ready"
     assert [one["name"] for one in status["services"]] == ["server", "worker", "reconciler"]
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{services.url}/deployments/filter", b"{}", {"content-type": "application/json"})
-    ) as answer:
-        names = {one["name"] for one in json.loads(answer.read())}
-    assert {"quickstart", "iterative-dpo", "sft"} <= names
 
 
 def test_up_again_changes_nothing_and_a_taken_port_is_said(services: Services, tmp_path: Path) -> None:
@@ -133,24 +109,12 @@ def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(servic
     run_id = services.start_run([*OVERRIDES, "seed=9"])
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     record = journal.read(run_id)
-    subprocess.run(
-        [str(BIN / "prefect"), "flow-run", "cancel", run_id],
-        cwd=ROOT,
-        env=services.environment,
-        check=True,
-        capture_output=True,
-    )
+    services.prefect("flow-run", "cancel", run_id)
     assert wait_until(lambda: services.state(run_id) == "Cancelled", 120), services.states(run_id)
     assert wait_until(lambda: not psutil.pid_exists(record.pid), 60)
     assert wait_until(lambda: not any("host.server" in line for line in processes_of(services.home).values()), 60)
 
-    subprocess.run(
-        [str(BIN / "prefect"), "flow-run", "retry", run_id],
-        cwd=ROOT,
-        env=services.environment,
-        check=True,
-        capture_output=True,
-    )
+    services.prefect("flow-run", "retry", run_id)
     assert wait_until(lambda: journal.read(run_id).attempt == 2 and len(times_started(run_id, "sft")) == 2, 120)
     resumed = services.align("resume", run_id)  # ends the process that still runs, and marks the run
     assert resumed == {"run_id": run_id, "scheduled": True}

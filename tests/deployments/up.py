@@ -40,16 +40,31 @@ class Services:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return answer
 
+    def prefect(self, *arguments: str) -> str:
+        """What a command of Prefect's own prints."""
+        command = [str(BIN / "prefect"), *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    def get(self, path: str, body: Any = None) -> Any:
+        """The answer of the server's API; a body makes it a POST."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
     def start_run(self, overrides: list[str]) -> str:
         """The id of a new run of the deployment `sft`."""
         parameter = f"overrides={json.dumps(overrides)}"
-        command = [str(BIN / "prefect"), "deployment", "run", "alignment/sft", "--param", parameter]
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
-        return next(word for word in done.stdout.split() if word.count("-") == 4)
+        printed = self.prefect("deployment", "run", "alignment/sft", "--param", parameter)
+        return next(word for word in printed.split() if word.count("-") == 4)
 
     def states(self, run_id: str) -> list[tuple[str, datetime]]:
-        with urllib.request.urlopen(f"{self.url}/flow_run_states/?flow_run_id={run_id}", timeout=60) as answer:
-            return [(one["name"], datetime.fromisoformat(one["timestamp"])) for one in json.loads(answer.read())]
+        listed = self.get(f"/flow_run_states/?flow_run_id={run_id}")
+        return [(one["name"], datetime.fromisoformat(one["timestamp"])) for one in listed]
 
     def state(self, run_id: str) -> str:
         return self.states(run_id)[-1][0]
