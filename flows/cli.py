@@ -66,12 +66,15 @@ def _run_flow(recipe: Any, host: Any, api: Any, from_stage: str | None, resumes:
     from flows.alignment import alignment
     from flows.display import LiveDisplay
     from flows.early import COMMAND_LINE, CommandLine
+    from flows.reconcile import mark_if_open
 
     with LiveDisplay(err) as display:
         token = COMMAND_LINE.set(CommandLine(display, host, resumes))
         try:
             if api is not None:
                 api.wait()
+            if resumes is not None:
+                mark_if_open(resumes.run_id, "`align resume` takes it up again")
             outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
             return outcome
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -80,7 +81,7 @@ def mark(client: SyncPrefectClient, run: FlowRun, why: str) -> None:
     """Give a run whose process is dead the state that says so."""
     cancelling = run.state is not None and run.state.is_cancelling()
     say: Any = Cancelled if cancelling else Crashed
-    client.set_flow_run_state(run.id, say(message=f"The reconciler marked it: {why}"), force=True)
+    client.set_flow_run_state(run.id, say(message=f"Marked: {why}"), force=True)
 
 
 def _death(client: SyncPrefectClient, run: FlowRun, moment: datetime) -> str | None:
@@ -134,6 +135,14 @@ def schedule_again(client: SyncPrefectClient, run: FlowRun, why: str) -> None:
     client.set_flow_run_state(run.id, Scheduled(name="Resuming", message=f"Goes on: {why}"), force=True)
 
 
+def mark_if_open(run_id: str, why: str) -> None:
+    """Mark a run whose process is dead, unless the server knows that it ended or does not know it at all."""
+    with get_client(sync_client=True) as client, suppress(prefect.exceptions.ObjectNotFound):
+        run = client.read_flow_run(UUID(run_id))
+        if run.state is not None and not run.state.is_final():
+            mark(client, run, why)
+
+
 def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
     """Let a worker take up a deployment's run whose process is dead; the id of the run that goes on.
 
@@ -143,8 +152,7 @@ def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
         run = client.read_flow_run(UUID(run_id))
         if run.deployment_id is None:
             raise UserError(f"run {run_id} has no deployment; run its recipe again with `align run`")
-        if run.state is not None and not run.state.is_final():
-            mark(client, run, why)
+        mark_if_open(run_id, why)
         if from_stage is None:
             schedule_again(client, run, "asked for by `align resume`")
             return run_id

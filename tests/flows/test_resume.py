@@ -1,0 +1,106 @@
+"""Taking a run up again, asking why its stages ran, and running some of them again on purpose, on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import processes_of, wait_until
+
+Align = Callable[..., dict[str, Any]]
+ROOT = Path(__file__).parents[2]
+STEPS = 300
+RECIPE = f"""
+method: sft
+name: small
+model: {{scratch: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}}}
+sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, num_train_epochs: 500, max_steps: {STEPS}}}}}
+resources: {{trainers: 1, engines: 1, progress_seconds: 1}}
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def states(outcome: dict[str, Any]) -> dict[str, str]:
+    return {stage["label"]: stage["state"] for stage in outcome["stages"]}
+
+
+def references(outcome: dict[str, Any]) -> dict[str, str]:
+    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    (home / "small.yaml").write_text(RECIPE)
+    return home
+
+
+@pytest.fixture(scope="module")
+def killed(home: Path) -> str:
+    """The id of a run that was killed while it trained, after its first checkpoint."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "run", str(home / "small.yaml")],
+        cwd=ROOT,
+        env={**os.environ, "ALIGN_HOME": str(home)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert wait_until(lambda: any(home.glob("store/progress/*/step-*/complete.json")), 240)
+    run.send_signal(signal.SIGKILL)
+    run.wait(30)
+    assert wait_until(lambda: not processes_of(home), 60)
+    (record,) = [path.name for path in (home / "runs").iterdir()]
+    return record
+
+
+@pytest.fixture(scope="module")
+def resumed(align: Align, home: Path, killed: str) -> dict[str, Any]:
+    return align(home, "resume", killed[:8])
+
+
+def test_a_killed_run_shows_as_dead_and_resume_goes_on_from_its_checkpoint(
+    align: Align, home: Path, killed: str, resumed: dict[str, Any]
+) -> None:
+    assert states(resumed) == {"model": "cached", "sft/data": "cached", "sft": "run"}
+    trained = next(stage for stage in resumed["stages"] if stage["label"] == "sft")
+    assert 0 < trained["cost"]["train_steps"] < STEPS
+    runs = {run["run"]: run["status"] for run in align(home, "status", expect=3)["runs"]}
+    assert runs == {killed: "died", resumed["run_id"]: "completed"}
+    with sqlite3.connect(home / "prefect" / "prefect.db") as database:
+        (state,) = database.execute("select state_type from flow_run where id = ?", (killed,)).fetchone()
+    assert state == "CRASHED"
+
+
+def test_explain_says_for_each_stage_why_it_ran_or_was_cached(
+    align: Align, home: Path, killed: str, resumed: dict[str, Any]
+) -> None:
+    stages = {stage["label"]: stage for stage in align(home, "explain", "last")["stages"]}
+    assert stages["model"]["why"].startswith("same key as model of ")
+    assert stages["model"]["why"].endswith(f"run {killed[:8]}")
+    assert (stages["sft"]["state"], stages["sft"]["why"]) == ("run", "no earlier run of this stage in this store")
+    changed = align(home, "run", str(home / "small.yaml"), "--set", "sft.training.max_steps=2")
+    stages = {stage["label"]: stage for stage in align(home, "explain", changed["run_id"])["stages"]}
+    assert stages["sft"]["changed"] == [f"config.training.max_steps: {STEPS} → 2"]
+
+
+def test_from_stage_runs_a_stage_and_what_depends_on_it_again_to_the_same_artifacts(
+    align: Align, home: Path, resumed: dict[str, Any]
+) -> None:
+    again = align(home, "run", str(home / "small.yaml"), "--from-stage", "sft/data")
+    assert states(again) == {"model": "cached", "sft/data": "run", "sft": "run"}
+    assert references(again) == references(resumed)
+    unknown = align(home, "run", str(home / "small.yaml"), "--from-stage", "stf", expect=2)
+    assert unknown["error"].startswith("--from-stage stf: this recipe has no such stage; there are sft")
+
+
+def test_a_run_that_nobody_knows_is_said(align: Align, home: Path, resumed: dict[str, Any]) -> None:
+    assert "is no run" in align(home, "resume", "ffffffffff", expect=2)["error"]
