@@ -29,6 +29,8 @@ LONGEST_ATTEMPT_SECONDS = 600.0
 LEFT_BEHIND_SECONDS = 90.0
 LONGEST_PAUSE_SECONDS = 15.0
 """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
+MOST_KILLS_OF_A_RUN = 5
+"""After them a run is left alone, so that its later stages are reached and many results are compared."""
 SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "flows.cli run"),
     ("supervisor", "alignment_core.host.supervisor"),
@@ -95,7 +97,7 @@ class Campaign:
         number = 0
         while len(self.kills) < kills:
             home = self.folder / f"run-{number}"
-            self._one_run(home, kills)
+            self._one_run(home, min(kills, len(self.kills) + MOST_KILLS_OF_A_RUN))
             found = _digests(home)
             wrong = [
                 label for label in self.expected.keys() | found.keys() if self.expected.get(label) != found.get(label)
@@ -108,7 +110,7 @@ class Campaign:
             number += 1
 
     def _one_run(self, home: Path, kills: int) -> None:
-        """One run until it is complete, disturbed as long as there are kills left."""
+        """One run until it is complete, disturbed until so many kills have happened in all."""
         attempts = 0
         while True:
             process = self._start(home)
