@@ -154,7 +154,9 @@ def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
             raise UserError(f"run {run_id} has no deployment; run its recipe again with `align run`")
         mark_if_open(run_id, why)
         if from_stage is None:
-            schedule_again(client, run, "asked for by `align resume`")
+            state = client.read_flow_run(run.id).state
+            if state is None or state.is_final():  # otherwise the reconciler was faster
+                schedule_again(client, run, "asked for by `align resume`")
             return run_id
         parameters = {**run.parameters, "from_stage": from_stage}
         return str(client.create_flow_run_from_deployment(run.deployment_id, parameters=parameters).id)
