@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault, NotFound, UserError
 
-RUN, STAGES, LOCK = "run.json", "stages.jsonl", "lock"
+RUN, STAGES, PROGRESS, LOCK = "run.json", "stages.jsonl", "progress.json", "lock"
+PROGRESS_SECONDS = 0.5
 LAST = "last"
 """Name of the run that started last."""
 STOPPING_SECONDS = 60.0
@@ -76,6 +77,18 @@ class RunRecord(BaseModel):
     error: str | None = None
 
 
+class StageProgress(BaseModel):
+    """How far a stage is that this attempt of the run works on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    since: float
+    """Unix time of the first news in this attempt."""
+    done: float
+    total: float | None
+    unit: str
+
+
 class Journal:
     """Writes the journal of the run that this process runs. Use from several threads."""
 
@@ -83,12 +96,27 @@ class Journal:
         self.record = record
         self.folder = folder_of(record.run_id)
         self._writing = threading.Lock()
+        self._progress: dict[str, StageProgress] = {}
+        self._progress_written = 0.0
 
     def stage(self, label: str, state: str, **news: Any) -> None:
         """Add what is new about a stage: fields of :class:`StageLine`."""
         line = json.dumps({"label": label, "state": state, "at": now(), **news})
-        with self._writing, (self.folder / STAGES).open("a") as file:
+        with self._writing, suppress(OSError), (self.folder / STAGES).open("a") as file:  # a full disk ends no run here
             file.write(line + "\n")
+
+    def progress(self, label: str, done: float, total: float | None, unit: str) -> None:
+        """Say how far a stage is; written down now and then."""
+        with self._writing:
+            before, moment = self._progress.get(label), time.time()
+            self._progress[label] = StageProgress(
+                since=before.since if before else moment, done=done, total=total, unit=unit
+            )
+            if moment - self._progress_written > PROGRESS_SECONDS:
+                self._progress_written = moment
+                content = {name: one.model_dump() for name, one in self._progress.items()}
+                with suppress(OSError):
+                    _replace(self.folder / PROGRESS, json.dumps(content))
 
     def end(self, status: str, error: str | None = None) -> None:
         """Say how the run ended."""
@@ -96,9 +124,7 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        partial = self.folder / f"{RUN}.partial"
-        partial.write_text(self.record.model_dump_json(indent=2))
-        os.replace(partial, self.folder / RUN)
+        _replace(self.folder / RUN, self.record.model_dump_json(indent=2))
 
     @contextmanager
     def open(self) -> Iterator[Journal]:
@@ -116,6 +142,9 @@ class Journal:
             with suppress(NotFound):
                 attempt = read(self.record.run_id).attempt + 1
                 self.record = self.record.model_copy(update={"attempt": attempt})
+            (self.folder / PROGRESS).unlink(missing_ok=True)  # an earlier attempt's
+            with (self.folder / STAGES).open("a") as file:
+                file.write("\n")  # ends a line that a kill may have cut
             self._write()
             try:
                 yield self
@@ -125,6 +154,13 @@ class Journal:
                 raise
             if self.record.status == "running":
                 self.end("completed")
+
+
+def _replace(path: Path, content: str) -> None:
+    """Write a file, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(content)
+    os.replace(partial, path)
 
 
 def _taken(lock: BinaryIO) -> bool:
@@ -190,15 +226,30 @@ def find(text: str) -> RunRecord:
     raise UserError(f"{text!r} {problem}; give the first digits of one of: {shown}")
 
 
+def news(folder: Path) -> list[dict[str, Any]]:
+    """All that was ever said about the stages of a run, oldest first. ``folder`` is the run's."""
+    found, path = [], folder / STAGES
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        with suppress(json.JSONDecodeError):  # the last line of a killed process may be cut
+            found.append(json.loads(line))
+    return found
+
+
 def stages(run_id: str) -> dict[str, StageLine]:
     """What became of each stage, by label, in the order in which they were first heard of."""
     found: dict[str, dict[str, Any]] = {}
-    path = folder_of(run_id) / STAGES
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with suppress(json.JSONDecodeError):  # the last line of a killed process may be cut
-            news = json.loads(line)
-            found.setdefault(news["label"], {}).update(news)
-    return {label: StageLine.model_validate(news) for label, news in found.items()}
+    for one in news(folder_of(run_id)):
+        found.setdefault(one["label"], {}).update(one)
+    return {label: StageLine.model_validate(content) for label, content in found.items()}
+
+
+def progress(run_id: str) -> dict[str, StageProgress]:
+    """How far each stage is, or was, that the last attempt worked on, by label."""
+    try:
+        content = json.loads((folder_of(run_id) / PROGRESS).read_text())
+    except OSError:
+        return {}
+    return {label: StageProgress.model_validate(one) for label, one in content.items()}
 
 
 def is_alive(record: RunRecord) -> bool | None:

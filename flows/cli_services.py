@@ -97,6 +97,8 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
         out.print(
             f"  {row['run'][:8]}  {row['started']}  {row['name']:<20} {row['status']} ({by}{attempt})", markup=False
         )
+        for label, done in row["doing"].items():
+            out.print(f"              {label}: {done}", markup=False)
 
 
 def _run_row(record: journal.RunRecord) -> dict[str, Any]:
@@ -107,6 +109,19 @@ def _run_row(record: journal.RunRecord) -> dict[str, Any]:
         "status": _status(record),
         "attempt": record.attempt,
         "deployed": record.deployed,
+        "doing": _doing(record),
+    }
+
+
+def _doing(record: journal.RunRecord) -> dict[str, str]:
+    """How far the stages are that a living run works on."""
+    if not journal.is_alive(record):
+        return {}
+    running = {label for label, line in journal.stages(record.run_id).items() if line.state == "running"}
+    return {
+        label: f"{one.done:g}{f' of {one.total:g}' if one.total else ''} {one.unit}"
+        for label, one in journal.progress(record.run_id).items()
+        if label in running
     }
 
 

@@ -114,6 +114,7 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
             def on_progress(message: dict[str, Any]) -> None:
                 nonlocal last
                 progress = Progress(message["done"], message["total"], message["unit"], message["metrics"])
+                run.journal.progress(label, progress.done, progress.total, progress.unit)
                 for listener in run.listeners:
                     listener.progress(label, progress)
                 if time.monotonic() - last > 10:

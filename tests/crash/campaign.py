@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from alignment_core.artifacts import open_store
+from alignment_core import journal
 from alignment_core.training.trainer import newest_progress
 from flows import environment
 from flows.prefect_api import PrefectApi
@@ -177,15 +177,25 @@ def _digests(home: Path) -> dict[str, str]:
 
 
 def _unsaved_seconds(home: Path) -> float | None:
-    """Seconds since the newest checkpoint of the stage that trains now; none if there is no checkpoint."""
-    store = home / "store"
-    if not store.is_dir():
+    """Seconds of training that no checkpoint holds, where a stage of the newest run trains; none where none does."""
+    records = sorted((home / "runs").glob(f"*/{journal.RUN}"), key=lambda path: path.stat().st_mtime)
+    if not records:
         return None
-    for progress in open_store(store).workspace.all_progress.iterdir():
-        newest = newest_progress(progress)
-        if newest is not None:
-            return time.time() - (newest / "complete.json").stat().st_mtime
-    return None
+    folder, moment = records[-1].parent, time.time()
+    try:
+        seen = json.loads((folder / journal.PROGRESS).read_text())
+    except OSError:
+        return None
+    keys = {}
+    for news in journal.news(folder):
+        keys[news["label"]] = news.get("key") if news["state"] == "running" else None
+    unsaved = []
+    for label, progress in seen.items():
+        if progress["unit"] == "steps" and keys.get(label):
+            newest = newest_progress(home / "store" / "progress" / keys[label])
+            saved = (newest / "complete.json").stat().st_mtime if newest else 0.0
+            unsaved.append(moment - max(saved, progress["since"]))
+    return max(unsaved, default=None)
 
 
 def summary(kills: list[Kill]) -> str:

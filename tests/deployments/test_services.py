@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -43,7 +42,7 @@ def training(run_id: str) -> bool:
 
 
 def times_started(run_id: str, label: str) -> list[datetime]:
-    lines = [json.loads(line) for line in (journal.folder_of(run_id) / journal.STAGES).read_text().splitlines()]
+    lines = journal.news(journal.folder_of(run_id))
     return [
         datetime.fromisoformat(line["at"]) for line in lines if (line["label"], line["state"]) == (label, "running")
     ]
@@ -93,8 +92,7 @@ def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, c
     assert "Crashed" in names
     assert "Resuming" in names
     assert len(times_started(run_id, "sft")) == 2
-    lines = (journal.folder_of(run_id) / journal.STAGES).read_text().splitlines()
-    done = [json.loads(line) for line in lines if json.loads(line)["state"] == "run"]
+    done = [one for one in journal.news(journal.folder_of(run_id)) if one["state"] == "run"]
     assert sorted(line["label"] for line in done) == ["model", "sft", "sft/data"], "no finished stage ran twice"
 
     crashed = next(at for name, at in states if name == "Crashed").timestamp()

@@ -1,0 +1,138 @@
+"""The journal of runs: read back while a run goes on, after it was killed, and by whoever takes it up again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core import journal
+from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.journal import Journal, RunRecord, new_record
+
+RUN = """
+import sys, time
+from alignment_core.journal import Journal, new_record
+with Journal(new_record(sys.argv[1], "small", {}, "store")).open() as journal:
+    journal.stage("sft", "running", stage="sft", key="k", key_parts={"seed": 1})
+    journal.progress("sft", 3, 10, "steps")
+    print("open", flush=True)
+    time.sleep(600)
+"""
+Start = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """A process that has a run open, by the run's id."""
+    started = []
+
+    def run(run_id: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", RUN, run_id], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def record(run_id: str, **changes: Any) -> RunRecord:
+    return new_record(run_id, "small", {}, "store").model_copy(update=changes)
+
+
+def test_a_run_is_alive_as_long_as_its_process_and_its_news_outlive_it(start: Start) -> None:
+    process = start("a1")
+    assert journal.is_alive(journal.read("a1"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert journal.is_alive(journal.read("a1")) is False
+    assert journal.read("a1").status == "running", "nobody was left to say how it ended"
+    assert journal.stages("a1")["sft"].key_parts == {"seed": 1}
+    assert (journal.progress("a1")["sft"].done, journal.progress("a1")["sft"].total) == (3, 10)
+
+
+def test_the_old_process_is_ended_and_the_next_attempt_counts_on(start: Start) -> None:
+    start("a1")
+    assert journal.end_process(journal.read("a1"), grace=0) is True
+    assert journal.end_process(journal.read("a1"), grace=0) is False, "it was dead already"
+    with Journal(record("a1")).open() as second:
+        assert second.record.attempt == 2
+        assert journal.progress("a1") == {}
+    assert journal.read("a1").status == "completed"
+
+
+def test_a_process_that_only_has_the_same_number_is_left_alone(start: Start) -> None:
+    process = start("a1")
+    stranger = journal.read("a1").model_copy(update={"process_started": 1.0})
+    began = time.monotonic()
+    journal.END_SECONDS, before = 0.2, journal.END_SECONDS
+    try:
+        with pytest.raises(EnvironmentFault, match="does not end; end it by hand"):
+            journal.end_process(stranger, grace=0)
+    finally:
+        journal.END_SECONDS = before
+    assert process.poll() is None
+    assert time.monotonic() - began < 30
+
+
+def test_a_run_of_another_machine_is_not_for_this_one_to_end() -> None:
+    with Journal(record("a1")).open():
+        pass
+    elsewhere = journal.read("a1").model_copy(update={"machine": "elsewhere"})
+    assert journal.is_alive(elsewhere) is None
+    with pytest.raises(EnvironmentFault, match="on the machine 'elsewhere'; resume it there"):
+        journal.end_process(elsewhere, grace=0)
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("bad"), "failed"), (KeyboardInterrupt(), "stopped")])
+def test_how_a_run_ended_is_written_down(error: BaseException, status: str) -> None:
+    with pytest.raises(type(error)), Journal(record("a1")).open():
+        raise error
+    assert journal.read("a1").status == status
+
+
+def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
+    with Journal(record("a1")).open() as writing:
+        writing.stage("sft", "running", stage="sft", key="k", key_parts={})
+        writing.stage("sft", "run", reason="first", seconds=1.5, reference="model@sha256:" + "0" * 64)
+        with (writing.folder / journal.STAGES).open("a") as file:
+            file.write('{"label": "dpo", "sta')
+    with Journal(record("a1")).open() as again:
+        again.stage("dpo", "running", stage="dpo", key="d", key_parts={})
+    sft, dpo = journal.stages("a1").values()
+    assert (sft.state, sft.reason, sft.key) == ("run", "first", "k")
+    assert dpo.key == "d"
+
+
+def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None:
+    with pytest.raises(UserError, match="no run yet below"):
+        journal.find("last")
+    for run_id, started in (("abc1", "2026-01-01"), ("abc2", "2026-01-02"), ("def3", "2026-01-03")):
+        with Journal(record(run_id, started_at=started)).open():
+            pass
+    assert journal.find("last").run_id == "def3"
+    assert journal.find("d").run_id == "def3"
+    with pytest.raises(UserError, match=r"'abc' means several runs.*abc1 \(small\), abc2 \(small\)"):
+        journal.find("abc")
+    with pytest.raises(UserError, match="'x' is no run"):
+        journal.find("x")
+    (home / "runs" / "def3" / journal.RUN).write_text("{")
+    assert [one.run_id for one in journal.runs()] == ["abc1", "abc2"]
+    assert os.listdir(home / "runs" / "def3")
