@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from prefect.states import Running
 from alignment_core import journal
 from flows.alignment import alignment
 from flows.reconcile import SILENCE_SECONDS, Suspects, reconcile
-from tests.deployments.up import Services
+from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -139,6 +140,25 @@ def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> No
         assert (action.run_id, action.did) == (str(run.id), "crashed")
         assert "no sign of life for 12" in action.why
     assert services.state(str(run.id)) == "Crashed"
+
+
+def test_the_password_of_the_database_is_written_nowhere(services: Services) -> None:
+    assert services.align("status")["services"]["database"].startswith("postgresql+asyncpg://127.0.0.1:")
+    files = [path for path in services.home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+
+
+def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    shutil.copyfile(migrated, tmp_path / "prefect" / "prefect.db")
+    services = Services(tmp_path)
+    try:
+        state = services.align("up", "--port", str(services.port))
+        assert state["database"] == f"sqlite, {tmp_path}/prefect/prefect.db"
+        assert len(services.get("/deployments/filter", {})) == 6
+    finally:
+        services.align("down")
+    assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)
 
 
 def test_down_ends_everything(services: Services) -> None:

@@ -16,6 +16,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+PASSWORD = "secret-of-the-test"
+"""Of the PostgreSQL user; it must be found in no file."""
 SIGNS = {"server": "server start", "worker": "worker start", "reconciler": "flows.reconcile"}
 
 
@@ -53,7 +55,7 @@ class Services:
         """The answer of the server's API; a body makes it a POST."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             return json.loads(answer.read())
 
     def start_run(self, overrides: list[str]) -> str:
