@@ -64,7 +64,7 @@ def _supervise(
     for number in inherited:
         os.close(number)  # so that the other side sees the end when the command ends
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
-        pass
+        _reap_all_but(child.pid)
     code = child.poll()
     _ask_children(grace if code is None else orphan_grace)
     _end_descendants()
@@ -107,6 +107,14 @@ def _lives(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:  # it ended since it was listed
         return False
+
+
+def _reap_all_but(command: int) -> None:
+    """Take leave of orphans that ended; a command may run, and orphan others, for a year."""
+    peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid != command:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _reap() -> None:

@@ -75,5 +75,5 @@ class Services:
         """The service's own process, below its supervisor."""
         state = self.align("status")["services"]
         supervisor = next(one["pid"] for one in state["services"] if one["name"] == service)
-        children = psutil.Process(supervisor).children()
+        children = [one for one in psutil.Process(supervisor).children() if one.status() != psutil.STATUS_ZOMBIE]
         return next(child.pid for child in children if SIGNS[service] in " ".join(child.cmdline()))
