@@ -12,28 +12,35 @@ UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP", "FOREMAN", 
 
 def prepare() -> None:
     """Set what Prefect reads when it is imported; the user's own settings win. Call before ``import prefect``."""
-    home = align_home() / "prefect"
     quiet = "PREFECT_LOGGING_LEVEL" not in os.environ
     settings = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        **at_home(),
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",  # these two go to the API; see quiet_console
         "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "INFO",
         "PREFECT_LOGGING_TO_API_ENABLED": "true",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-        "DO_NOT_TRACK": "1",
     }
     if "PREFECT_API_URL" not in os.environ:
         settings |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    home.mkdir(parents=True, exist_ok=True)
+    (align_home() / "prefect").mkdir(parents=True, exist_ok=True)
     if quiet:
         quiet_console()
+
+
+def at_home() -> dict[str, str]:
+    """What keeps Prefect's files below ALIGN_HOME, and Prefect from telling anybody about them."""
+    home = align_home() / "prefect"
+    return {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "DO_NOT_TRACK": "1",
+    }
 
 
 def quiet_console() -> None:

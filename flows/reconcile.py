@@ -48,7 +48,7 @@ class Action(BaseModel):
     run_id: str
     name: str
     did: str
-    """``crashed``, ``cancelled``, ``resumed`` or ``given up``."""
+    """``crashed``, ``cancelled`` or ``resumed``."""
     why: str
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from alignment_core import journal
 from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, EnvironmentFault
 from alignment_core.host.supervised import Supervised, fresh_folder
+from flows.environment import at_home
 
 POOL = "alignment"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -37,6 +39,7 @@ RUN_SECONDS = 60.0
 LONGEST_BACKOFF_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0
 """A service that ran for so long begins again with the shortest pause when it dies."""
+LONGEST_LOG_BYTES = 64 << 20
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -83,28 +86,20 @@ def running() -> State | None:
     return None
 
 
-def use_if_running() -> bool:
-    """Point this process at the services' server, unless the user named one; whether they run."""
+def use_if_running() -> None:
+    """Point this process at the services' server, if they run, unless the user named one."""
     state = running()
-    if state is None or state.phase != "ready":
-        return False
-    os.environ.setdefault("PREFECT_API_URL", state.url)
-    return True
+    if state is not None and state.phase == "ready":
+        os.environ.setdefault("PREFECT_API_URL", state.url)
 
 
 def environment(port: int) -> dict[str, str]:
     """What the services inherit; the user's own settings win."""
-    home = align_home() / "prefect"
     settings = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        **at_home(),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_CLIENT_MAX_RETRIES": "9",
         "PREFECT_CLI_PROMPT": "false",
-        "DO_NOT_TRACK": "1",
     }
     return {**settings, **os.environ, "PREFECT_API_URL": url_of(port), "ALIGN_HOME": str(align_home())}
 
@@ -157,6 +152,13 @@ def stop(state: State) -> None:
         time.sleep(0.1)
 
 
+def trim(log: Path) -> None:
+    """Begin a long log anew and keep what it held beside it: its service goes on writing to the end of the same file."""
+    if log.exists() and log.stat().st_size > LONGEST_LOG_BYTES:
+        shutil.copyfile(log, log.with_suffix(".old.log"))
+        os.truncate(log, 0)
+
+
 class _Service:
     """One command that is started again when it dies."""
 
@@ -177,7 +179,8 @@ class _Service:
         self._began = time.monotonic()
 
     def keep_running(self) -> None:
-        """Start it again if it died: at once the first time, then with growing pauses."""
+        """Start it again if it died, after a pause that grows while it keeps dying; keep its log within bounds."""
+        trim(align_home() / "logs" / f"{self.name}.log")
         if self._running is not None and self._running.process.poll() is not None:
             self._running.close()
             self._running = None
@@ -296,7 +299,7 @@ def _end_run(record: journal.RunRecord) -> None:
 
 def stop_seconds(recipe: Mapping[str, Any]) -> float:
     """What the recipe of a run gives its stages to save their work."""
-    return float(recipe.get("resources", {}).get("stop_seconds", 20.0))
+    return float(recipe["resources"]["stop_seconds"])
 
 
 def _without_password(url: str | None) -> str:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,14 +39,6 @@ for role, places in (
 print(json.dumps(seen))
 ray.shutdown()
 """
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Ray's sockets lie below it, and their paths may not be long."""
-    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def places(folder: Path, **resources: int) -> dict[str, list[dict[str, str]]]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,14 +48,6 @@ after = ray_cluster.actor_processes()
 Path(sys.argv[2]).write_text(json.dumps({"told": told, "before": len(before), "after": len(after)}))
 ray.shutdown()
 """
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Ray's sockets lie below it, and their paths may not be long."""
-    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from prefect.states import Running
 from alignment_core import journal
 from flows.alignment import alignment
 from flows.reconcile import SILENCE_SECONDS, Suspects, reconcile
+from flows.services import trim
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
@@ -159,6 +160,17 @@ def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated
     finally:
         services.align("down")
     assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)
+
+
+def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.services.LONGEST_LOG_BYTES", 10)
+    log = tmp_path / "server.log"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"what was said before")
+        trim(log)
+        writer.write(b"after")
+    assert log.read_bytes() == b"after"
+    assert (tmp_path / "server.old.log").read_bytes() == b"what was said before"
 
 
 def test_down_ends_everything(services: Services) -> None:

@@ -1,0 +1,18 @@
+"""A folder for the Ray that a test of placement starts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Ray's sockets lie below it, and their paths may not be long."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
