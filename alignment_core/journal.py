@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -250,6 +251,17 @@ def progress(run_id: str) -> dict[str, StageProgress]:
     except OSError:
         return {}
     return {label: StageProgress.model_validate(one) for label, one in content.items()}
+
+
+def prune(days: float) -> int:
+    """Remove the journals of runs that no process has had open for so many days; how many they were."""
+    before, pruned = time.time() - days * 24 * 3600, 0
+    for path in (align_home() / "runs").glob(f"*/{LOCK}"):
+        with suppress(OSError), path.open("ab") as lock:
+            if (path.parent / STAGES).stat().st_mtime < before and _taken(lock):
+                shutil.rmtree(path.parent)
+                pruned += 1
+    return pruned
 
 
 def is_alive(record: RunRecord) -> bool | None:

@@ -24,6 +24,7 @@ from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, new_record
+from alignment_core.journal import prune as prune_journals
 from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
@@ -110,6 +111,8 @@ def _prune(recipe: BaseRecipe, run: Run) -> None:
     """Apply the recipe's retention. What cannot be dropped now, a later run will: it never fails this one."""
     logger = get_run_logger()
     try:
+        if recipe.retention.journal_days is not None:
+            prune_journals(recipe.retention.journal_days)
         pruned = run.store.prune(recipe.retention.progress_days, recipe.retention.rollouts_days, delete=True)
     except Exception as error:
         logger.warning("nothing more was pruned: %s", error)

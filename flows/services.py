@@ -70,7 +70,7 @@ class State(BaseModel):
 
 
 def folder() -> Path:
-    """Where the background process keeps its lock and state."""
+    """Where the background process keeps its lock, its state and the logs of the services."""
     return align_home() / "services"
 
 
@@ -100,6 +100,7 @@ def environment(port: int) -> dict[str, str]:
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_CLIENT_MAX_RETRIES": "9",
         "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # or its database grows for ever
     }
     return {**settings, **os.environ, "PREFECT_API_URL": url_of(port), "ALIGN_HOME": str(align_home())}
 
@@ -112,8 +113,7 @@ def url_of(port: int) -> str:
 def start(port: int, database: str | None) -> State:
     """Start the background process and wait until all is ready. Raises EnvironmentFault with what went wrong."""
     folder().mkdir(parents=True, exist_ok=True)
-    log = align_home() / "logs" / "services.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log = folder() / "services.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.services", str(port)],
@@ -170,9 +170,8 @@ class _Service:
         self._running: Supervised | None = None
 
     def begin(self) -> None:
-        home = align_home()
-        temporary = fresh_folder(home / "tmp", "s-")
-        log = home / "logs" / f"{self.name}.log"
+        temporary = fresh_folder(align_home() / "tmp", "s-")
+        log = folder() / f"{self.name}.log"
         self._running = Supervised(
             self.command, os.environ, log, temporary, grace=self.grace, orphan_grace=self.orphan_grace
         )
@@ -180,7 +179,7 @@ class _Service:
 
     def keep_running(self) -> None:
         """Start it again if it died, after a pause that grows while it keeps dying; keep its log within bounds."""
-        trim(align_home() / "logs" / f"{self.name}.log")
+        trim(folder() / f"{self.name}.log")
         if self._running is not None and self._running.process.poll() is not None:
             self._running.close()
             self._running = None

@@ -121,6 +121,17 @@ def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
     assert dpo.key == "d"
 
 
+def test_forgotten_runs_are_pruned_unless_a_process_has_them_open(home: Path, start: Start) -> None:
+    start("alive")
+    for run_id in ("old", "new"):
+        with Journal(record(run_id)).open():
+            pass
+    for run_id in ("alive", "old"):
+        os.utime(home / "runs" / run_id / journal.STAGES, (0, 0))
+    assert journal.prune(days=90) == 1
+    assert {one.run_id for one in journal.runs()} == {"alive", "new"}
+
+
 def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None:
     with pytest.raises(UserError, match="no run yet below"):
         journal.find("last")
