@@ -17,7 +17,7 @@ down: $(VENV)/.run
 	$(BIN)/align down
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

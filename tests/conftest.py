@@ -23,6 +23,24 @@ TinyModel = Callable[..., Path]
 Machines = Callable[[int], WarmMachines]
 
 
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say a figure that is no assertion: the suite's summary shows it, also from a test that another process runs."""
+    return lambda text: record_property("measured", text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have measured."""
+    ended = [report for reports in terminalreporter.stats.values() for report in reports]
+    calls = [report for report in ended if getattr(report, "when", None) == "call"]
+    said = [
+        f"{report.nodeid}: {text}" for report in calls for name, text in report.user_properties if name == "measured"
+    ]
+    if said:
+        terminalreporter.section("measured")
+        terminalreporter.write_line("\n".join(said))
+
+
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new database of Prefect's: making one takes ten seconds, copying it none."""

@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 
 from alignment_core import journal
-from alignment_core.training.trainer import newest_progress
 from flows import environment
 from flows.prefect_api import PrefectApi
 from tests.processes import processes_of, wait_until
@@ -31,6 +30,8 @@ LONGEST_PAUSE_SECONDS = 15.0
 """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
 MOST_KILLS_OF_A_RUN = 5
 """After them a run is left alone, so that its later stages are reached and many results are compared."""
+SAVED = {"steps": "step-*/complete.json", "shards": "shard-*.parquet"}
+"""What a stage that counts in this unit leaves in its progress when a part of its work is safe."""
 SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "flows.cli run"),
     ("supervisor", "alignment_core.host.supervisor"),
@@ -62,11 +63,11 @@ def prefect_server(home: Path) -> Iterator[None]:
 
 @dataclass
 class Kill:
-    """One process that was killed. ``lost_seconds``: training since the last checkpoint, where a stage trained."""
+    """One process that was killed. ``unsaved``: seconds since the last checkpoint or shard of each stage under way, by unit."""
 
     role: str
     seconds: float
-    lost_seconds: float | None
+    unsaved: dict[str, float]
     survived: bool = True
     """Whether the run went on by itself; otherwise the same command was given again."""
 
@@ -149,12 +150,12 @@ class Campaign:
             return
         role = self.rng.choice(sorted(by_role))
         pid = self.rng.choice(sorted(by_role[role]))
-        lost = _unsaved_seconds(home)
+        unsaved = _unsaved_seconds(home)
         try:
             psutil.Process(pid).send_signal(signal.SIGKILL)
         except psutil.NoSuchProcess:
             return
-        self.kills.append(Kill(role, time.time(), lost))
+        self.kills.append(Kill(role, time.time(), unsaved))
         self.say(f"  kill {len(self.kills)}: {role}")
 
     def _start(self, home: Path) -> subprocess.Popen[bytes]:
@@ -176,26 +177,32 @@ def _digests(home: Path) -> dict[str, str]:
     return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
 
 
-def _unsaved_seconds(home: Path) -> float | None:
-    """Seconds of training that no checkpoint holds, where a stage of the newest run trains; none where none does."""
+def _unsaved_seconds(home: Path) -> dict[str, float]:
+    """Seconds of work that no checkpoint or shard holds, of the stages that the newest run is at, by their units."""
     records = sorted((home / "runs").glob(f"*/{journal.RUN}"), key=lambda path: path.stat().st_mtime)
     if not records:
-        return None
+        return {}
     folder, moment = records[-1].parent, time.time()
     try:
         seen = json.loads((folder / journal.PROGRESS).read_text())
     except OSError:
-        return None
-    keys = {}
-    for news in journal.news(folder):
-        keys[news["label"]] = news.get("key") if news["state"] == "running" else None
-    unsaved = []
+        return {}
+    keys = {line["label"]: line.get("key") if line["state"] == "running" else None for line in journal.news(folder)}
+    unsaved: dict[str, float] = {}
     for label, progress in seen.items():
-        if progress["unit"] == "steps" and keys.get(label):
-            newest = newest_progress(home / "store" / "progress" / keys[label])
-            saved = (newest / "complete.json").stat().st_mtime if newest else 0.0
-            unsaved.append(moment - max(saved, progress["since"]))
-    return max(unsaved, default=None)
+        unit = progress["unit"]
+        if unit in SAVED and keys.get(label):
+            safe = (home / "store" / "progress" / keys[label]).glob(SAVED[unit])
+            newest = max(map(_modified, safe), default=0.0)
+            unsaved[unit] = max(unsaved.get(unit, 0.0), moment - max(newest, progress["since"]))
+    return unsaved
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # an older checkpoint, which the next one replaced just now
+        return 0.0
 
 
 def summary(kills: list[Kill]) -> str:
@@ -207,7 +214,8 @@ def summary(kills: list[Kill]) -> str:
         f"{role}: {len(some)} kills, {sum(kill.survived for kill in some)} survived by the run itself"
         for role, some in sorted(roles.items())
     ]
-    lost = [kill.lost_seconds for kill in kills if kill.lost_seconds is not None]
-    if lost:
-        lines.append(f"unsaved training at a kill: at most {max(lost):.1f} s, {sum(lost) / len(lost):.1f} s on average")
+    for unit in SAVED:
+        lost = [kill.unsaved[unit] for kill in kills if unit in kill.unsaved]
+        if lost:
+            lines.append(f"{unit} that were not saved: at most {max(lost):.1f} s of work, in {len(lost)} kills")
     return "\n".join(lines)

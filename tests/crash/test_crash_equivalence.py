@@ -16,14 +16,13 @@ KILLS, SEED = 25, 20
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_killed_runs_give_the_digests_of_an_undisturbed_one(tmp_path: Path, capsys: Any) -> None:
+def test_killed_runs_give_the_digests_of_an_undisturbed_one(tmp_path: Path, measured: Any) -> None:
     """`python -m tests.crash --kills 100` does the same with any number of kills."""
     said: list[str] = []
     with prefect_server(tmp_path / "server"):
         campaign = Campaign(tmp_path, COMMAND, random.Random(SEED), said.append)
         campaign.undisturbed()
         campaign.run(KILLS)
-    with capsys.disabled():
-        print(f"\nseed {SEED}\n{summary(campaign.kills)}")
+    measured(f"{summary(campaign.kills)}; seed {SEED}")
     assert campaign.differences == [], "\n".join(said)
     assert len({kill.role for kill in campaign.kills}) >= 4

@@ -81,7 +81,7 @@ ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, capsys: Any) -> None:
+def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, measured: Any) -> None:
     run_id = services.start_run([*OVERRIDES, f"seed={1 + list(ENDS).index(end)}"])
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     ended = time.time()
@@ -99,8 +99,7 @@ def test_a_run_that_ends_badly_goes_on_by_itself(services: Services, end: str, c
 
     crashed = next(at for name, at in states if name == "Crashed").timestamp()
     again = times_started(run_id, "sft")[1].timestamp()
-    with capsys.disabled():
-        print(f"\n{end}: marked after {crashed - ended:.1f} s, training again {again - crashed:.1f} s later")
+    measured(f"marked after {crashed - ended:.1f} s, training again {again - crashed:.1f} s later")
     assert again - crashed < ON_AGAIN_SECONDS
 
 
