@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,17 +30,15 @@ def postgresql(program: str) -> str:
 
 
 @pytest.fixture(scope="package")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a PostgreSQL on loopback, which refuses to run as root."""
+def database() -> Iterator[str]:
+    """The URL of a PostgreSQL on loopback, which refuses to run as root and so to lie below root's own folders."""
     initdb, postgres = postgresql("initdb"), postgresql("postgres")
-    folder = Path(tmp_path_factory.mktemp("postgresql"))
+    folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     (folder / "password").write_text(PASSWORD)
     owner = "postgres" if os.geteuid() == 0 else None
     if owner:
         for path in (folder, folder / "password"):
             shutil.chown(path, owner)
-        folder.parent.chmod(0o755)
-        folder.parent.parent.chmod(0o755)
     make = [initdb, "-D", str(folder / "data"), "-U", "align", "-A", "scram-sha-256", f"--pwfile={folder / 'password'}"]
     subprocess.run(make, check=True, capture_output=True, user=owner, cwd=folder)
     with socket.socket() as probe:
@@ -59,6 +58,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield f"postgresql+asyncpg://align:{PASSWORD}@127.0.0.1:{port}/postgres"
     server.send_signal(signal.SIGINT)
     server.wait(30)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="package")
