@@ -41,7 +41,8 @@ def early_host(recipe: BaseRecipe, store: Store) -> Host | None:
     call = StageCall(stage="base_model", label="model", config=config, inputs={}, seed=recipe.seed)
     if cached_result(store, call) is not None:
         return None
-    host = Host(store.uri, recipe.resources, align_home() / "logs" / f"starting-{os.getpid()}.log", recipe=recipe.name)
+    log = align_home() / "logs" / f"starting-{os.getpid()}.log"
+    host = Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples)
     host.start()
     return host
 

@@ -157,7 +157,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
     with (
         Journal(record).open() as journal,
         _listeners(recipe, journal, caller) as listeners,
-        early or Host(store.uri, recipe.resources, log, recipe=recipe.name) as host,
+        early or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
     ):
         host.run_ids = {"prefect": run_id}
         host.follow(in_run_log(get_run_logger()))

@@ -23,6 +23,11 @@ TinyModel = Callable[..., Path]
 Machines = Callable[[int], WarmMachines]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all homes share what vLLM keeps of the architectures it has seen: to look at a new one takes ten seconds."""
+    os.environ.setdefault("VLLM_CACHE_ROOT", str(config.cache.mkdir("vllm")))  # type: ignore[union-attr]
+
+
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Say a figure that is no assertion: the suite's summary shows it, also from a test that another process runs."""

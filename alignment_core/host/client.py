@@ -37,9 +37,11 @@ class Host:
         log: Path,
         run_ids: dict[str, str] | None = None,
         recipe: str = "",
+        samples: bool = False,
     ) -> None:
-        """``run_ids`` and ``recipe`` are what other runs of this machine are told that they wait for."""
-        self.store, self.resources, self.log = store, resources, log
+        """``run_ids`` and ``recipe`` are what other runs of this machine are told that they wait for. ``samples`` says
+        that engines will be needed, so that they begin to start at once."""
+        self.store, self.resources, self.log, self.samples = store, resources, log, samples
         self.run_ids, self.recipe = run_ids or {}, recipe
         self._starting = threading.Lock()
         self._session: _Session | None = None
@@ -110,7 +112,7 @@ class Host:
             if self._session is None or self._session.over.is_set():
                 if self._session is not None:
                     self._session.close()
-                self._session = _Session(self.store, self.resources, self.log)
+                self._session = _Session(self.store, self.resources, self.log, self.samples)
             return self._session
 
     def close(self) -> None:
@@ -160,7 +162,7 @@ class _Clock:
 class _Session:
     """One host process, from its start to its end."""
 
-    def __init__(self, store: str, resources: ResourcesConfig, log: Path) -> None:
+    def __init__(self, store: str, resources: ResourcesConfig, log: Path, samples: bool) -> None:
         self.over = threading.Event()
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -171,7 +173,7 @@ class _Session:
             temporary = short_folder()
             host = [sys.executable, "-m", "alignment_core.host.server", str(theirs.fileno())]
             self.host = Supervised(
-                [*host, store, resources.model_dump_json(), str(temporary)],
+                [*host, store, resources.model_dump_json(), str(temporary), str(int(samples))],
                 environment,
                 log,
                 temporary,
@@ -222,14 +224,13 @@ class _Session:
 def _environment(resources: ResourcesConfig) -> dict[str, str]:
     """The host's environment: what must be set before the libraries are imported."""
     home = align_home()
-    environment = dict(os.environ)
+    environment = {"VLLM_CACHE_ROOT": str(home / "cache" / "vllm"), **os.environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
     environment.update(
         OMP_NUM_THREADS=str(resources.threads),
         TOKENIZERS_PARALLELISM="false",
         TQDM_DISABLE="1",
         HF_HUB_DISABLE_PROGRESS_BARS="1",
-        VLLM_CACHE_ROOT=str(home / "cache" / "vllm"),
         VLLM_CONFIG_ROOT=str(home / "cache" / "vllm"),
         VLLM_NO_USAGE_STATS="1",
     )

@@ -35,8 +35,11 @@ LAST_WORDS_SECONDS = 1.0
 class Server:
     """Answers each call with progress messages and one result or failure."""
 
-    def __init__(self, channel: Channel, store: str, resources: ResourcesConfig, temporary: Path) -> None:
+    def __init__(
+        self, channel: Channel, store: str, resources: ResourcesConfig, temporary: Path, samples: bool
+    ) -> None:
         self.channel = channel
+        self.samples = samples
         self.store = open_store(store)
         self.resources = resources
         self.machines = WarmMachines(resources, temporary, align_home() / "locks")
@@ -87,9 +90,9 @@ class Server:
 
     def _warm_up(self) -> None:
         try:
-            self.machines.warm_up()
+            self.machines.warm_up(self.samples)
         except Exception:
-            traceback.print_exc()  # the stage that needs the trainers tries again and says what is wrong
+            traceback.print_exc()  # the stage that needs the actors tries again and says what is wrong
 
     def _execute(self, message: dict[str, Any]) -> None:
         number = message["id"]
@@ -158,12 +161,13 @@ def _import_for_all_threads() -> None:
 
 
 def main() -> None:
-    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a folder of its own."""
+    """Entry point. Arguments: the channel's file descriptor, the store, the resources (JSON), a folder of its own, and
+    1 if stages will sample."""
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    end, store, resources, temporary = sys.argv[1:5]
+    end, store, resources, temporary, samples = sys.argv[1:6]
     channel = Channel(socket(fileno=int(end)))
-    server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary))
+    server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary), samples == "1")
     signal.signal(signal.SIGTERM, server.hear_no_more)
     code = 1
     try:

@@ -41,6 +41,11 @@ class BaseRecipe(Config):
     tracking: TrackingConfig = TrackingConfig()
     """W&B and TensorBoard; they never change a result."""
 
+    @property
+    def samples(self) -> bool:
+        """Whether a stage samples completions."""
+        return self.evaluation is not None
+
     @model_validator(mode="after")
     def _gates_have_metrics(self) -> BaseRecipe:
         if self.promotion and self.promotion.gates and self.evaluation is None:
@@ -100,6 +105,11 @@ class IterativeDpoRecipe(BaseRecipe):
     """The reward model; may be left out when `iterative_dpo.selection.score` is `verifier`."""
     iterative_dpo: IterativeDpoConfig
     """The rounds."""
+
+    @property
+    def samples(self) -> bool:
+        """Every round does."""
+        return True
 
     @model_validator(mode="after")
     def _has_a_judge(self) -> IterativeDpoRecipe:

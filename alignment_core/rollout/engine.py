@@ -19,6 +19,16 @@ from alignment_core.recipes import GenerationConfig, ResourcesConfig
 WORKER_EXTENSION = "alignment_core.rollout.weights.WeightUpdate"
 
 
+def prepare() -> None:
+    """Import vLLM, which takes seconds and needs no model."""
+    gc.disable()  # collections during these imports cost seconds, too
+    import vllm
+
+    vllm.LLM  # noqa: B018 (imported on first use)
+    gc.freeze()
+    gc.enable()
+
+
 @dataclass(frozen=True)
 class Completion:
     """One sampled completion. Token ids [T] and their log-probabilities [T] under the sampling distribution."""
@@ -42,10 +52,9 @@ class Engine:
     ) -> None:
         if resources.tensor_parallel_size > 1 and device.kind == "cuda":
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the GPUs are those of the workers that vLLM starts over Ray
-        gc.disable()  # collections during these imports cost seconds
+        prepare()
         import vllm
 
-        gc.freeze()
         self.llm = vllm.LLM(
             model,
             dtype=checkpoint_dtype(Path(model)),
@@ -60,7 +69,6 @@ class Engine:
             seed=0,
             **device.engine_options(resources),
         )
-        gc.enable()
         self.policy, self.trust_remote_code = policy, trust_remote_code
 
     def load(self, model: str, policy: str) -> float:

@@ -20,7 +20,7 @@ from alignment_core.stages.machine_queue import MachineQueue
 from alignment_core.stages.turns import FIRST, Turn, Turnstile
 
 TRAINER = "alignment_core.training.worker:TrainWorker"
-ENGINE = "alignment_core.rollout.engine:Engine"
+ENGINE, ENGINE_IMPORTS = "alignment_core.rollout.engine:Engine", "alignment_core.rollout.engine:prepare"
 SERVES = "[align] {group} serve {label}"
 """Printed when a stage takes a group, so that a reader of the log knows for whom its actors speak from there on."""
 
@@ -43,6 +43,7 @@ class WarmMachines:
         self._trainers: ActorGroup | None = None
         self._engines: ActorGroup | None = None
         self._engines_shape: tuple[str, int] | None = None
+        """What the engines hold; none while they have no model yet."""
 
     @property
     def _timeout(self) -> float:
@@ -98,19 +99,26 @@ class WarmMachines:
             finally:
                 turn.used((time.monotonic() - started) * group.devices)
 
-    def warm_up(self) -> None:
-        """Start the trainers before a stage asks for them: nearly every run needs them, and it takes seconds.
+    def warm_up(self, engines: bool) -> None:
+        """Start the trainers and, if asked, the engines' processes before a stage asks for them: it takes seconds.
 
         Not while another run has the machine.
         """
-        turn = Turn(label="the start of its trainers")
-        with (
-            self._for_trainers.through(turn),
-            self._queue.use_if_free(turn) if self._queue else nullcontext(True) as free,
-        ):
+        turn = Turn(label="the start of its actors")
+        with self._for_trainers.through(turn), self._machine_if_free(turn) as free:
             if free:
                 self._reserve(turn)
                 self._ready_trainers()
+        if not engines or self.resources.tensor_parallel_size > 1:  # which sees other GPUs from its first import on
+            return
+        with self._for_engines.through(turn), self._machine_if_free(turn) as free:
+            if free and self._engines is None:
+                self._reserve(turn)
+                self._engines = self._engine_actors()
+                self._engines.prepare(ENGINE_IMPORTS)
+
+    def _machine_if_free(self, turn: Turn) -> AbstractContextManager[bool]:
+        return self._queue.use_if_free(turn) if self._queue else nullcontext(True)
 
     def _machine(self, turn: Turn) -> AbstractContextManager[None]:
         """The devices of this machine for this run; on a cluster Ray hands them out."""
@@ -139,13 +147,18 @@ class WarmMachines:
         ray_cluster.wait_for_the_end(processes)
 
     def _end_actors(self) -> None:
-        groups, self._trainers, self._engines = (self._trainers, self._engines), None, None
-        for group in groups:
-            if group is not None:
-                group.kill()
+        if self._trainers is not None:
+            self._trainers.kill()
+            self._trainers = None
+        self._end_engines()
         if self._gpus is not None:
             self._ray.util.remove_placement_group(self._gpus)
             self._gpus = None
+
+    def _end_engines(self) -> None:
+        if self._engines is not None:
+            self._engines.kill()
+            self._engines = self._engines_shape = None
 
     def _start_trainers(self) -> ActorGroup:
         world = self.device.trainers(self.resources)
@@ -167,22 +180,13 @@ class WarmMachines:
             self._reserve(turn)
             started = time.monotonic()
             _say_whom_it_serves("engines", turn)
-            shape = (architecture_digest(model), max_model_len)
-            if self._engines is not None and not self._serves(shape):
-                self._engines.kill()
-                self._engines = None
-            if self._engines is None:
-                # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
-                alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
-                with alone:
-                    self._engines = self._start_engines(model, policy, max_model_len, trust_remote_code)
-                self._engines_shape = shape
-            group = self._engines
+            # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
+            alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
+            group = self._ready_engines(model, policy, max_model_len, trust_remote_code, alone)
             try:
                 yield group
             except BaseException:
-                group.kill()
-                self._engines = None
+                self._end_engines()
                 raise
             finally:
                 turn.used((time.monotonic() - started) * group.devices)
@@ -192,22 +196,43 @@ class WarmMachines:
         assert self._engines_shape is not None
         return self._engines_shape[0] == shape[0] and self._engines_shape[1] >= shape[1]
 
-    def _start_engines(self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool) -> ActorGroup:
+    def _engine_actors(self) -> ActorGroup:
         device, resources = self.device, self.resources
         places = [device.engine_place(index, resources) for index in range(device.engines(resources))]
         environments = [device.engine_environment(resources, place) for place in places]
-        group = ActorGroup(self._ray, "engines", places, environments, self._gpus)
-        arguments = {
-            "model": str(model),
-            "policy": str(policy),
-            "max_model_len": max_model_len,
-            "resources": resources,
-            "device": device,
-            "trust_remote_code": trust_remote_code,
-        }
-        with _killed_on_failure(group):
-            group.make(ENGINE, [arguments] * len(places), self._timeout)
-        return group
+        return ActorGroup(self._ray, "engines", places, environments, self._gpus)
+
+    def _ready_engines(
+        self,
+        model: Path,
+        policy: Reference,
+        max_model_len: int,
+        trust_remote_code: bool,
+        alone: AbstractContextManager[Any],
+    ) -> ActorGroup:
+        """Engines of this architecture; those that start, start in the context ``alone``, with ``policy``."""
+        shape = (architecture_digest(model), max_model_len)
+        if self._engines_shape and not self._serves(shape):
+            self._end_engines()
+        if self._engines is None:
+            self._engines = self._engine_actors()
+        if self._engines_shape is None:
+            arguments = {
+                "model": str(model),
+                "policy": str(policy),
+                "max_model_len": max_model_len,
+                "resources": self.resources,
+                "device": self.device,
+                "trust_remote_code": trust_remote_code,
+            }
+            try:
+                with alone:
+                    self._engines.make(ENGINE, [arguments] * self._engines.size, self._timeout)
+            except BaseException:
+                self._end_engines()
+                raise
+            self._engines_shape = shape
+        return self._engines
 
     def close(self) -> None:
         """End all actors, and Ray if this process started it. May be called again."""

@@ -25,12 +25,14 @@ POLICY = Reference("model", "0" * 64)
 class Group:
     """Actors that do nothing: here it matters only when they start and end (and there is no GPU to hold)."""
 
-    devices = 2
+    devices = size = 2
 
     def __init__(self) -> None:
         self.killed = threading.Event()
 
     def all(self, *_: Any, **__: Any) -> None: ...
+
+    def make(self, *_: Any) -> None: ...
 
     def kill(self) -> None:
         self.killed.set()
@@ -47,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     monkeypatch.setattr(machines, "connect", lambda: None)
     monkeypatch.setattr(machines, "_reserve", lambda _: None)
     monkeypatch.setattr(machines, "_start_trainers", Group)
-    monkeypatch.setattr(machines, "_start_engines", lambda *_: Group())
+    monkeypatch.setattr(machines, "_engine_actors", Group)
     return machines
 
 
