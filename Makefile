@@ -2,7 +2,6 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-export ALIGN_HOME ?= $(CURDIR)/.alignment
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo up down test lint bench lock clean
@@ -46,4 +45,4 @@ lock:
 	$(LOCK) --extra cpu --extra tracking --extra test -c requirements/cpu.txt -o requirements/test.txt
 
 clean:
-	rm -rf $(VENV) .alignment .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -22,16 +22,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
+    return tmp_path_factory.mktemp("user") / ".alignment"  # where it is by default
 
 
 def shell(home: Path, *command: str) -> str:
-    """Run a command as a user would, in the checkout, with the environment that make created first on the path."""
+    """Run a command as a new user would, in the checkout, with the environment that make created first on the path."""
+    others = {name: value for name, value in os.environ.items() if name != "ALIGN_HOME"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "ALIGN_HOME": str(home), "PATH": path},
+        env={**others, "HOME": str(home.parent), "PATH": path},
         capture_output=True,
         text=True,
         timeout=850,
