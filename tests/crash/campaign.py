@@ -182,9 +182,10 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
     records = sorted((home / "runs").glob(f"*/{journal.RUN}"), key=lambda path: path.stat().st_mtime)
     if not records:
         return {}
-    folder, moment = records[-1].parent, time.time()
+    folder = records[-1].parent
     try:
         seen = json.loads((folder / journal.PROGRESS).read_text())
+        moment = (folder / journal.PROGRESS).stat().st_mtime  # a stage that publishes what it made works on nothing
     except OSError:
         return {}
     keys = {line["label"]: line.get("key") if line["state"] == "running" else None for line in journal.news(folder)}
