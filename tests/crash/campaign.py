@@ -185,7 +185,7 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
     folder = records[-1].parent
     try:
         seen = json.loads((folder / journal.PROGRESS).read_text())
-        moment = (folder / journal.PROGRESS).stat().st_mtime  # a stage that publishes what it made works on nothing
+        news = (folder / journal.PROGRESS).stat().st_mtime
     except OSError:
         return {}
     keys = {line["label"]: line.get("key") if line["state"] == "running" else None for line in journal.news(folder)}
@@ -195,7 +195,9 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
         if unit in SAVED and keys.get(label):
             safe = (home / "store" / "progress" / keys[label]).glob(SAVED[unit])
             newest = max(map(_modified, safe), default=0.0)
-            unsaved[unit] = max(unsaved.get(unit, 0.0), moment - max(newest, progress["since"]))
+            # A trainer is heard of at every step, and does not train while the stage publishes; of shards comes the end.
+            until = news if unit == "steps" else time.time()
+            unsaved[unit] = max(unsaved.get(unit, 0.0), until - max(newest, progress["since"]))
     return unsaved
 
 
