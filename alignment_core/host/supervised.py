@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from alignment_core.host.supervisor import IN_USE
+from alignment_core.host.supervisor import IN_USE, discard
 
 YOUNG_SECONDS = 60.0
 CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the command's grace
@@ -25,7 +24,7 @@ def fresh_folder(parent: Path, prefix: str) -> Path:
     for old in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not _in_use(old):
-                shutil.rmtree(old, ignore_errors=True)
+                discard(old)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
@@ -74,7 +73,7 @@ class Supervised:
                 )
         except BaseException:
             os.close(self._lifeline)
-            shutil.rmtree(temporary, ignore_errors=True)
+            discard(temporary)
             raise
         finally:
             os.close(read_end)
@@ -89,4 +88,4 @@ class Supervised:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        discard(self.temporary)

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -43,8 +44,21 @@ def main(arguments: list[str]) -> int:
     with open(os.path.join(folder, IN_USE), "wb") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
         code = _supervise(command, inherited, lifeline, grace, orphan_grace)
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(folder)
     return 143 if code is None else code if code >= 0 else 128 - code
+
+
+def discard(folder: str | Path) -> None:
+    """Remove a command's folder. The mark goes last, and stays where a daemon that is dying still writes beside it: only
+    by its mark does a later sweep know the folder for one of ours."""
+    with contextlib.suppress(OSError):
+        for entry in Path(folder).iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != IN_USE:
+                entry.unlink(missing_ok=True)
+        if set(os.listdir(folder)) <= {IN_USE}:
+            shutil.rmtree(folder)
 
 
 def _supervise(
