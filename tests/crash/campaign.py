@@ -156,7 +156,9 @@ class Campaign:
         except psutil.NoSuchProcess:
             return
         self.kills.append(Kill(role, time.time(), unsaved))
-        self.say(f"  kill {len(self.kills)}: {role}")
+        self.say(
+            f"  kill {len(self.kills)}: {role}" + "".join(f", {s:.1f} s of {u} unsaved" for u, s in unsaved.items())
+        )
 
     def _start(self, home: Path) -> subprocess.Popen[bytes]:
         home.mkdir(parents=True, exist_ok=True)
@@ -195,8 +197,7 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
         if unit in SAVED and keys.get(label):
             safe = (home / "store" / "progress" / keys[label]).glob(SAVED[unit])
             newest = max(map(_modified, safe), default=0.0)
-            # A trainer is heard of at every step, and does not train while the stage publishes; of shards comes the end.
-            until = news if unit == "steps" else time.time()
+            until = news if progress["done"] == progress["total"] else time.time()  # to publish is no work to lose
             unsaved[unit] = max(unsaved.get(unit, 0.0), until - max(newest, progress["since"]))
     return unsaved
 
