@@ -24,9 +24,11 @@ from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ENDLESS = [
+STEPS = 250
+OVERRIDES = [
     "model={scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}",
-    "sft={data: {task: reverse, rows: 64}, training: {batch_size: 32, num_train_epochs: 100000, max_steps: 200000}}",
+    "sft={data: {task: reverse, rows: 64}, training: {batch_size: 32, num_train_epochs: 500}}",
+    f"sft.training.max_steps={STEPS}",
     "evaluation=null",
     "promotion=null",
     "resources={trainers: 1, engines: 1, progress_seconds: 3}",
@@ -34,10 +36,11 @@ ENDLESS = [
 ON_AGAIN_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def endless(services: Services) -> str:
-    """The id of a run that trains for as long as nobody ends it."""
-    return services.start_run(ENDLESS)
+def training(run_id: str) -> bool:
+    """Whether the run has trained for long enough to have a checkpoint."""
+    line = journal.stages(run_id).get("sft") if journal.folder_of(run_id).exists() else None
+    progress = Path(os.environ["ALIGN_HOME"]) / "store" / "progress"
+    return line is not None and line.state == "running" and any((progress / line.key).glob("step-*/complete.json"))
 
 
 def steps(run_id: str) -> float:
@@ -84,43 +87,49 @@ ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_run_that_ends_badly_goes_on_by_itself_and_loses_no_step(
-    services: Services, endless: str, end: str, measured: Any
-) -> None:
-    assert wait_until(lambda: steps(endless) > 0, 120), services.states(endless)
-    known, started, trained = len(services.states(endless)), len(times_started(endless, "sft")), steps(endless)
-    ended = time.time()
-    ENDS[end](services, journal.read(endless))
-    assert wait_until(lambda: len(times_started(endless, "sft")) == started + 1, 120), services.states(endless)
+def test_a_run_that_ends_badly_goes_on_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
+    run_id = services.start_run([*OVERRIDES, f"seed={1 + list(ENDS).index(end)}"])
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
+    ended, trained = time.time(), steps(run_id)
+    ENDS[end](services, journal.read(run_id))
+    assert wait_until(lambda: len(times_started(run_id, "sft")) == 2 and steps(run_id) > 0, 240), services.states(
+        run_id
+    )
+    assert steps(run_id) > trained
+    assert wait_until(lambda: services.state(run_id) in ("Completed", "Failed"), 240), services.states(run_id)
 
-    states = services.states(endless)[known:]
-    assert {"Crashed", "Resuming"} <= {name for name, _ in states}
+    states = services.states(run_id)
+    names = [name for name, _ in states]
+    assert names[-1] == "Completed"
+    assert "Crashed" in names
+    assert "Resuming" in names
+    assert len(times_started(run_id, "sft")) == 2
+    done = [one for one in journal.news(journal.folder_of(run_id)) if one["state"] == "run"]
+    assert sorted(line["label"] for line in done) == ["model", "sft", "sft/data"], "no finished stage ran twice"
+
     crashed = next(at for name, at in states if name == "Crashed").timestamp()
-    again = times_started(endless, "sft")[-1].timestamp()
+    again = times_started(run_id, "sft")[1].timestamp()
     measured(f"marked after {crashed - ended:.1f} s, training again {again - crashed:.1f} s later")
     assert again - crashed < ON_AGAIN_SECONDS
-    assert wait_until(lambda: steps(endless) > 0, 60)
-    assert steps(endless) > trained
-    done = [one["label"] for one in journal.news(journal.folder_of(endless)) if one["state"] == "run"]
-    assert sorted(done) == ["model", "sft/data"], "no finished stage ran twice"
 
 
-def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services, endless: str) -> None:
-    assert wait_until(lambda: steps(endless) > 0, 120), services.states(endless)
-    started, attempt = len(times_started(endless, "sft")), journal.read(endless).attempt
-    cancel_and_wait(services, endless)
+def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services) -> None:
+    endless = ["sft.training.num_train_epochs=100000", "sft.training.max_steps=200000"]
+    run_id = services.start_run([*OVERRIDES, *endless, "seed=9"])
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
+    cancel_and_wait(services, run_id)
 
-    services.prefect("flow-run", "retry", endless)
-    assert wait_until(lambda: len(times_started(endless, "sft")) == started + 1, 120)
-    resumed = services.align("resume", endless)  # ends the process that still runs, and marks the run
-    assert resumed == {"run_id": endless, "scheduled": True}
-    assert wait_until(lambda: len(times_started(endless, "sft")) == started + 2, 120), services.states(endless)
-    assert journal.read(endless).attempt == attempt + 2
-    explained = {stage["label"]: stage for stage in services.align("explain", endless)["stages"]}
+    services.prefect("flow-run", "retry", run_id)
+    assert wait_until(lambda: len(times_started(run_id, "sft")) == 2, 120)
+    resumed = services.align("resume", run_id)  # ends the process that still runs, and marks the run
+    assert resumed == {"run_id": run_id, "scheduled": True}
+    assert wait_until(lambda: len(times_started(run_id, "sft")) == 3, 120), services.states(run_id)
+    assert journal.read(run_id).attempt == 3
+    explained = {stage["label"]: stage for stage in services.align("explain", run_id)["stages"]}
     assert explained["sft/data"]["state"] == "cached"
     assert "same key as sft/data of" in explained["sft/data"]["why"]
     assert explained["sft"]["state"] == "running"
-    cancel_and_wait(services, endless)
+    cancel_and_wait(services, run_id)
 
 
 def cancel_and_wait(services: Services, run_id: str) -> None:
@@ -145,6 +154,7 @@ def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> No
 
 def test_the_password_of_the_database_is_written_nowhere(services: Services) -> None:
     assert services.align("status")["services"]["database"].startswith("postgresql+asyncpg://127.0.0.1:")
+    assert not (services.home / "prefect" / "prefect.db").exists()
     files = [path for path in services.home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 

@@ -55,7 +55,7 @@ class Services:
         """The answer of the server's API; a body makes it a POST."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=180) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 
     def start_run(self, overrides: list[str]) -> str:

@@ -135,3 +135,10 @@ def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first:
     }
     reason = next(stage["reason"] for stage in changed["stages"] if stage["label"] == "round-1/dpo")
     assert "config.loss.beta: 0.1 → 0.2" in reason
+
+
+@pytest.mark.slow
+def test_another_process_with_another_store_makes_the_same_digests(
+    align: Align, first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert digests(run_small(align, tmp_path_factory.mktemp("other"))) == digests(first)
