@@ -48,6 +48,7 @@ def train(
     _drop_incomplete(context.progress)
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as group:
         state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
+        _refer(context, group, wait)
         metrics = _loop(context, group, state, wait)
         if job.test_data:
             held_out = _averages(group.all("do", "evaluate", timeout=wait))
@@ -56,9 +57,21 @@ def train(
     return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
 
 
+def _refer(context: StageContext, group: Any, wait: float) -> None:
+    """The forward passes of the reference, where the method has one; what is done of them is kept."""
+    started, done, total = time.monotonic(), 0, -1
+    while done != total:
+        done, total = group.all("do", "refer", REPORT_SECONDS, timeout=wait)[0]
+        if total:
+            context.report(done, total, "reference packs")
+    if total:
+        context.cost["reference_seconds"] = round(time.monotonic() - started, 3)
+
+
 def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float) -> dict[str, float]:
     """Steps in slices of about a second; returns the averages of the last tenth of the steps."""
     step, total = state["step"], state["total_steps"]
+    context.report(step, total, "steps")
     saved = started = time.monotonic()
     tail: list[StepReport] = []
     tokens, first = 0, step
@@ -88,7 +101,6 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
         train_tokens=tokens,
         train_seconds=round(seconds, 3),
         train_steps=step - first,
-        prepare_seconds=round(state["prepare_seconds"], 3),  # the reference's forward passes, or reading a checkpoint
     )
     return {**_averages(tail), "tokens_per_second": tokens / seconds if tokens else 0.0}
 

@@ -8,6 +8,7 @@ changes the result, because every loss is divided by a count over the whole batc
 from __future__ import annotations
 
 import functools
+import heapq
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -98,12 +99,12 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int) -> list[list[list[Row]]]:
     count = ranks * max(1, -(-sum(row.tokens for row in rows) // (token_budget * ranks)))
     while True:
         packs: list[list[Row]] = [[] for _ in range(count)]
-        load = [0] * count
+        loads = [(0, number) for number in range(count)]  # a heap
         for row in by_length:
-            emptiest = load.index(min(load))
+            load, emptiest = loads[0]
             packs[emptiest].append(row)
-            load[emptiest] += row.tokens
-        too_full = any(load[i] > token_budget and len(packs[i]) > 1 for i in range(count))
+            heapq.heapreplace(loads, (load + row.tokens, emptiest))
+        too_full = any(load > token_budget and len(packs[number]) > 1 for load, number in loads)
         if not too_full:
             return [packs[rank::ranks] for rank in range(ranks)]
         count += ranks

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from alignment_core.artifacts.faults import check_room
@@ -28,9 +27,10 @@ from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import MicroBatch, Row, batch_of_step, cut, pack, steps_per_epoch
 from alignment_core.training.methods.base import Method
+from alignment_core.training.ranks import agree, sum_over_ranks
+from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
 
-REFERENCE_FILE = "reference_logps.npz"
 LEAST_BYTES_PER_PARAMETER = 12
 """Of a progress checkpoint: fp32 (master) weights and AdamW's two moments, whatever the ZeRO stage and precision."""
 
@@ -76,7 +76,8 @@ class Trainer:
         self.step = 0
         self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind
         self.grad_norm = 0.0
-        self.reference: dict[str, np.ndarray] = {}
+        self.reference: ReferenceLogps | None = None
+        self.frozen: Any = None  # the reference model, while it is needed
         dtype = torch.bfloat16 if config.bf16 else torch.float32
         model = load_model(job.model, job.method.head, dtype, derive_seed(job.seed, "head"), job.trust_remote_code)
         if resources.gradient_checkpointing:
@@ -135,14 +136,16 @@ class Trainer:
     # -- training ------------------------------------------------------------------------------------------------
 
     def prepare(self, progress: str) -> dict[str, Any]:
-        """Resume from the newest complete checkpoint in ``progress``, or compute the reference; say where we stand."""
-        newest, started = newest_progress(Path(progress), self._layout()), time.monotonic()
+        """Resume from the newest complete checkpoint in ``progress``; say where we stand."""
+        newest = newest_progress(Path(progress), self._layout())
+        if self.job.method.needs_reference:
+            splits, budget = {"train": self.rows, "test": self.test_rows}, self.resources.max_tokens_per_microbatch
+            self.reference = ReferenceLogps(splits, Path(progress), self.rank, self.world, budget)
+            if self.reference.left:
+                newest = None  # the policy itself may be the reference, and that one has trained
         if newest is not None:
             self._restore(newest)
-        elif self.job.method.needs_reference:
-            self._compute_reference()
         return {
-            "prepare_seconds": time.monotonic() - started,
             "step": self.step,
             "total_steps": self.total_steps,
             "rows": len(self.rows),
@@ -153,6 +156,29 @@ class Trainer:
         """Parameters of the whole model, also where this rank holds a part of them."""
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
 
+    def refer(self, seconds: float) -> tuple[int, int]:
+        """Forward passes of the reference for about ``seconds``; packs that are done, of all.
+
+        Without a reference model of its own the policy before its first step is the reference.
+        """
+        if self.reference is None:
+            return 0, 0
+        if self.reference.left:
+            self.engine.eval()
+            if self.frozen is None:
+                self.frozen = self._reference_model()
+            self.reference.compute(self.frozen, self.device.torch_device, seconds)
+        if not self.reference.left:
+            self.frozen = None
+        return self.reference.total - len(self.reference.left), self.reference.total
+
+    def _reference_model(self) -> Any:
+        if self.job.reference is None:
+            return self.engine
+        dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
+        model = load_model(self.job.reference, "lm", dtype, trust_remote_code=self.job.trust_remote_code)
+        return PackedModel(model, "lm").to(self.device.torch_device).eval()
+
     def train(self, steps: int, seconds: float) -> StepReport:
         """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""
         report = StepReport()
@@ -160,7 +186,7 @@ class Trainer:
         self.engine.train()
         for _ in range(min(steps, self.total_steps - self.step)):
             self._step(report)
-            if self._agree(time.monotonic() - started > seconds):
+            if agree(time.monotonic() - started > seconds, self.device.torch_device):
                 break
         report.seconds = time.monotonic() - started
         return report
@@ -178,14 +204,15 @@ class Trainer:
         step_loss = 0.0
         for rows in cut(batch, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
             micro = pack(rows, self.device.torch_device)
-            loss, metrics = job.method.loss(run_packed(self.engine, micro), micro, self._reference_of(micro, "train"))
+            loss, metrics = job.method.loss(run_packed(self.engine, micro), micro, self._reference_of("train", micro))
             # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
             self.engine.backward(loss * (self.world / normaliser))
             for name, value in metrics.items():
                 report.sums[name] += float(value)
             step_loss += float(metrics["loss"])
             report.tokens += sum(row.tokens for row in rows)
-        loss_of_batch = self._sum_over_ranks(step_loss) / normaliser
+        summed = sum_over_ranks(torch.tensor([step_loss], dtype=torch.float64, device=self.device.torch_device))
+        loss_of_batch = float(summed) / normaliser
         if not math.isfinite(loss_of_batch):
             raise self._numeric_error(f"the loss is {loss_of_batch}", numbers)
         if (most := job.training.max_loss) is not None and loss_of_batch > most:
@@ -214,7 +241,7 @@ class Trainer:
         for micro in self._micro_batches(self.test_rows):
             with torch.no_grad():
                 _, metrics = self.job.method.loss(
-                    run_packed(self.engine, micro), micro, self._reference_of(micro, "test")
+                    run_packed(self.engine, micro), micro, self._reference_of("test", micro)
                 )
             for name, value in metrics.items():
                 report.sums[name] += float(value)
@@ -238,56 +265,8 @@ class Trainer:
         packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank] if rows else []
         return [pack(part, self.device.torch_device) for part in packs]
 
-    def _agree(self, flag: bool) -> bool:
-        """Rank 0's answer, on every rank."""
-        if self.world == 1:
-            return flag
-        answer = torch.tensor([int(flag)], device=self.device.torch_device)
-        torch.distributed.broadcast(answer, 0)
-        return bool(answer.item())
-
-    def _sum_over_ranks(self, value: float) -> float:
-        """The same sum on every rank, so that all of them decide alike what follows from it."""
-        if self.world == 1:
-            return value
-        total = torch.tensor([value], dtype=torch.float64, device=self.device.torch_device)
-        torch.distributed.all_reduce(total)
-        return float(total.item())
-
-    # -- reference log-probabilities -----------------------------------------------------------------------------
-
-    def _compute_reference(self) -> None:
-        """Summed log-probabilities of every sequence under the reference, once per stage.
-
-        Without a reference model of its own the policy before its first step is the reference.
-        """
-        from alignment_core.losses.logprobs import sum_by_sequence
-
-        module: Any = self.engine
-        if self.job.reference is not None:
-            dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
-            model = load_model(self.job.reference, "lm", dtype, trust_remote_code=self.job.trust_remote_code)
-            module = PackedModel(model, "lm").to(self.device.torch_device).eval()
-        for split, rows in (("train", self.rows), ("test", self.test_rows)):
-            values = torch.zeros(2 * len(rows), dtype=torch.float32)
-            for micro in self._micro_batches(rows):
-                with torch.no_grad():
-                    sums_S = sum_by_sequence(run_packed(module, micro), micro.sequence_K, micro.sequences)
-                values[self._sequence_numbers(micro)] = sums_S.float().cpu()
-            if self.world > 1 and len(rows):
-                shared = values.to(self.device.torch_device)
-                torch.distributed.all_reduce(shared)
-                values = shared.cpu()
-            self.reference[split] = values.numpy()
-
-    def _reference_of(self, micro: MicroBatch, split: str) -> torch.Tensor | None:
-        if not self.job.method.needs_reference:
-            return None
-        return torch.from_numpy(self.reference[split])[self._sequence_numbers(micro)].to(self.device.torch_device)
-
-    @staticmethod
-    def _sequence_numbers(micro: MicroBatch) -> torch.Tensor:
-        return torch.tensor([2 * row.number + side for row in micro.rows for side in (0, 1)], dtype=torch.long)
+    def _reference_of(self, split: str, micro: MicroBatch) -> torch.Tensor | None:
+        return self.reference.of(split, micro) if self.reference else None
 
     # -- progress ------------------------------------------------------------------------------------------------
 
@@ -319,8 +298,6 @@ class Trainer:
         except RuntimeError:  # torch does not say why it could not write
             self._check_room(target)
             raise
-        if self.rank == 0:
-            np.savez(target / REFERENCE_FILE, allow_pickle=False, **self.reference)
         torch.distributed.barrier()
         if self.rank == 0:
             _sync_tree(target)
@@ -344,8 +321,6 @@ class Trainer:
         loaded, _ = self.engine.load_checkpoint(str(checkpoint), tag="state")
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {checkpoint.name}")
-        with np.load(checkpoint / REFERENCE_FILE) as stored:
-            self.reference = {name: stored[name] for name in stored.files}
         self.step = json.loads((checkpoint / "complete.json").read_text())["step"]
 
 

@@ -51,7 +51,7 @@ def split_of_round(made: dict[str, dict[str, Any]], label: str) -> dict[str, flo
     stages = {name: made[f"{label}/{name}"] for name in ("generate", "score", "select", "dpo")}
     spent = moment(stages["dpo"]["finished_at"]) - moment(stages["generate"]["started_at"])
     sampling, scoring = stages["generate"]["cost"]["generate_seconds"], stages["score"]["cost"]["score_seconds"]
-    training = stages["dpo"]["cost"]["train_seconds"] + stages["dpo"]["cost"]["prepare_seconds"]
+    training = stages["dpo"]["cost"]["train_seconds"] + stages["dpo"]["cost"]["reference_seconds"]
     return {
         "seconds": round(spent, 1),
         "sampling": round(sampling / spent, 3),

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.host.protocol import describe, rebuild
@@ -22,6 +22,7 @@ from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.reference import FILE as REFERENCE
 from alignment_core.training.trainer import TrainJob, newest_progress
 
 WAIT = 120
@@ -30,8 +31,18 @@ DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 
 def open_job(group: Any, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> dict[str, Any]:
     progress.mkdir(exist_ok=True)
+    state = opened(group, machines, job, progress, **resources)
+    refer(group, 3600.0)
+    return state
+
+
+def opened(group: Any, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> dict[str, Any]:
     wanted = machines.resources.model_copy(update=resources)
     return group.all("open_training", job, wanted, str(progress), timeout=WAIT)[0]
+
+
+def refer(group: Any, seconds: float) -> tuple[int, int]:
+    return group.all("do", "refer", seconds, timeout=WAIT)[0]
 
 
 def train(group: Any, steps: int) -> list[Any]:
@@ -121,6 +132,56 @@ def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
     assert norms[0].pop() == pytest.approx(norms[1].pop(), rel=1e-4)
 
 
+def test_the_pass_of_the_reference_goes_on_where_it_was_interrupted(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    reference = tmp_path / "reference"
+    shutil.copytree(tiny_model(seed=2), reference)
+    job, progress = make_job(DPO, reference=reference), tmp_path / "progress"
+    progress.mkdir()
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, tmp_path / "whole", max_tokens_per_microbatch=128)
+        opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
+        done, total = refer(group, 0.0)
+        assert (done, total > 5) == (1, True)
+        refer(group, 0.0)
+        opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
+        assert [refer(group, 0.0), refer(group, 3600.0)] == [(3, total), (total, total)]
+
+        shutil.rmtree(reference)  # nothing of it is computed twice
+        assert open_job(group, machines(2), job, progress)["step"] == 0
+    with np.load(tmp_path / "whole" / REFERENCE) as whole, np.load(progress / REFERENCE) as pieces:
+        for name in whole.files:
+            np.testing.assert_array_equal(whole[name], pieces[name])
+            assert whole[name].all()  # no log-probability is zero, and each is known
+
+
+def test_a_reference_that_gives_no_number_is_a_numeric_error_on_every_rank(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    reference = tmp_path / "reference"
+    shutil.copytree(tiny_model(seed=2), reference)
+    weights = load_file(reference / "model.safetensors")
+    save_file({name: tensor * torch.nan for name, tensor in weights.items()}, reference / "model.safetensors")
+    with (
+        machines(2).trainers() as group,
+        pytest.raises(NumericError, match=r"reference's log-probability of row 0 of the train rows is not finite"),
+    ):
+        open_job(group, machines(2), make_job(DPO, reference=reference), tmp_path / "progress")
+
+
+def test_a_checkpoint_without_the_log_probabilities_of_its_reference_counts_for_nothing(
+    make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    progress = tmp_path / "progress"
+    with machines(1).trainers() as group:
+        open_job(group, machines(1), make_job(DPO), progress)  # the reference is the policy before its first step
+        train(group, 2)
+        group.all("do", "save_progress", str(progress), timeout=WAIT)
+        (progress / REFERENCE).unlink()
+        assert open_job(group, machines(1), make_job(DPO), progress)["step"] == 0
+
+
 def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
     make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
@@ -129,13 +190,13 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
     job = make_job(DPO, reference=reference)
     progress = tmp_path / "progress"
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, tmp_path / "none")
+        open_job(group, machines(2), job, progress)
         train(group, 3)
         group.all("do", "save_progress", str(progress), timeout=WAIT)  # on the way; the run goes on to its end
         train(group, 3)
         whole = export(group, tmp_path / "whole").read_bytes()
 
-        shutil.rmtree(reference)  # its log-probabilities are in the checkpoint
+        shutil.rmtree(reference)  # its log-probabilities are in the progress
         assert open_job(group, machines(2), job, progress)["step"] == 3
         assert [report.steps for report in train(group, 100)] == [3, 3]
         resumed = export(group, tmp_path / "resumed").read_bytes()
@@ -146,7 +207,7 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
 def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job, progress = make_job(DPO), tmp_path / "progress"
     with machines(2).trainers() as old:
-        open_job(old, machines(2), job, tmp_path / "none")
+        open_job(old, machines(2), job, tmp_path / "whole.progress")
         train(old, 6)
         whole = export(old, tmp_path / "whole").read_bytes()
         open_job(old, machines(2), job, progress)

@@ -1,0 +1,21 @@
+"""What trainer ranks tell each other beside gradients, so that all of them decide alike."""
+
+from __future__ import annotations
+
+import torch
+
+
+def agree(flag: bool, device: str) -> bool:
+    """Rank 0's answer, on every rank."""
+    if torch.distributed.get_world_size() == 1:
+        return flag
+    answer = torch.tensor([int(flag)], device=device)
+    torch.distributed.broadcast(answer, 0)
+    return bool(answer.item())
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The same sums on every rank, on the device of ``values``."""
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.all_reduce(values)
+    return values
