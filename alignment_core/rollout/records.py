@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from alignment_core.errors import DataError
 
@@ -83,13 +84,20 @@ def shard_rows(
 
 def write_table(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> None:
     """Write rows as Parquet, whole or not at all."""
-    import os
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    table = pa.Table.from_pylist(rows, schema=schema)
+    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Write a file so that its name stands for all of it, or is not there: also after a kill or a power cut."""
     partial = path.with_suffix(".partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial, compression="zstd")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
 
 

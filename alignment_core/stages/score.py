@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from alignment_core.errors import NumericError, UserError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import verifier_content
-from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
+from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table, write_whole
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 COMPARED = 64
 """Completions that are read again to compare tokenizers."""
 BLOCK = 256
-"""Completions per forward call of one rank: small enough for a moving progress bar."""
+"""Completions per forward call of one rank: what a kill may cost, so not many."""
 
 
 class ScoreConfig(StageConfig):
@@ -82,7 +83,10 @@ def _check_tokenizer(model: Path, role: str, rollouts: list[dict[str, Any]], con
 def _forward(
     context: StageContext, model: Path, head: str, rollouts: list[dict[str, Any]], config: ScoreConfig
 ) -> list[float]:
-    """One number per completion from the model's forward pass, spread over the trainer ranks."""
+    """One number per completion from the model's forward pass, spread over the trainer ranks.
+
+    Finished blocks lie in the progress folder, where an attempt after this one finds them.
+    """
     from alignment_core.models.saving import checkpoint_dtype
 
     wait = context.resources.wait_timeout_seconds
@@ -90,17 +94,20 @@ def _forward(
     pairs = list(dict.fromkeys(asked))  # the same completion of the same prompt is scored once
     numbers = {pair: number for number, pair in enumerate(pairs)}
     blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
-    values: dict[int, np.ndarray] = {}
+    files = [context.progress / f"{head}-{number:05d}.npy" for number in range(len(blocks))]
+    values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
+    jobs = [(number, ("run", block)) for number, block in enumerate(blocks) if number not in values]
     started = time.monotonic()
     with context.machines.trainers(context.turn) as group:
         bf16 = checkpoint_dtype(model) != "float32"
         budget = context.resources.max_tokens_per_microbatch
         group.all("open_forward", str(model), head, bf16, budget, config.trust_remote_code, timeout=wait)
-        jobs = ((number, ("run", block)) for number, block in enumerate(blocks))
+        context.report(len(values), len(blocks), "blocks")
         for number, result in group.spread("do", jobs, timeout=wait):
+            write_whole(files[number], partial(np.save, arr=result))
             values[number] = result
             context.report(len(values), len(blocks), "blocks")
-    scored = sum(len(prompt) + len(completion) for prompt, completion in pairs)
+    scored = sum(len(prompt) + len(completion) for _, (_, block) in jobs for prompt, completion in block)
     for name, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
         context.cost[name] = round(context.cost.get(name, 0.0) + value, 3)
     joined = np.concatenate([values[number] for number in range(len(blocks))])[[numbers[pair] for pair in asked]]

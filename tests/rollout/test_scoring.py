@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.errors import UserError
+from alignment_core.errors import Stopped, UserError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
@@ -92,6 +93,33 @@ def test_each_completion_gets_the_score_of_its_own_forward_pass(
             assert value == pytest.approx(float(judge(torch.tensor([ids])).logits[0, 0]), abs=1e-5)
     assert scored[0] == scored[2]
     assert len({np.float32(value) for value in scored}) == 4
+
+
+def test_a_stage_that_goes_on_scores_no_block_again(
+    machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "BLOCK", 1)  # four different completions
+    told: list[float] = []
+
+    def ends_after_two(done: float, *_: Any) -> None:
+        told.append(done)
+        if done == 2:
+            raise Stopped("ended")
+
+    def scored(reporter: Any) -> list[float]:
+        shutil.rmtree(tmp_path / "scores", ignore_errors=True)
+        context = context_of(machines, tmp_path, rollouts=rollouts, reward_model=reward_model)
+        score.run(dataclasses.replace(context, reporter=reporter), score.ScoreConfig())
+        return [row["reward"] for row in read_scores(context.output)]
+
+    with pytest.raises(Stopped):
+        scored(ends_after_two)
+    in_pieces = scored(lambda done, *_: told.append(done))
+    assert told == [0, 1, 2, 2, 3, 4]
+
+    for block in tmp_path.glob("score-*.npy"):
+        block.unlink()
+    assert scored(lambda *_: None) == in_pieces
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(
