@@ -84,7 +84,7 @@ class StageProgress(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     since: float
-    """Unix time of the first news in this attempt."""
+    """Unix time at which the stage began, or began again at something done before, in this attempt of the run."""
     done: float
     total: float | None
     unit: str
@@ -110,9 +110,8 @@ class Journal:
         """Say how far a stage is; written down now and then."""
         with self._writing:
             before, moment = self._progress.get(label), time.time()
-            self._progress[label] = StageProgress(
-                since=before.since if before else moment, done=done, total=total, unit=unit
-            )
+            since = before.since if before and before.done < done else moment
+            self._progress[label] = StageProgress(since=since, done=done, total=total, unit=unit)
             if moment - self._progress_written > PROGRESS_SECONDS:
                 self._progress_written = moment
                 content = {name: one.model_dump() for name, one in self._progress.items()}

@@ -72,6 +72,7 @@ def _sample(
             for number in missing
         )
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
+        context.report(done, len(shards), "shards")
         for number, completions in engines.spread("generate", jobs, timeout=wait):
             rows = shard_rows(shards[number], number * generation.shard_size, completions, tokenizer, str(policy))
             write_table(rows, rollout_schema(), _shard(context.progress, number))

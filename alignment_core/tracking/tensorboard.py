@@ -21,17 +21,18 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._writers: dict[str, EventFileWriter] = {}
-        self._begun: set[str] = set()
+        self._last: dict[str, int] = {}
 
     def started(self, label: str) -> None:
-        self._begun.discard(label)
+        self._last.pop(label, None)
 
     def progress(self, label: str, progress: Progress) -> None:
         step = round(progress.done)
-        if label not in self._begun:
-            self._begun.add(label)
-            self._forget_later(label, step)
-        self._write(label, step, dict(numbers(progress.metrics)))
+        if step <= self._last.get(label, step):
+            self._forget_from(label, step if progress.metrics else step + 1)
+        self._last[label] = step
+        if progress.metrics:
+            self._write(label, step, dict(numbers(progress.metrics)))
 
     def waits(self, label: str, reason: str | None) -> None: ...
 
@@ -46,8 +47,8 @@ class TensorBoard:
         for writer in self._writers.values():
             writer.close()
 
-    def _forget_later(self, label: str, step: int) -> None:
-        """A stage that goes on after a crash does so from its last checkpoint: what was drawn beyond that goes."""
+    def _forget_from(self, label: str, step: int) -> None:
+        """A stage that begins, or goes on from its last checkpoint: what was drawn beyond that goes."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         start = SessionLog(status=SessionLog.START)

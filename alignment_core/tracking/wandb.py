@@ -54,7 +54,8 @@ class WandbRun:
     def started(self, label: str) -> None: ...
 
     def progress(self, label: str, progress: Progress) -> None:
-        self._send({"label": label, "step": progress.done, "metrics": dict(numbers(progress.metrics))})
+        if progress.metrics:
+            self._send({"label": label, "step": progress.done, "metrics": dict(numbers(progress.metrics))})
 
     def waits(self, label: str, reason: str | None) -> None: ...
 

@@ -44,6 +44,16 @@ def test_steps_that_are_done_again_after_a_crash_are_drawn_once(tmp_path: Path) 
     assert curves(tmp_path / "sft") == {"loss": [(1, 4.0), (2, 3.5), (3, 2.5), (4, 1.5)]}
 
 
+def test_a_stage_that_goes_on_within_its_run_is_drawn_once_too(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    steps(board, "dpo", {1: 4.0, 2: 3.0, 3: 2.0})
+    board.progress("dpo", Progress(2, 10, "steps", {}))  # a rank died, the last checkpoint was after step 2
+    for step, loss in {3: 2.5, 4: 1.5}.items():
+        board.progress("dpo", Progress(step, 10, "steps", {"loss": loss}))
+    board.ended(True)
+    assert curves(tmp_path / "dpo") == {"loss": [(1, 4.0), (2, 3.0), (3, 2.5), (4, 1.5)]}
+
+
 @pytest.mark.parametrize("chosen", [True, "logs"], ids=["true", "folder"])
 def test_files_are_below_align_home_or_below_the_folder_that_the_recipe_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool | str
