@@ -18,12 +18,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--longest-pause", type=float, default=Campaign.longest_pause, help="seconds between two kills")
     parser.add_argument("--set", action="append", default=[], help="a field of the recipe, as in align run")
     options = parser.parse_args()
     command = [*COMMAND, *(part for one in options.set for part in ("--set", one))]
     with tempfile.TemporaryDirectory(prefix="crash-") as folder, prefect_server(Path(folder) / "server"):
         campaign = Campaign(
-            Path(folder), command, random.Random(options.seed), say=lambda text: print(text, flush=True)
+            Path(folder),
+            command,
+            random.Random(options.seed),
+            say=lambda text: print(text, flush=True),
+            longest_pause=options.longest_pause,
         )
         print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
         campaign.run(options.kills)

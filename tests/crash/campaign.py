@@ -26,11 +26,14 @@ from tests.processes import processes_of, wait_until
 ROOT = Path(__file__).parents[2]
 LONGEST_ATTEMPT_SECONDS = 600.0
 LEFT_BEHIND_SECONDS = 90.0
-LONGEST_PAUSE_SECONDS = 15.0
-"""A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
 MOST_KILLS_OF_A_RUN = 5
 """After them a run is left alone, so that its later stages are reached and many results are compared."""
-SAVED = {"steps": "step-*/complete.json", "shards": "shard-*.parquet"}
+SAVED = {
+    "steps": "step-*/complete.json",
+    "reference packs": "reference_logps.npz",
+    "shards": "shard-*.parquet",
+    "blocks": "*.npy",
+}
 """What a stage that counts in this unit leaves in its progress when a part of its work is safe."""
 SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "flows.cli run"),
@@ -81,6 +84,8 @@ class Campaign:
     """Arguments of ``align``."""
     rng: random.Random
     say: Callable[[str], None] = print
+    longest_pause: float = 15.0
+    """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
     expected: dict[str, str] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
@@ -130,7 +135,7 @@ class Campaign:
         """Kill processes of this attempt now and then; its exit code."""
         deadline = time.monotonic() + LONGEST_ATTEMPT_SECONDS
         while True:
-            pause = self.rng.uniform(0.0, LONGEST_PAUSE_SECONDS) if len(self.kills) < kills else LONGEST_ATTEMPT_SECONDS
+            pause = self.rng.uniform(0.0, self.longest_pause) if len(self.kills) < kills else LONGEST_ATTEMPT_SECONDS
             try:
                 return process.wait(pause)
             except subprocess.TimeoutExpired:
