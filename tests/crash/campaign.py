@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from alignment_core import journal
+from alignment_core.stages.training_loop import REPORT_SECONDS
 from flows import environment
 from flows.prefect_api import PrefectApi
 from tests.processes import processes_of, wait_until
@@ -35,6 +36,8 @@ SAVED = {
     "blocks": "*.npy",
 }
 """What a stage that counts in this unit leaves in its progress when a part of its work is safe."""
+UNREPORTED_SECONDS = REPORT_SECONDS + journal.PROGRESS_SECONDS
+"""So old is what a run wrote about its progress, at most; where it is older, the run is not at work but begins again."""
 SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "flows.cli run"),
     ("supervisor", "alignment_core.host.supervisor"),
@@ -202,8 +205,9 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
         if unit in SAVED and keys.get(label):
             safe = (home / "store" / "progress" / keys[label]).glob(SAVED[unit])
             newest = max(map(_modified, safe), default=0.0)
-            until = news if progress["done"] == progress["total"] else time.time()  # to publish is no work to lose
-            unsaved[unit] = max(unsaved.get(unit, 0.0), until - max(newest, progress["since"]))
+            working = progress["done"] != progress["total"]  # to publish is no work to lose
+            until = min(time.time(), news + UNREPORTED_SECONDS * working)
+            unsaved[unit] = max(0.0, unsaved.get(unit, 0.0), until - max(newest, progress["since"]))
     return unsaved
 
 
