@@ -35,7 +35,13 @@ class PrefectApi:
         with socket.create_server(("127.0.0.1", 0)) as listener:  # open from now on: early requests wait
             port = listener.getsockname()[1]
             self.url = f"http://127.0.0.1:{port}/api"
-            uvicorn = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            uvicorn = [
+                sys.executable,
+                "-m",
+                "flows.prefect_server",
+                "--factory",
+                "prefect.server.api.server:create_app",
+            ]
             options = ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
             self.server = Supervised(
                 [*uvicorn, *options, "--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)],

@@ -20,6 +20,7 @@ from alignment_core.artifacts import align_home, open_store
 from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
 from alignment_core.host.protocol import Channel, describe
+from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.machines import WarmMachines
@@ -156,8 +157,9 @@ class Server:
 
 def _import_for_all_threads() -> None:
     """Two threads that import transformers at once find it half made (it loads its names lazily)."""
-    import pyarrow.parquet  # noqa: F401
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    with uncollected():
+        import pyarrow.parquet  # noqa: F401
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.cluster.device import Device
+from alignment_core.imports import uncollected
 from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
@@ -21,12 +21,10 @@ WORKER_EXTENSION = "alignment_core.rollout.weights.WeightUpdate"
 
 def prepare() -> None:
     """Import vLLM, which takes seconds and needs no model."""
-    gc.disable()  # collections during these imports cost seconds, too
-    import vllm
+    with uncollected():
+        import vllm
 
-    vllm.LLM  # noqa: B018 (imported on first use)
-    gc.freeze()
-    gc.enable()
+        vllm.LLM  # noqa: B018 (imported on first use)
 
 
 @dataclass(frozen=True)

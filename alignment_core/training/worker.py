@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from alignment_core.cluster.device import Device
+from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.memory import memory_explained
 
@@ -18,13 +19,10 @@ class TrainWorker:
     def __init__(self, rank: int, world: int, rendezvous: str, resources: ResourcesConfig, device: Device) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(device.local_rank(rank)))
         os.environ.update(LOCAL_SIZE=str(world))
-        gc.disable()  # collections during these imports cost seconds
-        import deepspeed
-        import torch
-        import transformers
-
-        gc.freeze()
-        gc.enable()
+        with uncollected():
+            import deepspeed
+            import torch
+            import transformers
         torch.set_num_threads(resources.threads)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()

@@ -60,7 +60,9 @@ def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(recipe:
 
     def everything_runs() -> bool:
         lines = processes_of(home).values()
-        return all(any(sign in line for line in lines) for sign in ("uvicorn", "host.server", "raylet", "wandb-core"))
+        return all(
+            any(sign in line for line in lines) for sign in ("prefect_server", "host.server", "raylet", "wandb-core")
+        )
 
     try:
         assert wait_until(everything_runs, 120), processes_of(home)
