@@ -167,14 +167,13 @@ class _Session:
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._number = 0
-        environment = _environment(resources)
         mine, theirs = socketpair(AF_UNIX, SOCK_STREAM)
         with theirs:
             temporary = short_folder()
             host = [sys.executable, "-m", "alignment_core.host.server", str(theirs.fileno())]
             self.host = Supervised(
                 [*host, store, resources.model_dump_json(), str(temporary), str(int(samples))],
-                environment,
+                _environment(resources, temporary),
                 log,
                 temporary,
                 inherited=[theirs.fileno()],
@@ -221,12 +220,14 @@ class _Session:
         self.host.close()
 
 
-def _environment(resources: ResourcesConfig) -> dict[str, str]:
+def _environment(resources: ResourcesConfig, temporary: Path) -> dict[str, str]:
     """The host's environment: what must be set before the libraries are imported."""
     home = align_home()
-    environment = {"VLLM_CACHE_ROOT": str(home / "cache" / "vllm"), **os.environ}
+    caches = {"VLLM_CACHE_ROOT": home / "cache" / "vllm", "TORCHINDUCTOR_CACHE_DIR": home / "cache" / "inductor"}
+    environment = {**{name: str(folder) for name, folder in caches.items()}, **os.environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
     environment.update(
+        TMPDIR=str(temporary),  # each start of vLLM leaves a file there
         OMP_NUM_THREADS=str(resources.threads),
         TOKENIZERS_PARALLELISM="false",
         TQDM_DISABLE="1",
