@@ -23,7 +23,7 @@ from alignment_core.recipes import (
     load_recipe,
     parse_recipe,
 )
-from flows import dpo, iterative_dpo, nightly, reward_model, sft
+from flows import dpo, iterative_dpo, nightly, reward_model, rl, sft
 from flows.runs import Outputs, project_file, run_recipe
 
 COMPOSITIONS: dict[str, Callable[[Any], Outputs]] = {
@@ -31,6 +31,7 @@ COMPOSITIONS: dict[str, Callable[[Any], Outputs]] = {
     "reward-model": reward_model.reward_model,
     "dpo": dpo.dpo,
     "iterative-dpo": iterative_dpo.iterative_dpo,
+    "rl": rl.rl,
 }
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
 runner: Any = ThreadPoolTaskRunner(max_workers=64)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe
+from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe, RlRecipe
 from tasks import data, training
 from tasks.stage import Input
 
 
-def base_and_start(recipe: DpoRecipe | IterativeDpoRecipe) -> tuple[Input, Input]:
+def base_and_start(recipe: DpoRecipe | IterativeDpoRecipe | RlRecipe) -> tuple[Input, Input]:
     """The base model, whose tokenizer prepares all data, and the policy that the method starts from."""
     trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)

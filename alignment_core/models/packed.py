@@ -13,11 +13,12 @@ from alignment_core.losses.logprobs import token_logps
 if TYPE_CHECKING:
     from alignment_core.training.batches import MicroBatch
 
-Head = Literal["lm", "score"]
+Head = Literal["lm", "score", "value"]
+"""Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""
 
 
 class PackedModel(nn.Module):
-    """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities or [S] scores.
+    """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities, [S] scores or [K] values.
 
     There is no attention mask: position ids that restart make ``transformers`` keep packed sequences apart. Only the
     places that predict a target reach the vocabulary projection, whatever else the model does to its logits.
@@ -49,7 +50,8 @@ class PackedModel(nn.Module):
             return token_logps(logits[0], labels_K)
         backbone = self.model.base_model
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        return self.model.score(hidden.flatten(0, 1)[last_S])[:, 0]
+        places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
+        return self.model.score(hidden.flatten(0, 1)[places])[:, 0]
 
 
 def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:
@@ -68,7 +70,7 @@ def load_model(
     import transformers
 
     kind = transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
-    options: dict[str, Any] = {"num_labels": 1} if head == "score" else {}
+    options: dict[str, Any] = {} if head == "lm" else {"num_labels": 1}
     model, info = kind.from_pretrained(
         path,
         dtype=dtype,
@@ -78,7 +80,7 @@ def load_model(
         output_loading_info=True,
         **options,
     )
-    if head == "score" and any(name.startswith("score") for name in info["missing_keys"]):
+    if head != "lm" and any(name.startswith("score") for name in info["missing_keys"]):
         if head_seed is None:
             raise UserError("the model that should score completions has no score head: it is no reward model")
         generator = torch.Generator().manual_seed(head_seed)

@@ -12,10 +12,12 @@ from alignment_core.recipes.recipe import (
     NightlyRecipe,
     Recipe,
     RewardModelRecipe,
+    RlRecipe,
     SftRecipe,
 )
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
+from alignment_core.recipes.rl import RlConfig
 from alignment_core.recipes.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
 from alignment_core.recipes.tracking import TrackingConfig, WandbConfig
 from alignment_core.recipes.training import (
@@ -47,6 +49,8 @@ __all__ = [
     "RetentionConfig",
     "RewardModelConfig",
     "RewardModelRecipe",
+    "RlConfig",
+    "RlRecipe",
     "ScratchModel",
     "SelectionConfig",
     "SftConfig",

@@ -12,6 +12,7 @@ from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.nightly import NightlyConfig, check_inbox
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
+from alignment_core.recipes.rl import RlConfig
 from alignment_core.recipes.rollout import IterativeDpoConfig
 from alignment_core.recipes.tracking import TrackingConfig
 from alignment_core.recipes.training import DpoConfig, RewardModelConfig, SftConfig
@@ -117,6 +118,22 @@ class IterativeDpoRecipe(BaseRecipe):
         return self
 
 
+class RlRecipe(BaseRecipe):
+    """SFT → steps of sample, reward, train → evaluation → promotion."""
+
+    method: Literal["rl"] = "rl"
+    """Reinforcement learning: PPO, REINFORCE++, RLOO, GRPO and their relatives."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first; none starts from `model` as it is."""
+    rl: RlConfig
+    """The steps."""
+
+    @property
+    def samples(self) -> bool:
+        """Every step does."""
+        return True
+
+
 class NightlyRecipe(BaseRecipe):
     """Production → the preference rows that arrived since → rounds → evaluation against production → promotion."""
 
@@ -163,7 +180,7 @@ def _check_judge(
 
 
 Recipe = Annotated[
-    SftRecipe | RewardModelRecipe | DpoRecipe | IterativeDpoRecipe | NightlyRecipe,
+    SftRecipe | RewardModelRecipe | DpoRecipe | IterativeDpoRecipe | RlRecipe | NightlyRecipe,
     Field(discriminator="method"),
 ]
 
@@ -172,5 +189,6 @@ BY_METHOD: dict[str, type[BaseRecipe]] = {
     "reward-model": RewardModelRecipe,
     "dpo": DpoRecipe,
     "iterative-dpo": IterativeDpoRecipe,
+    "rl": RlRecipe,
     "nightly": NightlyRecipe,
 }

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
 from alignment_core.stages.base import StageContext
+from alignment_core.training.checkpoints import drop_older, newest_progress
 
 if TYPE_CHECKING:
+    from alignment_core.training.learner import StepReport
     from alignment_core.training.methods.base import Method
-    from alignment_core.training.trainer import StepReport
     from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
 
 REPORT_SECONDS = 1.0
@@ -115,8 +116,6 @@ def _averages(reports: list[StepReport]) -> dict[str, float]:
 @contextmanager
 def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
     """A NumericError also says where the last good checkpoint is: the trainer writes none after a step that failed."""
-    from alignment_core.training.trainer import newest_progress
-
     try:
         yield
     except NumericError as error:
@@ -137,7 +136,4 @@ def _drop_incomplete(progress: Path) -> None:
 def _save(progress: Path, group: Any, step: int, wait: float) -> None:
     """Write a checkpoint; the older ones go once it is complete."""
     group.all("do", "save_progress", str(progress), timeout=wait)
-    for older in progress.glob("step-*"):
-        if older.name != f"step-{step:08d}":
-            (older / "complete.json").unlink(missing_ok=True)  # first: what is half gone must not count
-            shutil.rmtree(older, ignore_errors=True)
+    drop_older(progress, step)

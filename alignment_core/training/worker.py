@@ -49,6 +49,16 @@ class TrainWorker:
             self.job = Trainer(job, resources, self.device, self.rank, self.world)
             return self.job.prepare(progress)
 
+    def open_rl(self, job: Any, resources: ResourcesConfig, progress: str) -> dict[str, Any]:
+        """Load an :class:`RlJob` and bring it to where ``progress`` left it."""
+        from alignment_core.training.reinforcement import PolicyTrainer
+
+        self.close()
+        self.tokens = resources.max_tokens_per_microbatch
+        with memory_explained(self.tokens):
+            self.job = PolicyTrainer(job, resources, self.device, self.rank, self.world)
+            return self.job.prepare(progress)
+
     def open_forward(self, model: str, head: str, bf16: bool, token_budget: int, trust_remote_code: bool) -> None:
         """Load a model for :class:`~alignment_core.training.forward.Forward` passes."""
         from alignment_core.training.forward import Forward
@@ -64,8 +74,8 @@ class TrainWorker:
 
     def close(self) -> None:
         """Let go of the open job and its memory."""
-        if self.job is not None and hasattr(self.job, "engine"):
-            self.job.engine.destroy()
+        if hasattr(self.job, "close"):
+            self.job.close()
         self.job = None
         gc.collect()
         if self.device.kind == "cuda":

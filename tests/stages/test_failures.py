@@ -24,8 +24,9 @@ from alignment_core.stages.base import Stage, StageCall, StageResult
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.runner import run_stage
 from alignment_core.stages.sft import SftStageConfig
+from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.trainer import TrainJob, newest_progress
+from alignment_core.training.trainer import TrainJob
 from tests.stages.greedy import Greedy
 
 pytestmark = pytest.mark.slow

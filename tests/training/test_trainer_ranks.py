@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.recipes import DpoLossConfig
+from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.reference import FILE as REFERENCE
-from alignment_core.training.trainer import TrainJob, newest_progress
+from alignment_core.training.trainer import TrainJob
 
 WAIT = 120
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))

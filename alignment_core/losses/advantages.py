@@ -1,0 +1,83 @@
+"""Advantages of sampled sequences. Suffixes: ``_S`` sequences, ``_K`` trained tokens of all of them, one after the other.
+
+``sequence_K`` says which sequence a token belongs to; the tokens of a sequence stand together and in order. ``group_S``
+says which sequences answer the same prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from alignment_core.losses.logprobs import sum_by_sequence
+
+Baseline = Literal["none", "group", "leave-one-out", "batch"]
+
+
+def baselined(rewards_S: Tensor, group_S: Tensor, baseline: Baseline) -> Tensor:
+    """Rewards less a baseline that does not depend on the sequence's own actions more than its share in a mean.
+
+    ``group``: the mean over the group (Shao et al. 2024, "DeepSeekMath"). ``leave-one-out``: the mean over the others of
+    the group (Ahmadian et al. 2024, "Back to Basics"), 0 where there are none. ``batch``: the mean over the batch. Args:
+    [S]. Returns [S].
+    """
+    if baseline == "none":
+        return rewards_S
+    if baseline == "batch":
+        return rewards_S - rewards_S.mean()
+    size_S, mean_S = _group_means(rewards_S, group_S)
+    if baseline == "group":
+        return rewards_S - mean_S
+    others_S = (size_S * mean_S - rewards_S) / (size_S - 1).clamp(min=1)
+    return torch.where(size_S > 1, rewards_S - others_S, torch.zeros_like(rewards_S))
+
+
+def group_deviation(rewards_S: Tensor, group_S: Tensor) -> Tensor:
+    """The standard deviation of each sequence's group, with n - 1 as the divisor as in DeepSeekMath's code and TRL; 0 in
+    a group of one. Args: [S]. Returns [S]."""
+    size_S, mean_S = _group_means(rewards_S, group_S)
+    _, squares_S = _group_means((rewards_S - mean_S) ** 2, group_S)
+    return (squares_S * size_S / (size_S - 1).clamp(min=1)).sqrt()
+
+
+def discounted_returns(rewards_K: Tensor, sequence_K: Tensor, gamma: float) -> Tensor:
+    """``G_t = r_t + γ G_{t+1}`` within each sequence. Args: rewards [K]. Returns [K]."""
+    return generalised_advantages(rewards_K, torch.zeros_like(rewards_K), sequence_K, gamma, 1.0)
+
+
+def generalised_advantages(
+    rewards_K: Tensor, values_K: Tensor, sequence_K: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """``A_t = δ_t + γ λ A_{t+1}`` with ``δ_t = r_t + γ V_{t+1} - V_t``; nothing follows a sequence's last token.
+
+    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", equation 16. The
+    return that a critic learns is ``A_t + V_t``. Args: rewards and values [K]. Returns [K].
+    """
+    if not len(rewards_K):
+        return rewards_K
+    goes_on = torch.zeros_like(rewards_K)
+    goes_on[:-1] = (sequence_K[1:] == sequence_K[:-1]).to(rewards_K.dtype)
+    following = torch.zeros_like(values_K)
+    following[:-1] = values_K[1:]
+    deltas = (rewards_K + gamma * following * goes_on - values_K).tolist()
+    factors = (gamma * gae_lambda * goes_on).tolist()
+    advantages, later = [0.0] * len(deltas), 0.0
+    for index in range(len(deltas) - 1, -1, -1):
+        later = deltas[index] + factors[index] * later
+        advantages[index] = later
+    return torch.tensor(advantages, dtype=rewards_K.dtype, device=rewards_K.device)
+
+
+def whitened(advantages_K: Tensor, with_deviation: bool, epsilon: float = 1e-8) -> Tensor:
+    """Advantages of the whole batch less their mean and, if asked, over their standard deviation (divisor n). [K] → [K]."""
+    centred_K = advantages_K - advantages_K.mean()
+    return centred_K / (centred_K.pow(2).mean().sqrt() + epsilon) if with_deviation else centred_K
+
+
+def _group_means(values_S: Tensor, group_S: Tensor) -> tuple[Tensor, Tensor]:
+    """The size and mean of each sequence's group. [S] each."""
+    groups = int(group_S.max()) + 1
+    size_S = sum_by_sequence(torch.ones_like(values_S), group_S, groups)[group_S]
+    return size_S, sum_by_sequence(values_S, group_S, groups)[group_S] / size_S

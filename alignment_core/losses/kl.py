@@ -1,0 +1,33 @@
+"""Estimates of KL(π ‖ π_ref) from tokens that were sampled from π: Schulman 2020, "Approximating KL Divergence"."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
+LARGEST_LOG_RATIO = 20.0
+
+
+def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:
+    """Per token, with d = log π - log π_ref: k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d.
+
+    The means of k1 and k3 are the KL; k2's is near it where the two are near. Args: [K] in nats. Returns [K] in nats.
+    """
+    difference_K = logps_K - reference_K
+    if estimator == "k1":
+        return difference_K
+    if estimator == "k2":
+        return difference_K**2 / 2
+    return (-difference_K).clamp(max=LARGEST_LOG_RATIO).exp() - 1 + difference_K
+
+
+def kl_with_unbiased_gradient(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:
+    """The value of ``estimator`` with the gradient of k2, which is that of the KL in expectation over π's own samples.
+
+    E[∇ k2] = E[d ∇ log π] = ∇ KL, while E[∇ k1] = 0 and E[∇ k3] is the gradient of the KL the other way round. Args: [K]
+    in nats. Returns [K] in nats.
+    """
+    square_K = kl_estimate(logps_K, reference_K, "k2")
+    return square_K - square_K.detach() + kl_estimate(logps_K, reference_K, estimator).detach()

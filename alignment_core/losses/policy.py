@@ -1,0 +1,125 @@
+"""Losses of a policy gradient, per token: what a sampled token's advantage does to its log-probability.
+
+``log_ratio_K`` is always log π(a|s) - log π_old(a|s), in nats; the gradient flows through it. All functions return [K],
+to be weighted by :func:`aggregation_weights` and summed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from alignment_core.losses.logprobs import sum_by_sequence
+
+LARGEST_LOG_RATIO = 20.0
+"""Beyond it a ratio says nothing but "far away"; its exponential would overflow in half precision and drown a batch."""
+
+Aggregation = Literal["token-mean", "sequence-mean-token-mean", "fixed-length"]
+
+
+def clipped_ratio_loss(
+    log_ratio_K: Tensor, advantages_K: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """``L = -min(r A, clip(r, 1 - ε_low, 1 + ε_high) A)``.
+
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7; two bounds: Yu et al. 2025, "DAPO".
+    With ``dual_clip`` c, where A < 0: ``-max(min(…), c A)``: Ye et al. 2020, "Mastering Complex Control in
+    MOBA Games with Deep Reinforcement Learning".
+
+    Args: log-ratios and advantages [K]. Returns [K].
+    """
+    ratio_K = _ratio(log_ratio_K)
+    clipped_K = ratio_K.clamp(1 - clip_low, 1 + clip_high)
+    objective_K = torch.minimum(ratio_K * advantages_K, clipped_K * advantages_K)
+    if dual_clip is not None:
+        floor_K = torch.maximum(objective_K, dual_clip * advantages_K)
+        objective_K = torch.where(advantages_K < 0, floor_K, objective_K)
+    return -objective_K
+
+
+def sequence_log_ratio(log_ratio_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
+    """The log of a sequence's length-normalised ratio at each of its tokens, with the gradient of the token's own.
+
+    ``s = exp(mean over the sequence of log r)`` and ``s_t = sg[s] · π_t / sg[π_t]``: Zheng et al. 2025, "Group Sequence
+    Policy Optimization" (GSPO-token). To be given to :func:`clipped_ratio_loss` as log-ratio.
+
+    Args: ``log_ratio_K`` and ``sequence_K`` [K]; ``count`` sequences. Returns [K].
+    """
+    sums_S = sum_by_sequence(log_ratio_K.detach(), sequence_K, count)
+    tokens_S = sum_by_sequence(torch.ones_like(log_ratio_K), sequence_K, count).clamp(min=1)
+    return (sums_S / tokens_S)[sequence_K] + log_ratio_K - log_ratio_K.detach()
+
+
+def cispo_loss(log_ratio_K: Tensor, logps_K: Tensor, advantages_K: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """``L = -sg[clip(r, 1 - ε_low, 1 + ε_high)] A log π``: no token loses its gradient.
+
+    MiniMax 2025, "MiniMax-M1". ``clip_low`` of 1 leaves the ratio free below.
+
+    Args: log-ratios, log-probabilities with gradient, and advantages [K]. Returns [K].
+    """
+    weight_K = _ratio(log_ratio_K).clamp(1 - clip_low, 1 + clip_high).detach()
+    return -weight_K * advantages_K * logps_K
+
+
+def sapo_loss(
+    log_ratio_K: Tensor, advantages_K: Tensor, temperature_positive: float, temperature_negative: float
+) -> Tensor:
+    """``L = -(4 / τ) σ(τ (r - 1)) A`` with one τ for A > 0 and another for the rest: a gate instead of a clip.
+
+    Gao et al. 2025, "Soft Adaptive Policy Optimization". At r = 1 the gradient is that of r A.
+
+    Args: log-ratios and advantages [K]. Returns [K].
+    """
+    positive = torch.full_like(advantages_K, temperature_positive)
+    tau_K = torch.where(advantages_K > 0, positive, torch.full_like(advantages_K, temperature_negative))
+    return -4 / tau_K * torch.sigmoid(tau_K * (_ratio(log_ratio_K) - 1)) * advantages_K
+
+
+def value_loss(values_K: Tensor, old_values_K: Tensor, returns_K: Tensor, clip: float | None) -> Tensor:
+    """``L = ½ max((V - R)², (clip(V, V_old ± ε) - R)²)``, or without the second term where ``clip`` is none.
+
+    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation"; the clip is that
+    of OpenAI's baselines, described by Huang et al. 2022, "The 37 Implementation Details of PPO".
+
+    Args: values with gradient, values before the update, and returns [K]. Returns [K].
+    """
+    squares_K = (values_K - returns_K) ** 2
+    if clip is not None:
+        near_K = torch.clamp(values_K, old_values_K - clip, old_values_K + clip)
+        squares_K = torch.maximum(squares_K, (near_K - returns_K) ** 2)
+    return 0.5 * squares_K
+
+
+def entropy(logits_KV: Tensor) -> Tensor:
+    """Entropy in nats of each row's softmax, in fp32. Args: logits [K, V]. Returns [K]."""
+    logps_KV = torch.log_softmax(logits_KV.float(), dim=-1)
+    return -(logps_KV.exp() * logps_KV).sum(-1)
+
+
+def aggregation_weights(sequence_K: Tensor, count: int, aggregation: Aggregation) -> Tensor:
+    """What each token counts in the sum over a batch, which :func:`aggregation_normaliser` then divides.
+
+    Args: ``sequence_K`` [K]: the sequences, ``count`` of them, that the tokens belong to. Returns [K].
+    """
+    ones_K = torch.ones(len(sequence_K), device=sequence_K.device)
+    if aggregation != "sequence-mean-token-mean":
+        return ones_K
+    return 1 / sum_by_sequence(ones_K, sequence_K, count)[sequence_K]
+
+
+def aggregation_normaliser(tokens: int, sequences: int, aggregation: Aggregation, length: int) -> float:
+    """What the weighted sum over a batch of so many trained tokens and sequences is divided by.
+
+    ``token-mean``: Yu et al. 2025, "DAPO". ``sequence-mean-token-mean``: Shao et al. 2024, "DeepSeekMath",
+    equation 3. ``fixed-length``: every sequence counts as ``length`` tokens, so that long ones are not played down: Liu
+    et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO).
+    """
+    if aggregation == "token-mean":
+        return max(1.0, float(tokens))
+    return max(1.0, float(sequences) * (length if aggregation == "fixed-length" else 1))
+
+
+def _ratio(log_ratio_K: Tensor) -> Tensor:
+    return log_ratio_K.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()

@@ -1,0 +1,123 @@
+"""Reinforcement learning: how completions are rewarded, what that makes of their tokens, and how the policy follows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.rollout import GenerationConfig
+from alignment_core.recipes.training import TrainingConfig
+
+
+class RewardConfig(Config):
+    """What a completion is rewarded for."""
+
+    verifier: str
+    """Function that scores one completion: `task` (the built-in task's own), `module:function` or `file.py:function`.
+    It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    max_failed: float = Field(0.01, ge=0, le=0.5)
+    """Share of a step's completions that may go without a reward; they are counted and left out."""
+
+
+class AdvantageConfig(Config):
+    """What a sampled token was worth."""
+
+    estimator: Literal["gae", "returns", "group", "leave-one-out", "batch"] = "group"
+    """`gae` needs a critic. The others are the return of a token less a baseline: none (REINFORCE++), the mean of the
+    prompt's completions (REINFORCE++-baseline, GRPO, Dr. GRPO), the mean of the others (RLOO), that of the batch."""
+    divide_by_deviation: bool = False
+    """Divide by the standard deviation of the prompt's rewards (GRPO)."""
+    whiten: Literal["none", "mean", "mean-and-deviation"] = "none"
+    """Subtract the mean of the whole batch's advantages, and divide by their standard deviation."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount from a token to the next."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """GAE's λ."""
+
+
+class PolicyLossConfig(Config):
+    """How the policy follows the advantages."""
+
+    loss_type: Literal["clip", "gspo", "cispo", "sapo"] = "clip"
+    """Clipped ratio (PPO), the clipped ratio of the sequence (GSPO), CISPO, or SAPO."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """The ratio counts from 1 less this on."""
+    clip_high: float = Field(0.2, ge=0)
+    """The ratio counts up to 1 plus this (clip-higher: more than `clip_low`)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """With a negative advantage a ratio counts no more than this."""
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05)
+    """SAPO's τ for positive and for other advantages."""
+    aggregation: Literal["token-mean", "sequence-mean-token-mean", "fixed-length"] = "token-mean"
+    """Every token counts alike, every completion counts alike, or every completion counts as long as the longest allowed
+    (Dr. GRPO)."""
+
+
+class KlConfig(Config):
+    """The pull towards the policy at the start; with a coefficient of 0 no reference model is loaded."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL in nats per token."""
+    place: Literal["loss", "reward"] = "loss"
+    """Part of the loss, or taken from each token's reward."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators."""
+    unbiased_gradient: bool = False
+    """In the loss: the estimator's value with the gradient of the KL itself (that of k2)."""
+    target: float | None = Field(None, gt=0)
+    """Adapt the coefficient so that the mean KL per token comes to this."""
+    horizon: int = Field(10000, ge=1)
+    """Completions over which an adaptive coefficient moves by as much as the KL is off target."""
+
+
+class CriticConfig(Config):
+    """The critic of GAE."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Its own peak learning rate."""
+    clip: float | None = Field(0.2, gt=0)
+    """Values may move this far from those before the update; none leaves them free."""
+    steps_ahead: int = Field(0, ge=0)
+    """Steps that it trains before the policy does."""
+
+
+class RlConfig(Config):
+    """Steps of sample → reward → advantages → update."""
+
+    prompts: DataConfig
+    """Prompts to sample for; every step takes the next ones, and an epoch takes each once."""
+    steps: int = Field(100, ge=1)
+    """Number of steps."""
+    prompts_per_step: int = Field(64, ge=1)
+    """Prompts in each step."""
+    generation: GenerationConfig = GenerationConfig()
+    """Sampling."""
+    reward: RewardConfig
+    """What completions are rewarded for."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """What tokens were worth."""
+    loss: PolicyLossConfig = PolicyLossConfig()
+    """How the policy follows."""
+    kl: KlConfig = KlConfig()
+    """The pull towards the start."""
+    critic: CriticConfig | None = None
+    """With the estimator `gae`: the critic."""
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
+    """Optimiser and schedule; `batch_size` counts completions, and `num_train_epochs` passes over each step's."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RlConfig:
+        if (self.advantage.estimator == "gae") != (self.critic is not None):
+            raise ValueError("`rl.critic` and the estimator `gae` need each other: set both or neither")
+        alone = self.generation.num_generations == 1
+        if alone and (self.advantage.estimator in ("group", "leave-one-out") or self.advantage.divide_by_deviation):
+            raise ValueError(
+                "`rl.generation.num_generations` is 1, so a prompt's completions have no mean but their own: raise it, or "
+                "use the estimator `batch`"
+            )
+        if self.kl.target is not None and self.kl.coefficient == 0:
+            raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
+        return self

@@ -1,0 +1,222 @@
+"""Stage: reinforcement learning of a policy from its own samples.
+
+A step samples the next prompts, rewards the completions, works out what each token was worth, and trains on them; then
+the engines take the new weights. What a step does follows from its number and the weights alone: a run that was killed
+goes on from its last checkpoint to the same policy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import DataError
+from alignment_core.evaluation.rewards import verify
+from alignment_core.evaluation.verifiers import verifier_content
+from alignment_core.recipes.rl import RlConfig
+from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
+from alignment_core.rollout.records import shard_rows, write_table
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.training.batches import batch_of_step
+from alignment_core.training.checkpoints import drop_older
+
+if TYPE_CHECKING:
+    from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
+    from alignment_core.training.worker import TrainWorker  # noqa: F401
+
+POLICY, TRAJECTORIES = "policy", "trajectories"
+
+
+class RlStageConfig(StageConfig):
+    """How to learn, and what rewards."""
+
+    section: RlConfig
+    trust_remote_code: bool = False
+
+    def content(self) -> Any:
+        section = self.section.model_dump(mode="json", exclude={"prompts"})
+        section["reward"]["verifier"] = verifier_content(self.section.reward.verifier)
+        return section
+
+
+def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
+    return Loop(context, config).run()
+
+
+class Loop:
+    """The driver of one run of the stage."""
+
+    def __init__(self, context: StageContext, config: RlStageConfig) -> None:
+        import transformers
+
+        self.context, self.config, self.section = context, config, config.section
+        self.model = context.inputs["policy"]
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.model, trust_remote_code=config.trust_remote_code
+        )
+        self.prompts = _read_prompts(context.inputs["prompts"])
+        self.wait = context.resources.wait_timeout_seconds
+        self.trajectories = context.progress / TRAJECTORIES
+        self.seconds: dict[str, float] = {}
+        self.engines: Any = None
+        self.trainers: Any = None
+
+    def run(self) -> dict[str, Any]:
+        from alignment_core.training.reinforcement import RlJob
+
+        context, section = self.context, self.section
+        self.trajectories.mkdir(exist_ok=True)
+        job = RlJob(section, str(self.model), self._critic(), context.seed, self.config.trust_remote_code)
+        longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts) + section.generation.max_completion_length
+        reference = context.references["policy"]
+        with (
+            context.machines.engines(
+                self.model, reference, longest, job.trust_remote_code, context.turn
+            ) as self.engines,
+            context.machines.trainers(context.turn) as self.trainers,
+        ):
+            state = self.trainers.all("open_rl", job, context.resources, str(context.progress), timeout=self.wait)[0]
+            step, saved, metrics = state["step"], time.monotonic(), {}
+            if step == 0:
+                self.engines.all("load", str(self.model), str(reference), timeout=self.wait)
+            else:
+                self._timed("transfer", self._transfer, step)
+            context.report(step, section.steps, "steps")
+            while step < section.steps:
+                metrics = self._step(step)
+                step += 1
+                if step < section.steps:
+                    self._timed("transfer", self._transfer, step)
+                due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
+                if due or context.stopping.is_set():
+                    self._save(step)
+                    saved = time.monotonic()
+                context.report(step, section.steps, "steps", **metrics)
+            self.trainers.all("do", "export", "policy", str(context.output / POLICY), timeout=self.wait)
+        shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
+        context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.seconds.items()})
+        return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
+
+    def _critic(self) -> str | None:
+        if self.section.critic is None:
+            return None
+        return str(self.context.inputs.get("critic", self.model))
+
+    def _step(self, step: int) -> dict[str, float]:
+        """One step, up to and with the update of the policy; its metrics."""
+        samples = self._timed("reward", self._reward, self._timed("generate", self._sample, step))
+        path = self.trajectories / f"step-{step:06d}.parquet"
+        needed = self._asks_for_old()
+        if needed or self.section.critic or self.section.kl.coefficient > 0:
+            write_table(samples, step_schema(), path)
+            for found in self._timed("logps", self.trainers.all, "do", "forward", str(path), needed, timeout=self.wait):
+                for name, values in found.items():
+                    put_numbers(samples, name, values)
+        section = self.section
+        metrics = put_advantages(samples, section.advantage, section.kl, section.kl.coefficient)
+        write_table(samples, step_schema(), path)
+        reports = self._timed("train", self.trainers.all, "do", "update", str(path), timeout=self.wait)
+        tokens = sum(len(row["completion_ids"]) for row in samples)
+        self._count("completion_tokens", tokens)
+        return {**metrics, "completion_length": tokens / len(samples), **_averages(reports)}
+
+    def _asks_for_old(self) -> bool:
+        """Whether the policy moves away from the one that sampled while it trains on the samples."""
+        training, section = self.section.training, self.section
+        completions = section.prompts_per_step * section.generation.num_generations
+        off_policy = training.num_train_epochs > 1 or training.batch_size < completions
+        return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
+
+    def _sample(self, step: int) -> Samples:
+        generation, size = self.section.generation, self.section.generation.shard_size
+        numbers = batch_of_step(step, len(self.prompts), self.section.prompts_per_step, self.context.seed)
+        chosen = [self.prompts[number] for number in numbers]
+        policy = self._version(step)
+        shards = [chosen[first : first + size] for first in range(0, len(chosen), size)]
+        jobs = [
+            (
+                index,
+                (
+                    policy,
+                    [prompt["prompt_ids"] for prompt in shard],
+                    generation,
+                    self.tokenizer.eos_token_id,
+                    self.context.derive("step", step, index),
+                ),
+            )
+            for index, shard in enumerate(shards)
+        ]
+        found = dict(self.engines.spread("generate", jobs, timeout=self.wait))
+        rows = [
+            row
+            for index, shard in enumerate(shards)
+            for row in shard_rows(shard, index * size, found[index], self.tokenizer, policy)
+        ]
+        for row in rows:
+            row["prompt"] = numbers[row["prompt"]]
+            row["rollout_logps"] = row.pop("logps")
+            row["mask"] = [True] * len(row["completion_ids"])
+        return rows
+
+    def _reward(self, samples: Samples) -> Samples:
+        """The samples that have a reward, with it."""
+        reward = self.section.reward
+        given = verify(reward.verifier, samples, self.context.resources.reward_timeout_seconds, reward.max_failed)
+        self._count("failed_rewards", given.count(None))
+        return [{**row, "reward": one} for row, one in zip(samples, given, strict=True) if one is not None]
+
+    def _transfer(self, step: int) -> None:
+        """The weights after so many steps, into the engines."""
+        folder = self.context.progress / "weights"
+        shutil.rmtree(folder, ignore_errors=True)
+        self.trainers.all("do", "export", "policy", str(folder), timeout=self.wait)
+        self.engines.all("load", str(folder), self._version(step), timeout=self.wait)
+
+    def _version(self, step: int) -> str:
+        policy = str(self.context.references["policy"])
+        return policy if step == 0 else f"{policy}+{step}"
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint; the older ones go once it is complete."""
+        self.trainers.all("do", "save_progress", str(self.context.progress), {}, timeout=self.wait)
+        drop_older(self.context.progress, step)
+
+    def _timed(self, part: str, call: Any, *arguments: Any, **options: Any) -> Any:
+        started = time.monotonic()
+        try:
+            return call(*arguments, **options)
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
+
+    def _count(self, name: str, value: float) -> None:
+        self.context.cost[name] = self.context.cost.get(name, 0.0) + value
+
+
+def _averages(reports: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the learners' reports, rank by rank: losses over their normalisers, everything else over trained tokens."""
+    metrics: dict[str, float] = {}
+    for learner in reports[0]:
+        ranks = [report[learner] for report in reports]
+        sums = {name: sum(rank.sums.get(name, 0.0) for rank in ranks) for rank in ranks for name in rank.sums}
+        tokens = max(sums.pop("trained_tokens", 0.0), 1.0)
+        normaliser = max(sum(rank.normaliser for rank in ranks), 1.0)
+        prefix = "" if learner == "policy" else f"{learner}_"
+        for name, value in sums.items():
+            metrics[f"{prefix}{name}"] = value / (normaliser if name == "loss" else tokens)
+        metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
+        metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
+    return metrics
+
+
+def _read_prompts(data: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    path = data / "train.parquet"
+    if not path.is_file():
+        raise DataError("there are no prompts to sample for")
+    return pq.read_table(path).to_pylist()
+
+
+STAGE = Stage("rl", 1, "rl-run", RlStageConfig, run)

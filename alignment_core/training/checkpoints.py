@@ -1,0 +1,56 @@
+"""Checkpoints of a stage under way: which ones count, and what must be on the disk before they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def complete(checkpoint: Path, described: dict[str, Any]) -> None:
+    """Force all of a checkpoint to the disk, then say in its ``complete.json`` that it counts, and what it is."""
+    _sync_tree(checkpoint)
+    (checkpoint / "complete.json").write_text(json.dumps(described))
+    _sync_tree(checkpoint)
+    _sync(checkpoint.parent)  # its own name there
+
+
+def step_of(checkpoint: Path) -> int:
+    return json.loads((checkpoint / "complete.json").read_text())["step"]
+
+
+def drop_older(directory: Path, step: int) -> None:
+    """Remove the checkpoints of other steps than this one, which is complete."""
+    for older in directory.glob("step-*"):
+        if older.name != f"step-{step:08d}":
+            (older / "complete.json").unlink(missing_ok=True)  # first: what is half gone must not count
+            shutil.rmtree(older, ignore_errors=True)
+
+
+def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Path | None:
+    """The newest complete checkpoint in ``directory`` (of this layout, if one is given)."""
+    for checkpoint in sorted(directory.glob("step-*"), reverse=True):
+        try:
+            described = json.loads((checkpoint / "complete.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        if layout is None or described["layout"] == layout:
+            return checkpoint
+    return None
+
+
+def _sync_tree(directory: Path) -> None:
+    """Force the files below ``directory`` to the disk, then the folder entries."""
+    for path in [*sorted(directory.rglob("*"), reverse=True), directory]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Force one file, or the entries of one folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,235 @@
+"""One model under DeepSpeed on one rank: steps on given rows, forward passes, checkpoints that resume exactly, export.
+
+It knows nothing of where rows come from or why; :mod:`~alignment_core.training.trainer` and
+:mod:`~alignment_core.training.reinforcement` do.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alignment_core.artifacts.faults import check_room
+from alignment_core.cluster.device import Device
+from alignment_core.errors import EnvironmentFault, NumericError
+from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.models.saving import save_checkpoint
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.training.batches import MicroBatch, Row, cut, pack
+from alignment_core.training.ranks import sum_over_ranks
+
+LEAST_BYTES_PER_PARAMETER = 12
+"""Of a progress checkpoint: fp32 (master) weights and AdamW's two moments, whatever the ZeRO stage and precision."""
+
+Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
+"""Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""
+
+
+@dataclass
+class StepReport:
+    """Sums over the steps of one call on one rank; the driver adds ranks and divides."""
+
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    normaliser: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    grad_norm: float = math.nan
+    learning_rate: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from: a local folder of a verified artifact."""
+
+    path: str
+    head: Head
+    head_seed: int | None = None
+    trust_remote_code: bool = False
+
+
+class Learner:
+    """Create it on every rank at once; its methods are collective unless they say so."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        training: TrainingConfig,
+        resources: ResourcesConfig,
+        device: Device,
+        rank: int,
+        world: int,
+    ) -> None:
+        self.source, self.training, self.resources, self.device = source, training, resources, device
+        self.rank, self.world = rank, world
+        self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if world == 1 else 2
+        self.steps = 0
+        """Optimiser steps that are in the weights."""
+        self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind
+        self.grad_norm = 0.0
+        dtype = torch.bfloat16 if training.bf16 else torch.float32
+        model = load_model(source.path, source.head, dtype, source.head_seed, source.trust_remote_code)
+        if resources.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.packed = PackedModel(model, source.head)
+        self.engine = self._engine()
+
+    def _engine(self) -> Any:
+        import deepspeed
+
+        optimizer = self._optimizer()
+        clipping = self.training.max_grad_norm
+        if self.zero_stage == 0 and not self.training.bf16:  # DeepSpeed would clip and keep the norm to itself
+            optimizer.register_step_pre_hook(self._clip)
+            clipping = 0.0
+        settings: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,  # `step` is the boundary: packs per step vary
+            "gradient_clipping": clipping,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": self.training.bf16},
+            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": False},
+        }
+        if self.resources.offload_optimizer:
+            settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        engine, *_ = deepspeed.initialize(model=self.packed, optimizer=optimizer, config=settings)
+        return engine
+
+    def _clip(self, *_: Any) -> None:
+        """Called by the optimiser before it steps, when the gradients of all ranks are added up."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.packed.parameters() if p.grad is not None])
+        self.grad_norm = float(norm)
+        if self.grad_norm > (most := self.training.max_grad_norm) > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), most, norm)
+
+    def _optimizer(self) -> Any:
+        config = self.training
+        decayed = [p for _, p in self.packed.named_parameters() if p.dim() > 1]
+        plain = [p for _, p in self.packed.named_parameters() if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        options: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": (config.adam_beta1, config.adam_beta2),
+            "eps": config.adam_epsilon,
+        }
+        groups = [group for group in groups if group["params"]]
+        if self.resources.offload_optimizer:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
+        return torch.optim.AdamW(groups, **options)
+
+    def parameters(self) -> int:
+        """Parameters of the whole model, also where this rank holds a part of them."""
+        return sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
+
+    def step(self, batch: Sequence[Row], loss: Loss, normaliser: float, rate: float, report: StepReport) -> None:
+        """One optimiser step on a whole batch, of which this rank takes its packs; added to ``report``.
+
+        The loss of the batch is the sum over its packs on all ranks, divided by ``normaliser``. Raises NumericError on
+        every rank where it or its gradient is not finite, or above ``training.max_loss``.
+        """
+        self.sound = False
+        if not self.engine.training:
+            self.engine.train()
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        sum_of_losses = 0.0
+        for rows in cut(batch, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
+            micro = pack(rows, self.device.torch_device)
+            loss_of_pack, metrics = loss(run_packed(self.engine, micro), micro)
+            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
+            self.engine.backward(loss_of_pack * (self.world / normaliser))
+            for name, value in metrics.items():
+                report.sums[name] += float(value)
+            sum_of_losses += float(metrics["loss"])
+            report.tokens += sum(row.tokens for row in rows)
+        summed = sum_over_ranks(torch.tensor([sum_of_losses], dtype=torch.float64, device=self.device.torch_device))
+        loss_of_batch = float(summed) / normaliser
+        if not math.isfinite(loss_of_batch):
+            raise NumericError(f"the loss is {loss_of_batch}")
+        if (most := self.training.max_loss) is not None and loss_of_batch > most:
+            raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {most:g},")
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips
+        report.grad_norm = self.grad_norm if norm is None else float(norm)
+        if not math.isfinite(report.grad_norm):
+            raise NumericError("the gradient is not finite")
+        report.normaliser += normaliser if self.rank == 0 else 0.0
+        report.learning_rate = rate
+        report.steps += 1
+        self.steps += 1
+        self.sound = True
+
+    def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+        """This rank's packs of ``rows`` for a forward pass; every rank gets the same number."""
+        self.engine.eval()
+        packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank] if rows else []
+        return [pack(part, self.device.torch_device) for part in packs]
+
+    def export(self, directory: Path) -> None:
+        """Write the model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
+        self.check_sound()
+        state = None
+        if self.zero_stage == 3:
+            state = self.engine._zero3_consolidated_16bit_state_dict()
+        if self.rank == 0:
+            if state is not None:
+                state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+            save_checkpoint(self.packed.model, Path(self.source.path), directory, state)
+        torch.distributed.barrier()
+
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint must share with the learner that resumes from it."""
+        return {
+            "world": self.world,
+            "zero_stage": self.zero_stage,
+            "offload_optimizer": self.resources.offload_optimizer,
+        }
+
+    def save(self, target: Path) -> None:
+        """Write weights and optimiser below ``target``. Raises EnvironmentFault where the disk has no room for them."""
+        self.check_sound()
+        if self.rank == 0:
+            target.mkdir(parents=True, exist_ok=True)
+            self._check_room(target)
+        torch.distributed.barrier()
+        try:
+            self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
+        except RuntimeError:  # torch does not say why it could not write
+            self._check_room(target)
+            raise
+        torch.distributed.barrier()
+
+    def _check_room(self, target: Path) -> None:
+        size = LEAST_BYTES_PER_PARAMETER * self.parameters()
+        try:
+            check_room(target, size, f"the checkpoint of step {self.steps}")
+        except EnvironmentFault:
+            shutil.rmtree(target, ignore_errors=True)  # half of one is of no use and takes the last room
+            raise
+
+    def check_sound(self) -> None:
+        """Raise NumericError after a step that failed."""
+        if not self.sound:
+            raise NumericError(f"step {self.steps} failed half-way: what it left of the weights is not saved")
+
+    def restore(self, target: Path, steps: int) -> None:
+        """Read what :meth:`save` wrote after so many steps."""
+        loaded, _ = self.engine.load_checkpoint(str(target), tag="state")
+        if loaded is None:
+            raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")
+        self.steps = steps
+
+    def close(self) -> None:
+        """Let go of what DeepSpeed holds."""
+        self.engine.destroy()

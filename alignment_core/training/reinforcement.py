@@ -1,0 +1,260 @@
+"""A policy that learns from its own rewarded samples, with a critic and a reference beside it: one rank of it.
+
+The driver samples, rewards and works out advantages; what a rank does with a step's file follows from the file and the
+number of the step alone, so that a resumed run needs nothing but weights, optimisers and that number.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alignment_core.canonical import derive_seed
+from alignment_core.cluster.device import Device
+from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
+from alignment_core.losses.policy import (
+    aggregation_normaliser,
+    aggregation_weights,
+    cispo_loss,
+    clipped_ratio_loss,
+    sapo_loss,
+    sequence_log_ratio,
+    value_loss,
+)
+from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.rl import PolicyLossConfig, RlConfig
+from alignment_core.training.batches import MicroBatch, Row, TokenSequence, epoch_order
+from alignment_core.training.checkpoints import complete, newest_progress
+from alignment_core.training.learner import Learner, ModelSource, StepReport
+from alignment_core.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class RlJob:
+    """What to train: plain data that travels to every rank. Paths are local folders of verified artifacts."""
+
+    section: RlConfig
+    policy: str
+    critic: str | None
+    """Where the critic starts: a reward model, or the policy itself with a head of its own."""
+    seed: int
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class SampledRow(Row):
+    """A prompt with a sampled completion, and for each trained token [T] the numbers that the losses need, by name."""
+
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def sampled_rows(table: Any) -> list[SampledRow]:
+    """Rows of a step's table; what is all null in it is left out."""
+    columns = {name: table.column(name).to_pylist() for name in ("prompt_ids", "completion_ids", "mask")}
+    present = {name: table.column(name).to_pylist() for name in NUMBERS if table.column(name).null_count == 0}
+    rows = []
+    for number in range(table.num_rows):
+        prompt, completion = columns["prompt_ids"][number], columns["completion_ids"][number]
+        trained = np.asarray(columns["mask"][number], bool)
+        ids = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
+        targets = np.concatenate([np.zeros(len(prompt), bool), trained])
+        numbers = {name: np.asarray(values[number], np.float32)[trained] for name, values in present.items()}
+        rows.append(SampledRow(number, (TokenSequence(ids, targets),), numbers=numbers))
+    return rows
+
+
+NUMBERS = ("rollout_logps", "old_logps", "reference_logps", "old_values", "advantages", "returns")
+"""Columns with a number for each token of the completion."""
+
+
+class PolicyTrainer:
+    """Policy, critic and reference on this rank. Create it on every rank at once; its methods are collective."""
+
+    def __init__(self, job: RlJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
+        self.job, self.section, self.device, self.rank, self.world = job, job.section, device, rank, world
+        trust, training = job.trust_remote_code, job.section.training
+        policy = ModelSource(job.policy, "lm", trust_remote_code=trust)
+        self.learners = {"policy": Learner(policy, training, resources, device, rank, world)}
+        if job.critic is not None and job.section.critic is not None:
+            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), trust)
+            own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
+            self.learners["critic"] = Learner(source, own, resources, device, rank, world)
+        self.reference: PackedModel | None = None
+        if job.section.kl.coefficient > 0:
+            model = load_model(job.policy, "lm", torch.float32, trust_remote_code=trust)
+            self.reference = PackedModel(model, "lm").to(device.torch_device).eval()
+        self.step = 0
+
+    @property
+    def policy(self) -> Learner:
+        return self.learners["policy"]
+
+    def prepare(self, progress: str) -> dict[str, Any]:
+        """Resume from the newest complete checkpoint in ``progress``; where we stand, and what the driver had left there."""
+        newest = newest_progress(Path(progress), self.policy.layout())
+        driver: dict[str, Any] = {}
+        if newest is not None:
+            described = json.loads((newest / "complete.json").read_text())
+            for name, learner in self.learners.items():
+                learner.restore(newest / name, described["updates"][name])
+            self.step, driver = described["step"], described["driver"]
+        return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
+
+    def forward(self, path: str, old: bool) -> dict[str, list[tuple[int, np.ndarray]]]:
+        """For this rank's rows of the step's file, by column: (row number, values of its trained tokens [T]).
+
+        ``old`` asks for the policy's own log-probabilities; the reference's and the critic's values come if there are any.
+        """
+        rows = sampled_rows(_read(path))
+        asked: list[tuple[str, Any]] = [("old_logps", self.policy.engine)] if old else []
+        if self.reference is not None:
+            asked.append(("reference_logps", self.reference))
+        if "critic" in self.learners:
+            asked.append(("old_values", self.learners["critic"].engine))
+        found: dict[str, list[tuple[int, np.ndarray]]] = {}
+        for learner in self.learners.values():
+            learner.engine.eval()
+        for name, model in asked:
+            values = found[name] = []
+            for micro in self.policy.micro_batches(rows):
+                with torch.no_grad():
+                    output_K = run_packed(model, micro).float().cpu().numpy()
+                values += _by_row(output_K, micro.rows)
+        return found
+
+    def update(self, path: str) -> dict[str, StepReport]:
+        """All optimiser steps on the step's file; a report for each learner that took some."""
+        rows = sampled_rows(_read(path))
+        reports = {}
+        for name, learner in self.learners.items():
+            waits = name == "policy" and self.section.critic and self.step < self.section.critic.steps_ahead
+            if not waits:
+                reports[name] = self._update(name, learner, rows)
+        self.step += 1
+        return reports
+
+    def _update(self, name: str, learner: Learner, rows: list[SampledRow]) -> StepReport:
+        report, training = StepReport(), self.section.training
+        rate = learning_rate(learner.training, self.step, self.section.steps)
+        loss = self._policy_loss if name == "policy" else self._value_loss
+        for epoch in range(training.num_train_epochs):
+            order = epoch_order(len(rows), derive_seed(self.job.seed, "step", self.step), epoch)
+            for first in range(0, len(rows), training.batch_size):
+                batch = [rows[number] for number in order[first : first + training.batch_size]]
+                torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))
+                learner.step(batch, loss, self._normaliser(batch), rate, report)
+        return report
+
+    def _normaliser(self, batch: Sequence[SampledRow]) -> float:
+        tokens = sum(int(row.sequences[0].targets.sum()) for row in batch)
+        longest = self.section.generation.max_completion_length
+        return aggregation_normaliser(tokens, len(batch), self.section.loss.aggregation, longest)
+
+    def _policy_loss(self, logps_K: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        config, kl = self.section.loss, self.section.kl
+        advantages_K = _gathered("advantages", micro, logps_K)
+        old_K = _gathered("old_logps", micro, logps_K) if _has("old_logps", micro) else logps_K.detach()
+        rollout_K = _gathered("rollout_logps", micro, logps_K)
+        log_ratio_K = logps_K - old_K
+        loss_K = policy_loss(config, log_ratio_K, logps_K, advantages_K, micro)
+        sums = {
+            "ratio": log_ratio_K.clamp(-20, 20).exp().sum(),
+            "clipped": ((log_ratio_K.exp() > 1 + config.clip_high) | (log_ratio_K.exp() < 1 - config.clip_low)).sum(),
+            "surprise": -logps_K.sum(),
+            "mismatch": kl_estimate(rollout_K, old_K, "k3").sum(),
+            "trained_tokens": logps_K.new_tensor(float(len(logps_K))),
+        }
+        if _has("reference_logps", micro):
+            reference_K = _gathered("reference_logps", micro, logps_K)
+            sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
+            if kl.place == "loss":
+                estimate = kl_with_unbiased_gradient if kl.unbiased_gradient else kl_estimate
+                loss_K = loss_K + kl.coefficient * estimate(logps_K, reference_K, kl.estimator)
+        weights_K = aggregation_weights(micro.sequence_K, micro.sequences, config.aggregation)
+        loss = (weights_K * loss_K).sum()
+        return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
+
+    def _value_loss(self, values_K: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert self.section.critic is not None
+        old_K, returns_K = _gathered("old_values", micro, values_K), _gathered("returns", micro, values_K)
+        loss_K = value_loss(values_K.float(), old_K, returns_K, self.section.critic.clip)
+        weights_K = aggregation_weights(micro.sequence_K, micro.sequences, self.section.loss.aggregation)
+        loss = (weights_K * loss_K).sum()
+        sums = {
+            "error": (values_K.float() - returns_K).abs().sum(),
+            "trained_tokens": values_K.new_tensor(float(len(values_K))),
+        }
+        return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
+
+    def export(self, name: str, directory: str) -> None:
+        """Write the policy or the critic as a Hugging Face folder."""
+        self.learners[name].export(Path(directory))
+
+    def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
+        """Write a checkpoint of this step below ``directory``, with what the driver wants back."""
+        layout, target = self.policy.layout(), Path(directory) / f"step-{self.step:08d}"
+        if newest_progress(Path(directory), layout) == target:
+            return
+        if self.rank == 0:
+            shutil.rmtree(target, ignore_errors=True)
+        torch.distributed.barrier()
+        for name, learner in self.learners.items():
+            learner.save(target / name)
+        if self.rank == 0:
+            updates = {name: learner.steps for name, learner in self.learners.items()}
+            complete(target, {"step": self.step, "layout": layout, "updates": updates, "driver": driver})
+
+    def close(self) -> None:
+        """Let go of the models' memory."""
+        for learner in self.learners.values():
+            learner.close()
+
+
+def policy_loss(
+    config: PolicyLossConfig, log_ratio_K: Tensor, logps_K: Tensor, advantages_K: Tensor, micro: MicroBatch
+) -> Tensor:
+    """The loss of each trained token that the recipe asks for. [K] each."""
+    low, high = config.clip_low, config.clip_high
+    if config.loss_type == "cispo":
+        return cispo_loss(log_ratio_K, logps_K, advantages_K, low, high)
+    if config.loss_type == "sapo":
+        return sapo_loss(log_ratio_K, advantages_K, *config.sapo_temperatures)
+    if config.loss_type == "gspo":
+        log_ratio_K = sequence_log_ratio(log_ratio_K, micro.sequence_K, micro.sequences)
+    return clipped_ratio_loss(log_ratio_K, advantages_K, low, high, config.dual_clip)
+
+
+def _has(name: str, micro: MicroBatch) -> bool:
+    return all(isinstance(row, SampledRow) and name in row.numbers for row in micro.rows)
+
+
+def _gathered(name: str, micro: MicroBatch, like: Tensor) -> Tensor:
+    """The numbers of a pack's trained tokens, in the order of its targets. [K]"""
+    parts = [row.numbers[name] for row in micro.rows if isinstance(row, SampledRow)]
+    joined = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    return torch.from_numpy(joined).to(like.device)
+
+
+def _by_row(values_K: np.ndarray, rows: Iterable[Row]) -> list[tuple[int, np.ndarray]]:
+    """[K] of a pack → the part of each row, with its number."""
+    parts, first = [], 0
+    for row in rows:
+        tokens = int(row.sequences[0].targets.sum())
+        parts.append((row.number, values_K[first : first + tokens]))
+        first += tokens
+    return parts
+
+
+def _read(path: str) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path)

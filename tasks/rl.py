@@ -1,0 +1,18 @@
+"""Tasks of reinforcement learning."""
+
+from __future__ import annotations
+
+from alignment_core.recipes import RlConfig
+from alignment_core.stages.part import PartConfig
+from alignment_core.stages.rl import POLICY, RlStageConfig
+from tasks.stage import Input, Step, stage_task, submit
+
+rl_task = stage_task("rl")
+part_task = stage_task("part")
+
+
+def rl(label: str, section: RlConfig, policy: Input, prompts: Input, trust_remote_code: bool = False) -> Step:
+    """Reward a policy for its own samples; returns the policy that it becomes."""
+    config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
+    whole = submit(rl_task, label, config, {"policy": policy, "prompts": prompts})
+    return submit(part_task, f"{label}/policy", PartConfig(folder=POLICY), {"whole": whole})
