@@ -1,0 +1,62 @@
+"""Advantages against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alignment_core.losses.advantages import (
+    baselined,
+    discounted_returns,
+    generalised_advantages,
+    group_deviation,
+    whitened,
+)
+
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0, 5.0], dtype=torch.float64)
+GROUPS = torch.tensor([0, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        ("none", [1.0, 0.0, 0.0, 1.0, 5.0]),
+        ("group", [2 / 3, -1 / 3, -1 / 3, -2.0, 2.0]),
+        ("leave-one-out", [1.0, -0.5, -0.5, -4.0, 4.0]),
+        ("batch", [-0.4, -1.4, -1.4, -0.4, 3.6]),
+    ],
+)
+def test_baselines(baseline: str, expected: list[float]) -> None:
+    assert baselined(REWARDS, GROUPS, baseline).tolist() == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_a_group_of_one_has_nothing_to_compare_with() -> None:
+    rewards, groups = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 1, 1])
+    assert baselined(rewards, groups, "leave-one-out").tolist() == [0.0, -1.0, 1.0]
+    assert group_deviation(rewards, groups).tolist() == pytest.approx([0.0, 0.5**0.5, 0.5**0.5])
+
+
+def test_the_deviation_of_a_group_has_one_less_than_its_size_as_divisor() -> None:
+    # group 0: deviations 2/3, -1/3, -1/3, squares sum to 2/3, over 2 = 1/3; group 1: 4 + 4 over 1
+    assert group_deviation(REWARDS, GROUPS).tolist() == pytest.approx([3**-0.5] * 3 + [8**0.5] * 2)
+
+
+def test_returns_end_with_their_sequence() -> None:
+    rewards, sequence = torch.tensor([0.0, 0.0, 4.0, 1.0, 2.0]), torch.tensor([0, 0, 0, 1, 1])
+    assert discounted_returns(rewards, sequence, 0.5).tolist() == [1.0, 2.0, 4.0, 2.0, 2.0]
+
+
+def test_generalised_advantages_by_hand() -> None:
+    # γ = 0.5, λ = 0.5. Sequence 0: r 0, 1; V 1, 2: δ1 = 1 - 2 = -1; δ0 = 0 + 0.5 · 2 - 1 = 0; A1 = -1, A0 = 0.25 · -1.
+    # Sequence 1: r 3, V 1: A = 2
+    found = generalised_advantages(
+        torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0, 1]), 0.5, 0.5
+    )
+    assert found.tolist() == [-0.25, -1.0, 2.0]
+
+
+def test_whitening() -> None:
+    values = torch.tensor([1.0, 3.0])
+    assert whitened(values, with_deviation=False).tolist() == [-1.0, 1.0]
+    assert whitened(values, with_deviation=True).tolist() == pytest.approx([-1.0, 1.0])
+    assert whitened(torch.tensor([2.0, 2.0]), with_deviation=True).tolist() == [0.0, 0.0]

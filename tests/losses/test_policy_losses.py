@@ -1,0 +1,130 @@
+"""Policy, value and KL losses against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
+from alignment_core.losses.policy import (
+    aggregation_normaliser,
+    aggregation_weights,
+    cispo_loss,
+    clipped_ratio_loss,
+    sapo_loss,
+    sequence_log_ratio,
+    value_loss,
+)
+
+
+def of(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def logs(*ratios: float) -> torch.Tensor:
+    return of(*ratios).log()
+
+
+def gradient(function: object, at: torch.Tensor) -> list[float]:
+    at = at.clone().requires_grad_()
+    function(at).sum().backward()  # type: ignore[operator]
+    assert at.grad is not None
+    return at.grad.tolist()
+
+
+def test_the_clip_counts_only_against_the_move_that_the_advantage_asks_for() -> None:
+    # ε_low 0.2, ε_high 0.3. A = 2: r 1.5 counts as 1.3, r 0.5 as itself; A = -2: r 1.5 as itself, r 0.5 as 0.8
+    losses = clipped_ratio_loss(logs(1.5, 0.5, 1.5, 0.5), of(2.0, 2.0, -2.0, -2.0), 0.2, 0.3)
+    assert losses.tolist() == pytest.approx([-2.6, -1.0, 3.0, 1.6])
+
+
+def test_a_clipped_token_has_no_gradient_and_another_that_of_ratio_times_advantage() -> None:
+    # d(-r A)/d log r = -r A: at r = 1.1, A = 2 that is -2.2; r = 1.5 is clipped
+    found = gradient(lambda x: clipped_ratio_loss(x, of(2.0, 2.0), 0.2, 0.3), logs(1.1, 1.5))
+    assert found == pytest.approx([-2.2, 0.0])
+
+
+def test_the_dual_clip_bounds_what_a_negative_advantage_can_cost() -> None:
+    # A = -1, r = 5: without it L = 5, with c = 3 L = 3; positive advantages are untouched
+    assert clipped_ratio_loss(logs(5.0, 5.0), of(-1.0, 1.0), 0.2, 0.2, 3.0).tolist() == pytest.approx([3.0, -1.2])
+
+
+def test_a_sequence_ratio_is_the_geometric_mean_with_the_gradient_of_each_token() -> None:
+    # sequence 0: ratios 2 and 8, geometric mean 4; sequence 1: one token of ratio 3
+    sequence_K = torch.tensor([0, 0, 1])
+    found = sequence_log_ratio(logs(2.0, 8.0, 3.0), sequence_K, 2).exp()
+    assert found.tolist() == pytest.approx([4.0, 4.0, 3.0])
+    slope = gradient(lambda x: sequence_log_ratio(x, sequence_K, 2).exp(), logs(2.0, 8.0, 3.0))
+    assert slope == pytest.approx([4.0, 4.0, 3.0])
+
+
+def test_a_ratio_that_would_overflow_stays_finite() -> None:
+    assert torch.isfinite(clipped_ratio_loss(of(1000.0, -1000.0), of(-1.0, 1.0), 0.2, 0.2)).all()
+
+
+def test_cispo_weighs_the_log_probability_by_a_ratio_without_gradient() -> None:
+    # r = 1.5 counts as 1.3: L = -1.3 · 2 · log 0.5 = 1.802183, gradient -2.6; r = 0.5 counts as 0.8
+    logps = of(0.5, 0.5).log()
+    losses = cispo_loss(logs(1.5, 0.5), logps, of(2.0, 2.0), 0.2, 0.3)
+    assert losses.tolist() == pytest.approx([-2.6 * math.log(0.5), -1.6 * math.log(0.5)])
+    assert gradient(lambda x: cispo_loss(logs(1.5, 0.5), x, of(2.0, 2.0), 0.2, 0.3), logps) == pytest.approx(
+        [-2.6, -1.6]
+    )
+
+
+def test_sapo_starts_with_the_gradient_of_the_ratio_and_fades() -> None:
+    # at r = 1: -(4/τ) σ(0) A = -2 A / τ, and the slope is -A whatever τ
+    assert sapo_loss(logs(1.0), of(3.0), 2.0, 1.0).tolist() == pytest.approx([-3.0])
+    assert gradient(lambda x: sapo_loss(x, of(3.0, -3.0), 2.0, 1.0), logs(1.0, 1.0)) == pytest.approx([-3.0, 3.0])
+    # at r = 2, τ = 1: the slope in r is -4 σ(1) (1 - σ(1)) A = -0.786448 A; times r for that in log r
+    assert gradient(lambda x: sapo_loss(x, of(1.0), 1.0, 1.0), logs(2.0)) == pytest.approx([-1.5728954])
+
+
+def test_the_value_loss_takes_the_worse_of_the_free_and_the_clipped_value() -> None:
+    # V 2, V_old 1, R 3, ε 0.5: free (2-3)² = 1, clipped (1.5-3)² = 2.25; half of the larger
+    assert value_loss(of(2.0), of(1.0), of(3.0), 0.5).tolist() == pytest.approx([1.125])
+    assert value_loss(of(2.0), of(1.0), of(3.0), None).tolist() == pytest.approx([0.5])
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    # sequence 0 has losses 1, 2, 3 and sequence 1 has 6; longest allowed 5
+    [("token-mean", 12 / 4), ("sequence-mean-token-mean", (2 + 6) / 2), ("fixed-length", 12 / 10)],
+)
+def test_how_tokens_are_averaged(aggregation: str, expected: float) -> None:
+    sequence_K = torch.tensor([0, 0, 0, 1])
+    weights = aggregation_weights(sequence_K, 2, aggregation)  # type: ignore[arg-type]
+    normaliser = aggregation_normaliser(4, 2, aggregation, 5)  # type: ignore[arg-type]
+    assert float((weights * of(1.0, 2.0, 3.0, 6.0)).sum() / normaliser) == pytest.approx(expected)
+
+
+def test_kl_estimators_by_hand() -> None:
+    # π 0.5, π_ref 0.25: d = log 2; k1 = 0.693147, k2 = 0.240227, k3 = 0.5 - 1 + 0.693147 = 0.193147
+    ours, theirs = of(0.5).log(), of(0.25).log()
+    found = [float(kl_estimate(ours, theirs, one)) for one in ("k1", "k2", "k3")]
+    assert found == pytest.approx([0.6931472, 0.2402265, 0.1931472])
+
+
+def test_the_means_of_k1_and_k3_are_the_kl() -> None:
+    p, q = of(0.7, 0.2, 0.1), of(0.2, 0.5, 0.3)
+    kl = float((p * (p / q).log()).sum())
+    for estimator in ("k1", "k3"):
+        assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(kl)
+
+
+def test_the_unbiased_gradient_is_that_of_the_kl_in_expectation() -> None:
+    logits, q = of(0.3, -0.2, 0.5), of(0.2, 0.5, 0.3)
+
+    def kl(x: torch.Tensor) -> torch.Tensor:
+        p = x.softmax(0)
+        return (p * (p / q).log()).sum()
+
+    def sampled(x: torch.Tensor) -> torch.Tensor:
+        weights = x.softmax(0).detach()  # how often each action is sampled
+        return (weights * kl_with_unbiased_gradient(x.log_softmax(0), q.log(), "k3")).sum()
+
+    assert gradient(sampled, logits) == pytest.approx(gradient(kl, logits))
+    value = kl_with_unbiased_gradient(of(0.5).log(), of(0.25).log(), "k3")
+    assert float(value) == pytest.approx(0.1931472), "with the value of k3"
