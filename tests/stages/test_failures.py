@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.artifacts import Reference
 from alignment_core.errors import DeadlineExceeded, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
@@ -28,6 +26,7 @@ from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.trainer import TrainJob
 from tests.stages.greedy import Greedy
+from tests.stages.killing import Killer, store_with
 
 pytestmark = pytest.mark.slow
 
@@ -47,14 +46,6 @@ def resources() -> ResourcesConfig:
     )
 
 
-def store_with(folder: Path, model: Path, rows: pa.Table) -> tuple[Store, Reference, Reference]:
-    """A store that holds a model and a data set."""
-    store, data = open_store(folder / "store"), folder / "data"
-    data.mkdir(parents=True)
-    pq.write_table(rows, data / "train.parquet")
-    return store, store.publish(model, "model"), store.publish(data, "dataset")
-
-
 def demonstrations() -> pa.Table:
     """14 rows of 4 to 59 tokens: in batches of 6, 3 steps an epoch."""
     random = np.random.default_rng(5)
@@ -67,20 +58,6 @@ def sft_call(model: Reference, data: Reference, stage: str = "sft", **training: 
     settings = {"batch_size": 6, "num_train_epochs": 2, "learning_rate": 1e-3, **training}
     config = SftStageConfig(training=TrainingConfig(**settings)).model_dump(mode="json")
     return StageCall(stage=stage, label="policy", config=config, inputs={"model": model, "data": data})
-
-
-class Killer:
-    """A reporter that keeps what it is told and kills the last actor of a group, once, when ``at`` units are done."""
-
-    def __init__(self, machines: Any, group: str, at: int) -> None:
-        self.machines, self.group, self.at = machines, group, at
-        self.done: list[float] = []
-
-    def __call__(self, done: float, *_: Any) -> None:
-        self.done.append(done)
-        if done == self.at and self.done.count(done) == 1:
-            group = getattr(self.machines, self.group)
-            os.kill(group.ray.get(group.actors[-1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 def test_training_survives_the_death_of_a_rank_and_ends_in_the_same_digest(

@@ -1,0 +1,35 @@
+"""A store for a stage's inputs, and a reporter that kills an actor under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from alignment_core.artifacts import Reference, Store, open_store
+
+
+def store_with(folder: Path, model: Path, rows: pa.Table) -> tuple[Store, Reference, Reference]:
+    """A store that holds a model and a data set."""
+    store, data = open_store(folder / "store"), folder / "data"
+    data.mkdir(parents=True)
+    pq.write_table(rows, data / "train.parquet")
+    return store, store.publish(model, "model"), store.publish(data, "dataset")
+
+
+class Killer:
+    """A reporter that keeps what it is told and kills the last actor of a group, once, when ``at`` units are done."""
+
+    def __init__(self, machines: Any, group: str, at: int) -> None:
+        self.machines, self.group, self.at = machines, group, at
+        self.done: list[float] = []
+
+    def __call__(self, done: float, *_: Any) -> None:
+        self.done.append(done)
+        if done == self.at and self.done.count(done) == 1:
+            group = getattr(self.machines, self.group)
+            os.kill(group.ray.get(group.actors[-1].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)

@@ -1,0 +1,144 @@
+"""The rl stage with real trainers and a real engine: the same policy whatever dies on the way, with every algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.stages.base import StageCall, StageResult
+from alignment_core.stages.rl import RlStageConfig
+from alignment_core.stages.runner import run_stage
+from tests.stages.killing import Killer, store_with
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+LETTERS = """
+def share_of_small_letters(prompt, completion, label):
+    return sum(c.islower() for c in completion) / max(1, len(completion))
+"""
+
+
+@pytest.fixture
+def resources() -> ResourcesConfig:
+    return ResourcesConfig(
+        device="cpu",
+        trainers=2,
+        engines=1,
+        kv_cache_mib=16,
+        zero_stage=1,
+        wait_timeout_seconds=120,
+        progress_seconds=1e-3,
+    )
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "letters.py").write_text(LETTERS)
+    return {
+        "prompts": {"task": "reverse", "rows": 8},
+        "steps": STEPS,
+        "prompts_per_step": 3,
+        "generation": {"num_generations": 4, "max_completion_length": 6, "shard_size": 2},
+        "reward": {"verifier": f"{tmp_path / 'letters.py'}:share_of_small_letters"},
+        "training": {"batch_size": 12, "learning_rate": 1e-3, "adam_epsilon": 1e-5},
+    }
+
+
+def prompts() -> pa.Table:
+    tokenizer = byte_tokenizer()
+    texts = [f"{number}+{number}=" for number in range(8)]
+    return pa.table(
+        {
+            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
+            "prompt": texts,
+            "label": pa.nulls(8, pa.string()),
+            "task": pa.nulls(8, pa.string()),
+            "source": [f"rows.jsonl:{number}" for number in range(8)],
+        }
+    )
+
+
+def run_rl(
+    folder: Path, model: Path, section: dict[str, Any], machines: Any, resources: ResourcesConfig, reporter: Any = None
+) -> tuple[Path, StageResult]:
+    """The folder that the stage made, and what it says about it."""
+    store, policy, data = store_with(folder, model, prompts())
+    config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
+    call = StageCall(stage="rl", label="rl", config=config, inputs={"policy": policy, "prompts": data})
+    result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
+    return store.fetch(result.reference), result
+
+
+@pytest.mark.parametrize("group", ["_trainers", "_engines"])
+def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_same_samples(
+    group: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources)
+    killer = Killer(machines(2), group, at=2)
+    _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
+    assert (first.cost.get("restarts"), killed.cost["restarts"]) == (None, 1)
+    assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
+    assert killed.reference == first.reference
+
+    taken = [pq.read_table(file).column("prompt").to_pylist() for file in sorted((whole / "trajectories").iterdir())]
+    assert [len(one) for one in taken] == [12, 12, 8, 12], "8 prompts in steps of 3, 4 completions each"
+    assert sorted({*taken[0]} | {*taken[1]} | {*taken[2]}) == list(range(8)), "an epoch takes each prompt once"
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "PPO": {
+        "advantage": {"estimator": "gae", "whiten": "mean-and-deviation"},
+        "critic": {"learning_rate": 1e-3},
+        "kl": {"coefficient": 0.05, "place": "reward", "estimator": "k1"},
+        "training.num_train_epochs": 2,
+    },
+    "REINFORCE++": {"advantage": {"estimator": "returns", "whiten": "mean-and-deviation"}},
+    "REINFORCE++-baseline": {
+        "advantage": {"estimator": "group", "whiten": "mean-and-deviation"},
+        "kl": {"coefficient": 0.01, "estimator": "k2"},
+    },
+    "RLOO": {"advantage": {"estimator": "leave-one-out"}},
+    "GRPO": {
+        "advantage": {"estimator": "group", "divide_by_deviation": True},
+        "loss": {"aggregation": "sequence-mean-token-mean"},
+        "kl": {"coefficient": 0.04},
+    },
+    "Dr. GRPO": {"advantage": {"estimator": "group"}, "loss": {"aggregation": "fixed-length"}},
+    "DAPO": {"advantage": {"estimator": "group", "divide_by_deviation": True}, "loss": {"clip_high": 0.28}},
+    "FlashREINFORCE": {"advantage": {"estimator": "batch"}, "generation.num_generations": 1},
+    "GSPO": {"loss": {"loss_type": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "training.batch_size": 6},
+    "CISPO": {"loss": {"loss_type": "cispo", "clip_low": 1.0}, "training.batch_size": 6},
+    "SAPO": {"loss": {"loss_type": "sapo"}, "training.batch_size": 6},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains(
+    name: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    for path, value in ALGORITHMS[name].items():
+        part, _, field = path.partition(".")
+        section[part] = {**section[part], field: value} if field else value
+    made, result = run_rl(tmp_path / "run", tiny_model(), {**section, "steps": 2}, machines, resources)
+    metrics = result.metrics
+    assert metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
+    assert np.isfinite([value for value in metrics.values() if isinstance(value, float)]).all()
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model(), made / "policy"))
+    assert any(bool((before[tensor] != after[tensor]).any()) for tensor in after)
+
+    table = pq.read_table(made / "trajectories" / "step-000001.parquet")
+    referred = ALGORITHMS[name].get("kl", {}).get("coefficient", 0.0) > 0
+    assert (table.column("reference_logps").null_count == 0) == referred == ("kl" in metrics)
+    assert (table.column("old_values").null_count == 0) == ("critic" in ALGORITHMS[name]) == ("critic_loss" in metrics)
+    advantages = np.concatenate(table.column("advantages").to_pylist())
+    if "baseline" in name or name == "PPO":
+        assert (abs(advantages.mean()), advantages.std()) == pytest.approx((0, 1), abs=1e-4)
