@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe, NightlyRecipe
 from flows.evaluation import Evaluations
 from flows.runs import Outputs
-from flows.start import base_and_start
+from flows.start import base_and_start, reward_model
 from tasks import data, rollout, training
 from tasks.stage import Input, Step
 
@@ -51,18 +51,6 @@ def rounds(
         policy = one_round(recipe, section, f"round-{number}", policy, prompts, first, judge, reference)
         policies[f"round-{number}"] = policy
     return policies
-
-
-def reward_model(recipe: IterativeDpoRecipe | NightlyRecipe, base: Input, start: Input) -> Input | None:
-    """The judge of the rounds: trained from the SFT model, given by the recipe, or none."""
-    section, trust = recipe.reward_model, recipe.model.trust_remote_code
-    if section is None:
-        return None
-    if section.model is not None:
-        return data.base_model("reward-model", section.model, kinds=("reward-model", "model"))
-    assert section.data is not None, "the recipe is validated"
-    pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
-    return training.reward_model("reward-model", section, start, pairs, trust)
 
 
 def one_round(

@@ -17,9 +17,10 @@ from alignment_core.nights.ledger import AlreadyRuns, Claim, Ledger, Night, summ
 from alignment_core.recipes import NightlyRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
 from flows.evaluation import Evaluations
-from flows.iterative_dpo import reward_model, rounds
+from flows.iterative_dpo import rounds
 from flows.nightly_news import announce
 from flows.runs import Outcome, Outputs, flow_run, reference_of, run_recipe
+from flows.start import reward_model
 from tasks import data, training
 from tasks.stage import CURRENT, Input
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import RlRecipe
+from alignment_core.recipes import ModelConfig, RlRecipe
 from flows.evaluation import Evaluations
 from flows.runs import Outputs
-from flows.start import base_and_start
+from flows.start import base_and_start, reward_model
 from tasks import data
 from tasks import rl as tasks
+from tasks.stage import Input
 
 
 def rl(recipe: RlRecipe) -> Outputs:
@@ -15,9 +16,19 @@ def rl(recipe: RlRecipe) -> Outputs:
     trust = recipe.model.trust_remote_code
     base, start = base_and_start(recipe)
     prompts = data.dataset("rl/prompts", recipe.rl.prompts, "prompts", base, trust)
-    policy = tasks.rl("rl", recipe.rl, start, prompts, trust)
-    evaluations = Evaluations(recipe, base, None)
+    judge = reward_model(recipe, base, start)
+    judges: dict[str, Input] = {}
+    for number, reward in enumerate(recipe.rl.rewards):
+        if isinstance(reward.reward_model, ModelConfig):
+            kinds = ("reward-model", "model")
+            judges[f"reward-{number}"] = data.base_model(f"rl/reward-{number}", reward.reward_model, kinds)
+        elif reward.reward_model == "ours" and judge is not None:
+            judges[f"reward-{number}"] = judge
+    critic = next(iter(judges.values()), None) if recipe.rl.critic else None
+    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, trust)
+    evaluations = Evaluations(recipe, base, judge)
+    before = "sft" if recipe.sft else "start"
     if recipe.evaluation:
-        evaluations.add("sft" if recipe.sft else "start", start)
+        evaluations.add(before, start)
         evaluations.add("rl", policy)
-    return Outputs(policy=policy, report=evaluations.report(), final="rl", baseline="sft" if recipe.sft else "start")
+    return Outputs(policy=policy, reward_model=judge, report=evaluations.report(), final="rl", baseline=before)

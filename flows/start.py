@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe, RlRecipe
+from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe, NightlyRecipe, RlRecipe
 from tasks import data, training
 from tasks.stage import Input
 
@@ -15,3 +15,15 @@ def base_and_start(recipe: DpoRecipe | IterativeDpoRecipe | RlRecipe) -> tuple[I
         return base, base
     demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
     return base, training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+
+
+def reward_model(recipe: IterativeDpoRecipe | NightlyRecipe | RlRecipe, base: Input, start: Input) -> Input | None:
+    """The judge: trained from the SFT model, given by the recipe, or none."""
+    section, trust = recipe.reward_model, recipe.model.trust_remote_code
+    if section is None:
+        return None
+    if section.model is not None:
+        return data.base_model("reward-model", section.model, kinds=("reward-model", "model"))
+    assert section.data is not None, "the recipe is validated"
+    pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
+    return training.reward_model("reward-model", section, start, pairs, trust)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from alignment_core.recipes import RlConfig
 from alignment_core.stages.part import PartConfig
 from alignment_core.stages.rl import POLICY, RlStageConfig
@@ -11,8 +13,20 @@ rl_task = stage_task("rl")
 part_task = stage_task("part")
 
 
-def rl(label: str, section: RlConfig, policy: Input, prompts: Input, trust_remote_code: bool = False) -> Step:
-    """Reward a policy for its own samples; returns the policy that it becomes."""
+def rl(
+    label: str,
+    section: RlConfig,
+    policy: Input,
+    prompts: Input,
+    judges: Mapping[str, Input],
+    critic: Input | None,
+    trust_remote_code: bool = False,
+) -> Step:
+    """Reward a policy for its own samples; returns the policy that it becomes.
+
+    ``judges`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
+    starts, none meaning the policy.
+    """
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
-    whole = submit(rl_task, label, config, {"policy": policy, "prompts": prompts})
+    whole = submit(rl_task, label, config, {"policy": policy, "prompts": prompts, "critic": critic, **judges})
     return submit(part_task, f"{label}/policy", PartConfig(folder=POLICY), {"whole": whole})

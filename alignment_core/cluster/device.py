@@ -13,8 +13,9 @@ from alignment_core.recipes import ResourcesConfig
 MIB = 1 << 20
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 """A healthy actor says little: what its libraries will do in their next version is nothing for the log of a run."""
-TRAINER_SHARE, ENGINE_SHARE = 0.5, 0.45
-"""Parts of a GPU that a trainer rank and an engine claim from Ray: one of each fits, two of a kind do not."""
+TRAINER_SHARE, ENGINE_SHARE, JUDGE_SHARE = 0.5, 0.45, 0.01
+"""Parts of a GPU that actors claim from Ray: one trainer rank and one engine fit, two of a kind do not, and reward models
+lie beside them."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class Device:
     def trainer_place(self, rank: int) -> Place:
         """Where a trainer rank runs."""
         return Place() if self.kind == "cpu" else Place((rank,), TRAINER_SHARE)
+
+    def judge_place(self, index: int) -> Place:
+        """Where an actor of a reward model runs: on what trainers and engines leave of a GPU."""
+        return Place() if self.kind == "cpu" else Place((index % self.count,), JUDGE_SHARE)
 
     def engine_place(self, index: int, resources: ResourcesConfig) -> Place:
         """Where an engine runs. One over several GPUs claims none itself: the workers that vLLM starts do."""

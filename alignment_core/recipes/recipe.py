@@ -125,6 +125,8 @@ class RlRecipe(BaseRecipe):
     """Reinforcement learning: PPO, REINFORCE++, RLOO, GRPO and their relatives."""
     sft: SftConfig | None = None
     """Fine-tune on demonstrations first; none starts from `model` as it is."""
+    reward_model: RewardModelConfig | None = None
+    """The reward model that `rl.rewards` calls `ours`; a critic starts from it, too."""
     rl: RlConfig
     """The steps."""
 
@@ -132,6 +134,22 @@ class RlRecipe(BaseRecipe):
     def samples(self) -> bool:
         """Every step does."""
         return True
+
+    @model_validator(mode="after")
+    def _has_its_rewards(self) -> RlRecipe:
+        _check_judge(self.reward_model, None, None)
+        ours = any(reward.reward_model == "ours" for reward in self.rl.rewards)
+        if ours and self.reward_model is None:
+            raise ValueError("`rl.rewards` asks for the reward model `ours`: add a section `reward_model`")
+        if self.reward_model and not ours:
+            raise ValueError("nothing uses `reward_model`: add `{reward_model: ours}` to `rl.rewards`, or remove it")
+        for reward in self.rl.rewards:
+            other = next((source.path for source in self.rl.prompts.sources if source.task is None), None)
+            if reward.verifier == "task" and other is not None:
+                raise ValueError(
+                    f"`verifier: task` scores the built-in tasks alone, and {other} of `rl.prompts` is none"
+                )
+        return self
 
 
 class NightlyRecipe(BaseRecipe):

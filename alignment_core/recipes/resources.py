@@ -18,6 +18,8 @@ class ResourcesConfig(Config):
     """Data-parallel trainer ranks; none means one per GPU, or one per CPU core up to 4."""
     engines: int | None = Field(None, ge=1)
     """vLLM engines; none means as many as trainers."""
+    judges: int = Field(1, ge=1)
+    """Actors per reward model that scores completions during reinforcement learning."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs per engine."""
     threads: int = Field(1, ge=1)

@@ -8,18 +8,57 @@ from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.recipes.training import TrainingConfig
 
 
 class RewardConfig(Config):
-    """What a completion is rewarded for."""
+    """One thing that completions are rewarded for: exactly one of `verifier` and `reward_model`."""
 
-    verifier: str
+    verifier: str | None = None
     """Function that scores one completion: `task` (the built-in task's own), `module:function` or `file.py:function`.
     It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    reward_model: Literal["ours"] | ModelConfig | None = None
+    """A reward model: `ours` is that of the recipe's section `reward_model`, anything else names a model."""
+    weight: float = 1.0
+    """What it counts in the sum of all."""
+    clip: tuple[float, float] | None = None
+    """Bounds of each reward, before anything else is done to it."""
+    normalise: Literal["none", "group", "batch", "running"] = "none"
+    """Less the mean and over the standard deviation of the prompt's completions, of the step's, or of all so far."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
-    """Share of a step's completions that may go without a reward; they are counted and left out."""
+    """Share of a step's completions that may go without this reward; they are counted and left out."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> RewardConfig:
+        if (self.verifier is None) == (self.reward_model is None):
+            raise ValueError("a reward needs exactly one of `verifier` and `reward_model`")
+        if self.clip and self.clip[0] >= self.clip[1]:
+            raise ValueError("`clip` needs a lower and then an upper bound")
+        return self
+
+
+class ShapingConfig(Config):
+    """What a completion's length does to its reward."""
+
+    overlong_buffer: int = Field(0, ge=0)
+    """The last so many of `max_completion_length` tokens cost more and more, up to `overlong_penalty` (DAPO)."""
+    overlong_penalty: float = Field(1.0, ge=0)
+    """What the longest completion loses."""
+    truncation_penalty: float = Field(0.0, ge=0)
+    """What a completion loses that was cut at `max_completion_length`."""
+
+
+class FilterConfig(Config):
+    """Dynamic filtering (DAPO): prompts whose completions all do well, or all badly, teach nothing and are replaced."""
+
+    low: float = 0.0
+    """Prompts whose mean reward is above this stay, …"""
+    high: float = 1.0
+    """… if it is also below this. Rewards count as they were given, weighted, before any shaping."""
+    max_refills: int = Field(3, ge=0)
+    """Samplings of further prompts in one step; a step that is then short of prompts trains on fewer."""
 
 
 class AdvantageConfig(Config):
@@ -95,8 +134,12 @@ class RlConfig(Config):
     """Prompts in each step."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling."""
-    reward: RewardConfig
-    """What completions are rewarded for."""
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
+    """What completions are rewarded for; the weighted sum counts."""
+    shaping: ShapingConfig = ShapingConfig()
+    """What length does to the reward."""
+    filter: FilterConfig | None = None
+    """Dynamic filtering; none trains on every prompt."""
     advantage: AdvantageConfig = AdvantageConfig()
     """What tokens were worth."""
     loss: PolicyLossConfig = PolicyLossConfig()

@@ -18,7 +18,11 @@ Samples = list[dict[str, Any]]
 
 
 def step_schema() -> pa.Schema:
-    """One row per completion of a step; lists are as long as the completion, and null where nobody asked for them."""
+    """One row per completion of a step; lists are as long as the completion, and null where nobody asked for them.
+
+    ``group`` is the prompt's place among all that the run has taken, ``used`` whether it was trained on, ``rewards`` what
+    each source gave, and ``reward`` what came of it.
+    """
     import pyarrow as pa
 
     from alignment_core.rollout.records import rollout_schema
@@ -27,6 +31,9 @@ def step_schema() -> pa.Schema:
     schema = rollout_schema()
     schema = schema.set(schema.get_field_index("logps"), pa.field("rollout_logps", numbers))
     for name, kind in (
+        ("group", pa.int32()),
+        ("used", pa.bool_()),
+        ("rewards", numbers),
         ("mask", pa.list_(pa.bool_())),
         ("reward", pa.float32()),
         ("old_logps", numbers),
@@ -54,7 +61,7 @@ def put_advantages(samples: Samples, config: AdvantageConfig, kl: KlConfig, coef
     sequence_K = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(lengths))
     last_S = torch.cumsum(torch.tensor(lengths), 0) - 1
     reward_S = torch.tensor([row["reward"] for row in samples], dtype=torch.float64)
-    group_S = torch.unique(torch.tensor([row["prompt"] for row in samples]), return_inverse=True)[1]
+    group_S = torch.unique(torch.tensor([row["group"] for row in samples]), return_inverse=True)[1]
 
     credit_S = reward_S
     if config.estimator in ("group", "leave-one-out", "batch"):

@@ -20,6 +20,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.stages.turns import FIRST, Turn
 
 if TYPE_CHECKING:
+    from alignment_core.cluster.device import Device
     from alignment_core.cluster.group import ActorGroup
 
 
@@ -97,6 +98,10 @@ def load_stage(name: str) -> Stage[Any]:
 class Machines(Protocol):
     """What the stages of one run share; see :mod:`alignment_core.stages.machines`."""
 
+    @property
+    def device(self) -> Device:
+        """What the actors run on."""
+
     def hardware(self) -> dict[str, Any]:
         """What provenance says about where a stage ran."""
 
@@ -113,6 +118,10 @@ class Machines(Protocol):
         self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False, turn: Turn = FIRST
     ) -> Iterator[ActorGroup]:
         """Engines with this policy's weights in them, for this stage alone."""
+
+    @contextmanager
+    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
+        """Actors of a reward model beside them; ``factory`` is ``package.module:Class``."""
 
 
 class Reporter(Protocol):

@@ -191,6 +191,18 @@ class WarmMachines:
             finally:
                 turn.used((time.monotonic() - started) * group.devices)
 
+    @contextmanager
+    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
+        """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
+        places = [self.device.judge_place(index) for index in range(self.resources.judges)]
+        environment = self.device.trainer_environment(self.resources)
+        group = ActorGroup(self._ray, name, places, [environment] * len(places), self._gpus)
+        try:
+            group.make(factory, [arguments] * group.size, self._timeout)
+            yield group
+        finally:
+            group.kill()
+
     def _serves(self, shape: tuple[str, int]) -> bool:
         """Whether the running engines have this architecture and room for sequences of this length."""
         assert self._engines_shape is not None

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from alignment_core.errors import DataError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
+from alignment_core.rollout.judges import FORWARD, Judge, check_tokenizer
 from alignment_core.rollout.records import shard_rows, write_table
+from alignment_core.rollout.rewards import RunningMean, Source, length_penalties, teaching, total_rewards
 from alignment_core.stages.base import Stage, StageConfig, StageContext
-from alignment_core.training.batches import batch_of_step
+from alignment_core.training.batches import epoch_order
 from alignment_core.training.checkpoints import drop_older
 
 if TYPE_CHECKING:
@@ -37,7 +43,10 @@ class RlStageConfig(StageConfig):
 
     def content(self) -> Any:
         section = self.section.model_dump(mode="json", exclude={"prompts"})
-        section["reward"]["verifier"] = verifier_content(self.section.reward.verifier)
+        for reward in section["rewards"]:
+            reward["reward_model"] = reward["reward_model"] is not None  # which one is an input
+            if reward["verifier"] is not None:
+                reward["verifier"] = verifier_content(reward["verifier"])
         return section
 
 
@@ -62,6 +71,10 @@ class Loop:
         self.seconds: dict[str, float] = {}
         self.engines: Any = None
         self.trainers: Any = None
+        self.sources: list[Source] = []
+        self.drawn = 0
+        """Prompts that were taken so far, whether they taught something or not."""
+        self.running = [RunningMean() for _ in self.section.rewards]
 
     def run(self) -> dict[str, Any]:
         from alignment_core.training.reinforcement import RlJob
@@ -76,12 +89,16 @@ class Loop:
                 self.model, reference, longest, job.trust_remote_code, context.turn
             ) as self.engines,
             context.machines.trainers(context.turn) as self.trainers,
+            ExitStack() as judges,
         ):
+            self.sources = [self._source(number, judges) for number in range(len(section.rewards))]
             state = self.trainers.all("open_rl", job, context.resources, str(context.progress), timeout=self.wait)[0]
             step, saved, metrics = state["step"], time.monotonic(), {}
             if step == 0:
                 self.engines.all("load", str(self.model), str(reference), timeout=self.wait)
             else:
+                self.drawn = state["driver"]["drawn"]
+                self.running = [RunningMean(one) for one in state["driver"]["running"]]
                 self._timed("transfer", self._transfer, step)
             context.report(step, section.steps, "steps")
             while step < section.steps:
@@ -104,23 +121,95 @@ class Loop:
             return None
         return str(self.context.inputs.get("critic", self.model))
 
+    def _source(self, number: int, judges: ExitStack) -> Source:
+        """What gives the rewards of the section with this number."""
+        reward, resources = self.section.rewards[number], self.context.resources
+        if reward.verifier is not None:
+            return partial(
+                verify, reward.verifier, timeout=resources.reward_timeout_seconds, max_failed=reward.max_failed
+            )
+        from alignment_core.models.saving import checkpoint_dtype
+
+        model, trust = self.context.inputs[f"reward-{number}"], self.config.trust_remote_code
+        check_tokenizer(model, f"reward model rl.rewards.{number}", self._texts(), trust)
+        arguments = {
+            "model": str(model),
+            "head": "score",
+            "bf16": checkpoint_dtype(model) != "float32",
+            "token_budget": resources.max_tokens_per_microbatch,
+            "device": self.context.machines.device,
+            "trust_remote_code": trust,
+        }
+        group = judges.enter_context(self.context.machines.judges(f"reward-{number}", FORWARD, arguments))
+        return Judge(group, self.wait)
+
+    def _texts(self) -> Samples:
+        """Prompts as if they were completions, for a look at what tokens mean."""
+        return [
+            {
+                "completion_ids": prompt["prompt_ids"],
+                "completion_text": self.tokenizer.decode(prompt["prompt_ids"], skip_special_tokens=True),
+            }
+            for prompt in self.prompts
+        ]
+
     def _step(self, step: int) -> dict[str, float]:
         """One step, up to and with the update of the policy; its metrics."""
-        samples = self._timed("reward", self._reward, self._timed("generate", self._sample, step))
+        samples, found = self._experience(step)
         path = self.trajectories / f"step-{step:06d}.parquet"
+        section, used = self.section, [row for row in samples if row["used"]]
         needed = self._asks_for_old()
-        if needed or self.section.critic or self.section.kl.coefficient > 0:
-            write_table(samples, step_schema(), path)
-            for found in self._timed("logps", self.trainers.all, "do", "forward", str(path), needed, timeout=self.wait):
-                for name, values in found.items():
-                    put_numbers(samples, name, values)
-        section = self.section
-        metrics = put_advantages(samples, section.advantage, section.kl, section.kl.coefficient)
+        if needed or section.critic or section.kl.coefficient > 0:
+            write_table(used, step_schema(), path)
+            for values in self._timed(
+                "logps", self.trainers.all, "do", "forward", str(path), needed, timeout=self.wait
+            ):
+                for name, one in values.items():
+                    put_numbers(used, name, one)
+        found |= put_advantages(used, section.advantage, section.kl, section.kl.coefficient)
         write_table(samples, step_schema(), path)
         reports = self._timed("train", self.trainers.all, "do", "update", str(path), timeout=self.wait)
         tokens = sum(len(row["completion_ids"]) for row in samples)
         self._count("completion_tokens", tokens)
-        return {**metrics, "completion_length": tokens / len(samples), **_averages(reports)}
+        return {**found, "completion_length": tokens / len(samples), **_averages(reports)}
+
+    def _experience(self, step: int) -> tuple[Samples, dict[str, float]]:
+        """Rewarded completions of as many prompts as a step takes, those that are trained on first; and what came of them.
+
+        With dynamic filtering, prompts that teach nothing are kept with ``used`` false, and further ones are sampled for.
+        """
+        section, samples, used, attempts = self.section, [], 0, 0
+        most = section.filter.max_refills if section.filter else 0
+        while used < section.prompts_per_step and attempts <= most:
+            fresh = self._timed("generate", self._sample, step, attempts, section.prompts_per_step - used)
+            fresh = self._timed("reward", self._reward, fresh)
+            samples += fresh
+            used = len({row["group"] for row in samples if row["used"]})
+            attempts += 1
+        if not used:
+            raise DataError(
+                f"step {step}: none of {len({row['group'] for row in samples})} prompts has completions that differ in their "
+                "reward (rl.filter); the task is too easy or too hard for the policy, or rl.filter.low and .high are wrong"
+            )
+        groups = len({row["group"] for row in samples})
+        chosen = sorted(samples, key=lambda row: not row["used"])  # stable
+        rewarded = [row for row in chosen if row["used"]]
+        self._shape(rewarded)
+        given = np.array([row["rewards"] for row in samples])
+        means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
+        return chosen, {**means, "prompts_used": used / groups}
+
+    def _shape(self, rows: Samples) -> None:
+        """The one reward of each row, from those of all sources."""
+        raw_SR = np.array([row["rewards"] for row in rows])
+        groups_S = np.array([row["group"] for row in rows])
+        total_S = total_rewards(raw_SR, groups_S, self.section.rewards, self.running)
+        lengths_S = np.array([len(row["completion_ids"]) for row in rows])
+        cut_S = np.array([row["finish_reason"] == "length" for row in rows])
+        longest = self.section.generation.max_completion_length
+        total_S = total_S + length_penalties(lengths_S, cut_S, longest, self.section.shaping)
+        for row, reward in zip(rows, total_S, strict=True):
+            row["reward"] = float(reward)
 
     def _asks_for_old(self) -> bool:
         """Whether the policy moves away from the one that sampled while it trains on the samples."""
@@ -129,12 +218,14 @@ class Loop:
         off_policy = training.num_train_epochs > 1 or training.batch_size < completions
         return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
 
-    def _sample(self, step: int) -> Samples:
+    def _sample(self, step: int, attempt: int, count: int) -> Samples:
+        """Completions of the next ``count`` prompts; an epoch takes each prompt once."""
         generation, size = self.section.generation, self.section.generation.shard_size
-        numbers = batch_of_step(step, len(self.prompts), self.section.prompts_per_step, self.context.seed)
-        chosen = [self.prompts[number] for number in numbers]
-        policy = self._version(step)
-        shards = [chosen[first : first + size] for first in range(0, len(chosen), size)]
+        numbers = [self._prompt(self.drawn + index) for index in range(count)]
+        first = self.drawn
+        self.drawn += count
+        chosen, policy = [self.prompts[number] for number in numbers], self._version(step)
+        shards = [chosen[start : start + size] for start in range(0, count, size)]
         jobs = [
             (
                 index,
@@ -143,7 +234,7 @@ class Loop:
                     [prompt["prompt_ids"] for prompt in shard],
                     generation,
                     self.tokenizer.eos_token_id,
-                    self.context.derive("step", step, index),
+                    self.context.derive("step", step, attempt, index),
                 ),
             )
             for index, shard in enumerate(shards)
@@ -155,17 +246,28 @@ class Loop:
             for row in shard_rows(shard, index * size, found[index], self.tokenizer, policy)
         ]
         for row in rows:
+            row["group"] = first + row["prompt"]
             row["prompt"] = numbers[row["prompt"]]
             row["rollout_logps"] = row.pop("logps")
             row["mask"] = [True] * len(row["completion_ids"])
         return rows
 
+    def _prompt(self, draw: int) -> int:
+        """The number of the prompt that is drawn at this place of the whole run."""
+        epoch, index = divmod(draw, len(self.prompts))
+        return epoch_order(len(self.prompts), self.context.seed, epoch)[index]
+
     def _reward(self, samples: Samples) -> Samples:
-        """The samples that have a reward, with it."""
-        reward = self.section.reward
-        given = verify(reward.verifier, samples, self.context.resources.reward_timeout_seconds, reward.max_failed)
-        self._count("failed_rewards", given.count(None))
-        return [{**row, "reward": one} for row, one in zip(samples, given, strict=True) if one is not None]
+        """The samples that all sources give a reward for, with it, and whether they are trained on."""
+        section = self.section
+        given = list(zip(*(source(samples) for source in self.sources), strict=True))
+        kept = [{**row, "rewards": one} for row, one in zip(samples, given, strict=True) if None not in one]
+        self._count("failed_rewards", len(samples) - len(kept))
+        teaches = {row["group"] for row in kept}
+        if section.filter and kept:
+            raw_SR, groups_S = np.array([row["rewards"] for row in kept]), np.array([row["group"] for row in kept])
+            teaches = teaching(raw_SR, groups_S, section.rewards, section.filter.low, section.filter.high)
+        return [{**row, "used": row["group"] in teaches} for row in kept]
 
     def _transfer(self, step: int) -> None:
         """The weights after so many steps, into the engines."""
@@ -180,7 +282,8 @@ class Loop:
 
     def _save(self, step: int) -> None:
         """Write a checkpoint; the older ones go once it is complete."""
-        self.trainers.all("do", "save_progress", str(self.context.progress), {}, timeout=self.wait)
+        driver = {"drawn": self.drawn, "running": [one.state for one in self.running]}
+        self.trainers.all("do", "save_progress", str(self.context.progress), driver, timeout=self.wait)
         drop_older(self.context.progress, step)
 
     def _timed(self, part: str, call: Any, *arguments: Any, **options: Any) -> Any:

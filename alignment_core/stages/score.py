@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.errors import NumericError, UserError
+from alignment_core.errors import NumericError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import verifier_content
+from alignment_core.rollout.judges import BLOCK, check_tokenizer, distinct
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table, write_whole
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
-
-COMPARED = 64
-"""Completions that are read again to compare tokenizers."""
-BLOCK = 256
-"""Completions per forward call of one rank: what a kill may cost, so not many."""
 
 
 class ScoreConfig(StageConfig):
@@ -44,7 +40,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     columns: dict[str, Sequence[float | None]] = {}
     for role, head, name in (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp")):
         if role in context.inputs:
-            _check_tokenizer(context.inputs[role], role, rollouts, config)
+            check_tokenizer(context.inputs[role], role.replace("_", " "), rollouts, config.trust_remote_code)
             columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
     if config.verifier:
         timeout = context.resources.reward_timeout_seconds
@@ -66,20 +62,6 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     return {"completions": len(rows), **failed, **{f"mean_{name}": float(np.mean(given[name])) for name in given}}
 
 
-def _check_tokenizer(model: Path, role: str, rollouts: list[dict[str, Any]], config: ScoreConfig) -> None:
-    """The token ids of the policy must mean the same to the model that scores them. Raises UserError."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=config.trust_remote_code)
-    for row in rollouts[:: max(1, len(rollouts) // COMPARED)]:
-        read = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
-        if read != row["completion_text"]:
-            raise UserError(
-                f"the {role.replace('_', ' ')} has another tokenizer than the policy: it reads {read[:40]!r} where the "
-                f"policy wrote {row['completion_text'][:40]!r}; give one with the policy's tokenizer"
-            )
-
-
 def _forward(
     context: StageContext, model: Path, head: str, rollouts: list[dict[str, Any]], config: ScoreConfig
 ) -> list[float]:
@@ -90,9 +72,7 @@ def _forward(
     from alignment_core.models.saving import checkpoint_dtype
 
     wait = context.resources.wait_timeout_seconds
-    asked = [(tuple(row["prompt_ids"]), tuple(row["completion_ids"])) for row in rollouts]
-    pairs = list(dict.fromkeys(asked))  # the same completion of the same prompt is scored once
-    numbers = {pair: number for number, pair in enumerate(pairs)}
+    pairs, places = distinct(rollouts)  # the same completion of the same prompt is scored once
     blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
     files = [context.progress / f"{head}-{number:05d}.npy" for number in range(len(blocks))]
     values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
@@ -110,7 +90,7 @@ def _forward(
     scored = sum(len(prompt) + len(completion) for _, (_, block) in jobs for prompt, completion in block)
     for name, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
         context.cost[name] = round(context.cost.get(name, 0.0) + value, 3)
-    joined = np.concatenate([values[number] for number in range(len(blocks))])[[numbers[pair] for pair in asked]]
+    joined = np.concatenate([values[number] for number in range(len(blocks))])[places]
     wrong = np.flatnonzero(~np.isfinite(joined))
     if len(wrong):
         raise NumericError(

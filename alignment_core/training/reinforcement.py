@@ -114,7 +114,7 @@ class PolicyTrainer:
 
         ``old`` asks for the policy's own log-probabilities; the reference's and the critic's values come if there are any.
         """
-        rows = sampled_rows(_read(path))
+        rows = sampled_rows(_read_used(path))
         asked: list[tuple[str, Any]] = [("old_logps", self.policy.engine)] if old else []
         if self.reference is not None:
             asked.append(("reference_logps", self.reference))
@@ -133,7 +133,7 @@ class PolicyTrainer:
 
     def update(self, path: str) -> dict[str, StepReport]:
         """All optimiser steps on the step's file; a report for each learner that took some."""
-        rows = sampled_rows(_read(path))
+        rows = sampled_rows(_read_used(path))
         reports = {}
         for name, learner in self.learners.items():
             waits = name == "policy" and self.section.critic and self.step < self.section.critic.steps_ahead
@@ -254,7 +254,9 @@ def _by_row(values_K: np.ndarray, rows: Iterable[Row]) -> list[tuple[int, np.nda
     return parts
 
 
-def _read(path: str) -> Any:
+def _read_used(path: str) -> Any:
+    """The rows of a step's file that are trained on."""
     import pyarrow.parquet
 
-    return pyarrow.parquet.read_table(path)
+    table = pyarrow.parquet.read_table(path)
+    return table.filter(table.column("used"))
