@@ -18,6 +18,7 @@ from alignment_core.recipes import (
     NightlyRecipe,
     Recipe,
     RewardModelRecipe,
+    RlRecipe,
     SftRecipe,
     apply_overrides,
     load_recipe,
@@ -97,6 +98,38 @@ def deployed_dpo(
     recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
     """DPO on given pairs."""
+    return _run(recipe, overrides, from_stage)
+
+
+@alignment_flow
+def deployed_ppo(
+    recipe: RlRecipe = _shipped("ppo"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
+    """PPO against a reward model."""
+    return _run(recipe, overrides, from_stage)
+
+
+@alignment_flow
+def deployed_grpo(
+    recipe: RlRecipe = _shipped("grpo"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
+    """GRPO against a verifier."""
+    return _run(recipe, overrides, from_stage)
+
+
+@alignment_flow
+def deployed_reinforce_baseline(
+    recipe: RlRecipe = _shipped("reinforce-baseline"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
+    """REINFORCE++ with the mean of a prompt's completions as baseline."""
+    return _run(recipe, overrides, from_stage)
+
+
+@alignment_flow
+def deployed_rlhf(
+    recipe: RlRecipe = _shipped("rlhf"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
+    """SFT → reward model → PPO."""
     return _run(recipe, overrides, from_stage)
 
 

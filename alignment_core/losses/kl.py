@@ -31,3 +31,13 @@ def kl_with_unbiased_gradient(logps_K: Tensor, reference_K: Tensor, estimator: K
     """
     square_K = kl_estimate(logps_K, reference_K, "k2")
     return square_K - square_K.detach() + kl_estimate(logps_K, reference_K, estimator).detach()
+
+
+def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
+    """The coefficient of the next step, so that the mean KL per token (in nats) comes to ``target``.
+
+    ``β ← β (1 + clip(KL / target - 1, ±0.2) n / horizon)``: Ziegler et al. 2019, "Fine-Tuning Language Models from Human
+    Preferences", section 2.2.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coefficient * (1 + error * samples / horizon)

@@ -32,6 +32,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+KINDS_OF_RL = ("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf")
+"""What people call things that the method ``rl`` does, each with another section ``rl``."""
+
+
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
     """Read the recipe in the YAML file ``path`` and apply ``overrides`` such as ``iterative_dpo.rounds=3``.
 
@@ -61,8 +65,9 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
     """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake."""
     method = content.get("method")
     if not isinstance(method, str) or method not in BY_METHOD:
-        near = difflib.get_close_matches(str(method), BY_METHOD, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = difflib.get_close_matches(str(method), [*BY_METHOD, *KINDS_OF_RL], n=1, cutoff=0.4)
+        meant = "rl" if near and near[0] in KINDS_OF_RL else near[0] if near else None
+        hint = f"; did you mean {meant!r}?" if meant else ""
         said = "is missing" if method is None else f"is {method!r}"
         raise UserError(f"{origin}: method: {said}; choose one of {', '.join(BY_METHOD)}{hint}")
     model = BY_METHOD[method]

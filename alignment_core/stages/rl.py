@@ -75,6 +75,7 @@ class Loop:
         self.drawn = 0
         """Prompts that were taken so far, whether they taught something or not."""
         self.running = [RunningMean() for _ in self.section.rewards]
+        self.kl_coefficient = self.section.kl.coefficient
 
     def run(self) -> dict[str, Any]:
         from alignment_core.training.reinforcement import RlJob
@@ -99,6 +100,7 @@ class Loop:
             else:
                 self.drawn = state["driver"]["drawn"]
                 self.running = [RunningMean(one) for one in state["driver"]["running"]]
+                self.kl_coefficient = state["driver"]["kl_coefficient"]
                 self._timed("transfer", self._transfer, step)
             context.report(step, section.steps, "steps")
             while step < section.steps:
@@ -166,12 +168,22 @@ class Loop:
             ):
                 for name, one in values.items():
                     put_numbers(used, name, one)
-        found |= put_advantages(used, section.advantage, section.kl, section.kl.coefficient)
+        found |= put_advantages(used, section.advantage, section.kl, self.kl_coefficient)
         write_table(samples, step_schema(), path)
-        reports = self._timed("train", self.trainers.all, "do", "update", str(path), timeout=self.wait)
+        coefficient = self.kl_coefficient
+        reports = self._timed("train", self.trainers.all, "do", "update", str(path), coefficient, timeout=self.wait)
+        found |= _averages(reports)
+        if section.kl.target is not None:
+            found["kl_coefficient"] = coefficient
+            self._adapt(found["kl"], section.kl.target, len(used))
         tokens = sum(len(row["completion_ids"]) for row in samples)
         self._count("completion_tokens", tokens)
-        return {**found, "completion_length": tokens / len(samples), **_averages(reports)}
+        return {**found, "completion_length": tokens / len(samples)}
+
+    def _adapt(self, kl: float, target: float, completions: int) -> None:
+        from alignment_core.losses.kl import adapted_coefficient
+
+        self.kl_coefficient = adapted_coefficient(self.kl_coefficient, kl, target, completions, self.section.kl.horizon)
 
     def _experience(self, step: int) -> tuple[Samples, dict[str, float]]:
         """Rewarded completions of as many prompts as a step takes, those that are trained on first; and what came of them.
@@ -282,7 +294,8 @@ class Loop:
 
     def _save(self, step: int) -> None:
         """Write a checkpoint; the older ones go once it is complete."""
-        driver = {"drawn": self.drawn, "running": [one.state for one in self.running]}
+        running = [one.state for one in self.running]
+        driver = {"drawn": self.drawn, "running": running, "kl_coefficient": self.kl_coefficient}
         self.trainers.all("do", "save_progress", str(self.context.progress), driver, timeout=self.wait)
         drop_older(self.context.progress, step)
 

@@ -92,7 +92,7 @@ class PolicyTrainer:
         if job.section.kl.coefficient > 0:
             model = load_model(job.policy, "lm", torch.float32, trust_remote_code=trust)
             self.reference = PackedModel(model, "lm").to(device.torch_device).eval()
-        self.step = 0
+        self.step, self.kl_coefficient = 0, job.section.kl.coefficient
 
     @property
     def policy(self) -> Learner:
@@ -131,9 +131,9 @@ class PolicyTrainer:
                 values += _by_row(output_K, micro.rows)
         return found
 
-    def update(self, path: str) -> dict[str, StepReport]:
+    def update(self, path: str, kl_coefficient: float) -> dict[str, StepReport]:
         """All optimiser steps on the step's file; a report for each learner that took some."""
-        rows = sampled_rows(_read_used(path))
+        rows, self.kl_coefficient = sampled_rows(_read_used(path)), kl_coefficient
         reports = {}
         for name, learner in self.learners.items():
             waits = name == "policy" and self.section.critic and self.step < self.section.critic.steps_ahead
@@ -178,7 +178,7 @@ class PolicyTrainer:
             sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
             if kl.place == "loss":
                 estimate = kl_with_unbiased_gradient if kl.unbiased_gradient else kl_estimate
-                loss_K = loss_K + kl.coefficient * estimate(logps_K, reference_K, kl.estimator)
+                loss_K = loss_K + self.kl_coefficient * estimate(logps_K, reference_K, kl.estimator)
         weights_K = aggregation_weights(micro.sequence_K, micro.sequences, config.aggregation)
         loss = (weights_K * loss_K).sum()
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}

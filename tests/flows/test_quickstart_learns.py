@@ -78,3 +78,17 @@ def test_other_seeds_learn_too(align: Align, home: Path, seed: int) -> None:
     outcome = align(home, "run", str(RECIPE), "--set", f"seed={seed}", timeout=850)
     check_that_it_learned(outcome)
     assert outcome["promotion"]["state"] == "promoted"
+
+
+@pytest.mark.parametrize(("name", "gain"), [("grpo", 0.3), ("rlhf", 0.2)])
+def test_reinforcement_learning_from_the_same_sft_model_learns(
+    align: Align, home: Path, name: str, gain: float, measured: Callable[[str], None]
+) -> None:
+    outcome = align(home, "run", str(RECIPE.with_name(f"{name}.yaml")))
+    states = {stage["label"]: stage["state"] for stage in outcome["stages"]}
+    assert states["sft"] == "cached", "the demo made it"
+    before, after = (outcome["metrics"]["policies"][policy] for policy in ("sft", "rl"))
+    measured(f"accuracy {before['accuracy']:.3f} → {after['accuracy']:.3f}, KL {after['kl']:.2f} nats")
+    assert after["accuracy"] >= before["accuracy"] + gain
+    assert after["accuracy.low"] > before["accuracy.high"]
+    assert outcome["promotion"]["state"] == "promoted"

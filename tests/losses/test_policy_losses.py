@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
+from alignment_core.losses.kl import adapted_coefficient, kl_estimate, kl_with_unbiased_gradient
 from alignment_core.losses.policy import (
     aggregation_normaliser,
     aggregation_weights,
@@ -128,3 +128,8 @@ def test_the_unbiased_gradient_is_that_of_the_kl_in_expectation() -> None:
     assert gradient(sampled, logits) == pytest.approx(gradient(kl, logits))
     value = kl_with_unbiased_gradient(of(0.5).log(), of(0.25).log(), "k3")
     assert float(value) == pytest.approx(0.1931472), "with the value of k3"
+
+
+def test_the_coefficient_follows_the_kl_within_a_fifth() -> None:
+    assert adapted_coefficient(0.1, kl=3.0, target=1.0, samples=50, horizon=100) == pytest.approx(0.11)
+    assert adapted_coefficient(0.1, kl=0.9, target=1.0, samples=50, horizon=100) == pytest.approx(0.095)

@@ -16,6 +16,7 @@ import alignment_core.recipes
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, DpoRecipe, IterativeDpoRecipe, SftRecipe, load_recipe
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.recipe import BY_METHOD
 
 SHIPPED = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 SFT: dict[str, Any] = {"method": "sft", "name": "demo", "model": "some/model", "sft": {"data": "rows.jsonl"}}
@@ -134,17 +135,19 @@ def test_every_mistake_gets_its_own_line(load):
 # ---------------------------------------------------------------- method
 
 
-@pytest.mark.parametrize(("method", "nearest"), [("sftt", "sft"), ("reward_model", "reward-model"), ("ppo", "dpo")])
+@pytest.mark.parametrize(("method", "nearest"), [("sftt", "sft"), ("reward_model", "reward-model"), ("grpo", "rl")])
 def test_an_unknown_method_gets_the_list_and_the_nearest(load, method, nearest):
     assert refusal(load, SFT | {"method": method}) == (
-        f"recipe.yaml: method: is {method!r}; choose one of sft, reward-model, dpo, iterative-dpo, nightly; "
+        f"recipe.yaml: method: is {method!r}; choose one of sft, reward-model, dpo, iterative-dpo, rl, nightly; "
         f"did you mean {nearest!r}?"
     )
 
 
 def test_a_missing_method_gets_the_list(load):
     content = {name: value for name, value in SFT.items() if name != "method"}
-    assert "method: is missing; choose one of sft, reward-model, dpo, iterative-dpo, nightly" in refusal(load, content)
+    assert "method: is missing; choose one of sft, reward-model, dpo, iterative-dpo, rl, nightly" in refusal(
+        load, content
+    )
 
 
 # ---------------------------------------------------------------- the file
@@ -358,7 +361,7 @@ def test_a_shipped_recipe_loads_is_named_like_its_file_and_survives_a_round_trip
 
 
 def test_every_method_has_a_shipped_recipe():
-    assert {load_recipe(path).method for path in SHIPPED} == {"sft", "reward-model", "dpo", "iterative-dpo", "nightly"}
+    assert {load_recipe(path).method for path in SHIPPED} == set(BY_METHOD)
 
 
 # ---------------------------------------------------------------- every configuration class
@@ -387,3 +390,36 @@ def test_a_recipe_cannot_be_changed(load):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(target, name, 3)
     assert isinstance(recipe.sft.data.sources, tuple)
+
+
+# ---------------------------------------------------------------- reinforcement learning
+
+
+RL: dict[str, Any] = {
+    "method": "rl",
+    "name": "demo",
+    "model": "some/model",
+    "rl": {"prompts": "prompts.jsonl", "rewards": [{"verifier": "checks.py:right"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rl.rewards=[]"], "rl.rewards"),
+        (["rl.rewards.0.reward_model=ours"], "a reward needs exactly one of `verifier` and `reward_model`"),
+        (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
+        (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
+        (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
+        (["rl.rewards.0.verifier=task"], "`verifier: task` scores the built-in tasks alone, and prompts.jsonl"),
+        (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
+    ],
+)
+def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, says):
+    assert says in refusal(load, RL, *overrides)
+
+
+def test_a_plain_section_rl_is_enough(load):
+    assert load(RL).samples

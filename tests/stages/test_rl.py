@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file
 
+from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.base import StageCall, StageResult
@@ -24,6 +30,12 @@ STEPS = 4
 LETTERS = """
 def share_of_small_letters(prompt, completion, label):
     return sum(c.islower() for c in completion) / max(1, len(completion))
+"""
+FAILS = """
+def now_and_then(prompt, completion, label):
+    if sum(map(ord, completion)) % 4 == 0:
+        raise ValueError("cannot judge that")
+    return len(completion) / 100
 """
 
 
@@ -68,12 +80,20 @@ def prompts() -> pa.Table:
 
 
 def run_rl(
-    folder: Path, model: Path, section: dict[str, Any], machines: Any, resources: ResourcesConfig, reporter: Any = None
+    folder: Path,
+    model: Path,
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    reporter: Any = None,
+    judges: Mapping[str, Path] = MappingProxyType({}),
 ) -> tuple[Path, StageResult]:
     """The folder that the stage made, and what it says about it."""
     store, policy, data = store_with(folder, model, prompts())
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
-    call = StageCall(stage="rl", label="rl", config=config, inputs={"policy": policy, "prompts": data})
+    inputs = {"policy": policy, "prompts": data}
+    inputs |= {role: store.publish(folder, "reward-model") for role, folder in judges.items()}
+    call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
     result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
     return store.fetch(result.reference), result
 
@@ -82,6 +102,11 @@ def run_rl(
 def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_same_samples(
     group: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
+    section["rewards"][0]["normalise"] = "running"  # all that a run remembers beside weights and optimisers
+    section |= {
+        "filter": {"low": 0.053, "high": 0.307, "max_refills": 2},
+        "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100},
+    }
     whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources)
     killer = Killer(machines(2), group, at=2)
     _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
@@ -89,10 +114,14 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
     assert killed.reference == first.reference
 
-    taken = [pq.read_table(file).column("prompt").to_pylist() for file in sorted((whole / "trajectories").iterdir())]
-    assert [len(one) for one in taken] == [12] * 4
-    drawn = [prompt for one in taken for prompt in one[::4]]
-    assert sorted(drawn[:8]) == list(range(8)), "an epoch takes each prompt once"
+    rows = [row for file in sorted((whole / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
+    drawn = {row["group"]: row["prompt"] for row in rows}
+    assert sorted(row["group"] for row in rows) == sorted([*range(len(drawn))] * 4), "none is lost, none taken twice"
+    assert len(drawn) > 3 * STEPS, "some taught nothing, and others were taken for them"
+    assert sorted(drawn[group] for group in range(8)) == list(range(8)), "an epoch takes each prompt once"
+    assert {row["used"] for row in rows} == {True, False}
+    means = {g: np.mean([row["rewards"][0] for row in rows if row["group"] == g]) for g in drawn}
+    assert all((0.053 < means[row["group"]] < 0.307) == row["used"] for row in rows)
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -143,3 +172,42 @@ def test_every_algorithm_trains(
     advantages = np.concatenate(table.column("advantages").to_pylist())
     if "baseline" in name or name == "PPO":
         assert (abs(advantages.mean()), advantages.std()) == pytest.approx((0, 1), abs=1e-4)
+
+
+def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    judge = tmp_path / "judge"
+    shutil.copytree(tiny_model(), judge)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1)
+    model.save_pretrained(judge)
+    (tmp_path / "fails.py").write_text(FAILS)
+    section |= {
+        "steps": 2,
+        "rewards": [
+            {"reward_model": "ours", "weight": 2.0},
+            {"verifier": f"{tmp_path / 'fails.py'}:now_and_then", "max_failed": 0.5},
+        ],
+        "shaping": {"truncation_penalty": 0.25},
+    }
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources, judges={"reward-0": judge})
+    rows = [row for file in sorted((made / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
+    assert result.cost["failed_rewards"] == 2 * 12 - len(rows) > 0
+    tokenizer = byte_tokenizer()
+    for row in rows[:6]:
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        with torch.no_grad():
+            score = float(model(ids).logits[0, 0])
+        text = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
+        expected = 2 * score + len(text) / 100 - 0.25 * (row["finish_reason"] == "length")
+        assert row["rewards"] == pytest.approx([score, len(text) / 100], abs=1e-5)
+        assert row["reward"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_prompts_that_all_teach_nothing_are_said(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section["filter"] = {"low": 0.99, "high": 1.0, "max_refills": 1}
+    with pytest.raises(DataError, match=r"step 0: none of 6 prompts has completions that differ in their reward"):
+        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)

@@ -1,0 +1,93 @@
+"""What becomes of the rewards of a step: weights, normalisation, lengths, and prompts that teach nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from alignment_core.recipes.rl import AdvantageConfig, KlConfig, RewardConfig, ShapingConfig
+from alignment_core.rollout.experience import put_advantages
+from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
+
+GROUPS = np.array([0, 0, 1, 1])
+
+
+def reward(**fields: object) -> RewardConfig:
+    return RewardConfig.model_validate({"verifier": "task", **fields})
+
+
+def test_rewards_are_clipped_then_normalised_then_weighted_and_summed() -> None:
+    raw = np.array([[1.0, 9.0], [0.0, 3.0], [1.0, 2.0], [1.0, 4.0]])
+    # first: as it is, weight 2. second: clipped to at most 4 → 4, 3, 2, 4; by group: ±1, ±1
+    configs = [reward(weight=2.0), reward(clip=(0.0, 4.0), normalise="group", weight=0.5)]
+    total = total_rewards(raw, GROUPS, configs, [RunningMean(), RunningMean()])
+    assert total.tolist() == pytest.approx([2.5, -0.5, 1.5, 2.5])
+
+
+def test_equal_rewards_of_a_group_are_worth_nothing_and_do_not_divide_by_zero() -> None:
+    total = total_rewards(np.ones((4, 1)), GROUPS, [reward(normalise="group")], [RunningMean()])
+    assert total.tolist() == [0, 0, 0, 0]
+
+
+def test_running_normalisation_knows_all_that_came_before_and_goes_on_from_its_state() -> None:
+    random = np.random.default_rng(0)
+    parts = [random.normal(3.0, 2.0, (size, 1)) for size in (4, 7, 1, 20)]
+    known = RunningMean()
+    for part in parts:
+        known = RunningMean(known.state)  # as after a kill
+        found = total_rewards(part, np.zeros(len(part), int), [reward(normalise="running")], [known])
+    everything = np.concatenate(parts)
+    expected = (parts[-1][:, 0] - everything.mean()) / everything.std()
+    np.testing.assert_allclose(found, expected)
+
+
+def test_long_completions_lose_more_and_more_and_cut_ones_once_more() -> None:
+    lengths, cut = np.array([4, 6, 8, 10, 10]), np.array([False, False, False, False, True])
+    config = ShapingConfig(overlong_buffer=4, overlong_penalty=1.0, truncation_penalty=0.5)
+    assert length_penalties(lengths, cut, 10, config).tolist() == [0, 0, -0.5, -1.0, -1.5]
+    assert length_penalties(lengths, cut, 10, ShapingConfig()).tolist() == [0] * 5
+
+
+def test_a_prompt_teaches_if_its_mean_reward_lies_between_the_bounds() -> None:
+    raw = np.array([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]])
+    groups = np.array([7, 7, 8, 8, 9, 9])
+    assert teaching(raw, groups, [reward()], 0.0, 1.0) == {8}
+    assert teaching(raw, groups, [reward(weight=0.5)], -0.1, 0.3) == {8, 9}
+
+
+def samples() -> list[dict]:
+    """Two prompts, two completions each; the third token of the first completion is not trained."""
+    rows = []
+    for number, (group, value, length) in enumerate([(0, 1.0, 3), (0, 0.0, 2), (1, 2.0, 1), (1, 4.0, 2)]):
+        mask = [not (number == 0 and token == 2) for token in range(length)]
+        rows.append({"group": group, "reward": value, "mask": mask})
+    return rows
+
+
+def test_a_group_baseline_reaches_every_trained_token() -> None:
+    rows = samples()
+    put_advantages(rows, AdvantageConfig(estimator="group"), KlConfig(), 0.0)
+    assert [row["advantages"].tolist() for row in rows] == [[0.5, 0.5, 0.0], [-0.5, -0.5], [-1.0], [1.0, 1.0]]
+
+
+def test_the_kl_of_a_token_lowers_the_reward_of_that_token_and_those_before_it() -> None:
+    rows = samples()
+    for row in rows:
+        row["old_logps"] = np.zeros(len(row["mask"]), np.float32)
+        row["reference_logps"] = np.zeros(len(row["mask"]), np.float32)
+    rows[0]["reference_logps"][1] = -1.0  # k1 = 0 - -1 = 1 at the second token
+    config = KlConfig(coefficient=0.5, place="reward", estimator="k1")
+    metrics = put_advantages(rows, AdvantageConfig(estimator="returns"), config, 0.5)
+    assert rows[0]["advantages"].tolist() == [0.5, 0.5, 0.0]
+    assert rows[3]["advantages"].tolist() == [4.0, 4.0]
+    assert metrics["kl"] == pytest.approx(1 / 7), "of seven trained tokens"
+
+
+def test_gae_learns_from_values_and_says_what_a_critic_should_have_said() -> None:
+    rows = samples()
+    for row in rows:
+        row["old_values"] = np.full(len(row["mask"]), 0.5, np.float32)
+    put_advantages(rows, AdvantageConfig(estimator="gae", gamma=1.0, gae_lambda=1.0), KlConfig(), 0.0)
+    assert rows[3]["advantages"].tolist() == [3.5, 3.5]
+    assert rows[3]["returns"].tolist() == [4.0, 4.0]
+    assert rows[0]["returns"].tolist() == [1.0, 1.0, 0.0]
