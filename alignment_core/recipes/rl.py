@@ -112,6 +112,23 @@ class KlConfig(Config):
     """Completions over which an adaptive coefficient moves by as much as the KL is off target."""
 
 
+class MismatchConfig(Config):
+    """The policy that samples (vLLM) is not quite the one that is trained: what is done about it."""
+
+    correction: Literal["none", "clip", "mask"] = "none"
+    """Weigh each token by its importance ratio, limited (`clip`) or set to 0 (`mask`) where the two differ too much."""
+    level: Literal["token", "sequence"] = "token"
+    """What is judged: a token, or its whole completion."""
+    measure: Literal["ratio", "kl", "tv"] = "ratio"
+    """By what: the ratio of the two probabilities, or the binary KL or total variation of the sampled token."""
+    low: float = Field(0.0, ge=0)
+    """Least ratio."""
+    high: float = Field(2.0, gt=0)
+    """Largest ratio, KL in nats, or total variation."""
+    stop_above: float = Field(0.1, gt=0)
+    """End the run when a step's mean mismatch is above this: the engine does not hold the policy. Nats per token."""
+
+
 class CriticConfig(Config):
     """The critic of GAE."""
 
@@ -146,6 +163,8 @@ class RlConfig(Config):
     """How the policy follows."""
     kl: KlConfig = KlConfig()
     """The pull towards the start."""
+    mismatch: MismatchConfig = MismatchConfig()
+    """What is done about the difference between sampling and training."""
     critic: CriticConfig | None = None
     """With the estimator `gae`: the critic."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)

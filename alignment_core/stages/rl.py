@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, NumericError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.recipes.rl import RlConfig
@@ -173,6 +173,11 @@ class Loop:
         coefficient = self.kl_coefficient
         reports = self._timed("train", self.trainers.all, "do", "update", str(path), coefficient, timeout=self.wait)
         found |= _averages(reports)
+        if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
+            raise NumericError(
+                f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
+                f"above rl.mismatch.stop_above {section.mismatch.stop_above:g}: the engine does not hold the policy"
+            )
         if section.kl.target is not None:
             found["kl_coefficient"] = coefficient
             self._adapt(found["kl"], section.kl.target, len(used))

@@ -20,6 +20,7 @@ from torch import Tensor
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
+from alignment_core.losses.mismatch import correction_weights
 from alignment_core.losses.policy import (
     aggregation_normaliser,
     aggregation_weights,
@@ -166,6 +167,19 @@ class PolicyTrainer:
         rollout_K = _gathered("rollout_logps", micro, logps_K)
         log_ratio_K = logps_K - old_K
         loss_K = policy_loss(config, log_ratio_K, logps_K, advantages_K, micro)
+        correction = self.section.mismatch
+        if correction.correction != "none":
+            loss_K = loss_K * correction_weights(
+                old_K - rollout_K,
+                rollout_K,
+                micro.sequence_K,
+                micro.sequences,
+                level=correction.level,
+                action=correction.correction,
+                measure=correction.measure,
+                low=correction.low,
+                high=correction.high,
+            )
         sums = {
             "ratio": log_ratio_K.clamp(-20, 20).exp().sum(),
             "clipped": ((log_ratio_K.exp() > 1 + config.clip_high) | (log_ratio_K.exp() < 1 - config.clip_low)).sum(),

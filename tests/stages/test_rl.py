@@ -16,9 +16,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.stages import rl
 from alignment_core.stages.base import StageCall, StageResult
 from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.runner import run_stage
@@ -148,6 +149,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "GSPO": {"loss": {"loss_type": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "training.batch_size": 6},
     "CISPO": {"loss": {"loss_type": "cispo", "clip_low": 1.0}, "training.batch_size": 6},
     "SAPO": {"loss": {"loss_type": "sapo"}, "training.batch_size": 6},
+    "TIS": {"mismatch": {"correction": "clip"}},
+    "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
+    "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},
 }
 
 
@@ -210,4 +214,24 @@ def test_prompts_that_all_teach_nothing_are_said(
 ) -> None:
     section["filter"] = {"low": 0.99, "high": 1.0, "max_refills": 1}
     with pytest.raises(DataError, match=r"step 0: none of 6 prompts has completions that differ in their reward"):
+        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+
+
+def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    tiny_model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def old_weights_under_the_new_name(loop: rl.Loop, step: int) -> None:
+        loop.engines.all("load", str(loop.model), loop._version(step), timeout=120)
+
+    monkeypatch.setattr(rl.Loop, "_transfer", old_weights_under_the_new_name)
+    section["mismatch"] = {"stop_above": 1e-3}
+    section["training"]["learning_rate"] = 1e-2
+    with pytest.raises(
+        NumericError, match=r"step 1: the policy that sampled and the one that is trained differ by 0\.\d+"
+    ):
         run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
