@@ -54,7 +54,7 @@ def _sample(
     generation, wait = config.generation, context.resources.wait_timeout_seconds
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
     length = longest + generation.max_completion_length
-    _check_length(model, longest, length)
+    check_length(model, longest, length)
     with context.machines.engines(model, policy, length, config.trust_remote_code, context.turn) as engines:
         update = max(engines.all("load", str(model), str(policy), timeout=wait))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
@@ -90,7 +90,8 @@ def _sample(
     return {"tokens_per_second": tokens / seconds, **parity}
 
 
-def _check_length(model: Path, longest_prompt: int, length: int) -> None:
+def check_length(model: Path, longest_prompt: int, length: int) -> None:
+    """Raise UserError if the model does not take sequences of ``length`` tokens; the longest prompt is part of them."""
     most = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
     if most is not None and length > most:
         raise UserError(

@@ -25,6 +25,7 @@ from alignment_core.rollout.judges import FORWARD, Judge, check_tokenizer
 from alignment_core.rollout.records import shard_rows, write_table
 from alignment_core.rollout.rewards import RunningMean, Source, length_penalties, teaching, total_rewards
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.generate import check_length
 from alignment_core.training.batches import epoch_order
 from alignment_core.training.checkpoints import drop_older
 
@@ -83,11 +84,13 @@ class Loop:
         context, section = self.context, self.section
         self.trajectories.mkdir(exist_ok=True)
         job = RlJob(section, str(self.model), self._critic(), context.seed, self.config.trust_remote_code)
-        longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts) + section.generation.max_completion_length
+        longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts)
+        length = longest + section.generation.max_completion_length
+        check_length(self.model, longest, length)
         reference = context.references["policy"]
         with (
             context.machines.engines(
-                self.model, reference, longest, job.trust_remote_code, context.turn
+                self.model, reference, length, job.trust_remote_code, context.turn
             ) as self.engines,
             context.machines.trainers(context.turn) as self.trainers,
             ExitStack() as judges,
@@ -113,7 +116,8 @@ class Loop:
                     self._save(step)
                     saved = time.monotonic()
                 context.report(step, section.steps, "steps", **metrics)
-            self.trainers.all("do", "export", "policy", str(context.output / POLICY), timeout=self.wait)
+            for name in (POLICY, "critic") if section.critic else (POLICY,):
+                self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
         shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
