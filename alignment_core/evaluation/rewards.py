@@ -19,11 +19,16 @@ SHOWN = 60
 
 
 def verify(
-    name: str, rows: Sequence[dict[str, Any]], timeout: float = 60.0, max_failed: float = 0.0
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    timeout: float = 60.0,
+    max_failed: float = 0.0,
+    field: str = "evaluation.max_failed_rewards",
 ) -> list[float | None]:
     """A number in [0, 1] for each row of rollouts; None where the verifier failed or did not answer in ``timeout`` seconds.
 
-    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed.
+    Raises DataError with the first failure once more than the share ``max_failed`` (the recipe's ``field``) of the rows have
+    failed.
     """
     allowed, first, failed = math.floor(max_failed * len(rows)), "", 0
     rewards: list[float | None] = []
@@ -38,7 +43,7 @@ def verify(
                 if failed > allowed:
                     raise DataError(
                         f"{first}; {allowed} of {len(rows)} completions may go without a reward "
-                        f"(evaluation.max_failed_rewards {max_failed:g})"
+                        f"({field} {max_failed:g})"
                     ) from None
                 log.warning("%s; it is left out", said)
                 rewards.append(None)

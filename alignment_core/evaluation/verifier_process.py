@@ -61,7 +61,7 @@ class VerifierProcess:
         try:
             problem = self._answer()["problem"]
         except Failed as error:
-            problem = f"evaluation.verifier: {self.name!r} cannot be loaded: it {error}"
+            problem = f"verifier: {self.name!r} cannot be loaded: it {error}"
         if problem:
             self.close()
             raise UserError(problem)

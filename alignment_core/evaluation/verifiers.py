@@ -23,14 +23,14 @@ def load_verifier(name: str) -> Verifier:
     """
     place, separator, function = name.rpartition(":")
     if not separator or not place:
-        raise UserError(f"evaluation.verifier: {name!r} is neither `task` nor `module:function` nor `file.py:function`")
+        raise UserError(f"verifier: {name!r} is neither `task` nor `module:function` nor `file.py:function`")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         found = getattr(module, function)
     except Exception as error:  # the user's code runs here
-        raise UserError(f"evaluation.verifier: {name!r} cannot be loaded: {type(error).__name__}: {error}") from None
+        raise UserError(f"verifier: {name!r} cannot be loaded: {type(error).__name__}: {error}") from None
     if not callable(found):
-        raise UserError(f"evaluation.verifier: {name!r} is no function")
+        raise UserError(f"verifier: {name!r} is no function")
     return found
 
 
@@ -41,9 +41,7 @@ def verifier_content(name: str) -> dict[str, str]:
     try:
         source = inspect.getsourcefile(inspect.unwrap(load_verifier(name)))
     except TypeError:
-        raise UserError(
-            f"evaluation.verifier: {name!r} has no Python source; name a function written in Python"
-        ) from None
+        raise UserError(f"verifier: {name!r} has no Python source; name a function written in Python") from None
     return {"name": name.rpartition(":")[2], "sha256": hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()}
 
 

@@ -132,7 +132,11 @@ class Loop:
         reward, resources = self.section.rewards[number], self.context.resources
         if reward.verifier is not None:
             return partial(
-                verify, reward.verifier, timeout=resources.reward_timeout_seconds, max_failed=reward.max_failed
+                verify,
+                reward.verifier,
+                timeout=resources.reward_timeout_seconds,
+                max_failed=reward.max_failed,
+                field=f"rl.rewards.{number}.max_failed",
             )
         from alignment_core.models.saving import checkpoint_dtype
 
