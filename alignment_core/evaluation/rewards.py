@@ -10,7 +10,7 @@ from typing import Any
 from alignment_core.data import tasks
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.verifier_process import Failed, VerifierProcess
-from alignment_core.evaluation.verifiers import TASK
+from alignment_core.evaluation.verifiers import FIELD, TASK
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +23,16 @@ def verify(
     rows: Sequence[dict[str, Any]],
     timeout: float = 60.0,
     max_failed: float = 0.0,
-    field: str = "evaluation.max_failed_rewards",
+    fields: tuple[str, str] = (FIELD, "evaluation.max_failed_rewards"),
 ) -> list[float | None]:
     """A number in [0, 1] for each row of rollouts; None where the verifier failed or did not answer in ``timeout`` seconds.
 
-    Raises DataError with the first failure once more than the share ``max_failed`` (the recipe's ``field``) of the rows have
-    failed.
+    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
+    where the recipe has ``name`` and ``max_failed``.
     """
     allowed, first, failed = math.floor(max_failed * len(rows)), "", 0
     rewards: list[float | None] = []
-    with VerifierProcess(name, timeout) as process:
+    with VerifierProcess(name, timeout, fields[0]) as process:
         for row in rows:
             try:
                 rewards.append(_reward(name, process, row))
@@ -43,7 +43,7 @@ def verify(
                 if failed > allowed:
                     raise DataError(
                         f"{first}; {allowed} of {len(rows)} completions may go without a reward "
-                        f"({field} {max_failed:g})"
+                        f"({fields[1]} {max_failed:g})"
                     ) from None
                 log.warning("%s; it is left out", said)
                 rewards.append(None)

@@ -1,6 +1,6 @@
 """A user's verifier in a process of its own, which can be killed: the function may hang, crash or print what it likes.
 
-``python -m alignment_core.evaluation.verifier_process SOCKET_FD NAME`` answers one JSON line for each that it is sent.
+``python -m alignment_core.evaluation.verifier_process SOCKET_FD NAME FIELD`` answers one JSON line for each that it is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from typing import Any
 
 from alignment_core.errors import UserError
-from alignment_core.evaluation.verifiers import load_verifier
+from alignment_core.evaluation.verifiers import FIELD, load_verifier
 
 ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0
@@ -30,8 +30,8 @@ class Failed(Exception):
 class VerifierProcess:
     """Asks the verifier ``name`` for scores; its start and each answer have ``timeout`` seconds. Close it."""
 
-    def __init__(self, name: str, timeout: float) -> None:
-        self.name, self.timeout = name, timeout
+    def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
+        self.name, self.timeout, self.field = name, timeout, field
         self._process: subprocess.Popen[bytes] | None = None
 
     def score(self, prompt: str, completion: str, label: str | None) -> float:
@@ -52,7 +52,7 @@ class VerifierProcess:
         path = os.pathsep.join([*filter(None, sys.path), str(ROOT)])
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), self.name],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), self.name, self.field],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path},
@@ -61,7 +61,7 @@ class VerifierProcess:
         try:
             problem = self._answer()["problem"]
         except Failed as error:
-            problem = f"verifier: {self.name!r} cannot be loaded: it {error}"
+            problem = f"{self.field}: {self.name!r} cannot be loaded: it {error}"
         if problem:
             self.close()
             raise UserError(problem)
@@ -102,14 +102,14 @@ class VerifierProcess:
 
 
 def main() -> None:
-    """Entry point. Arguments: the socket's file descriptor, the verifier's name."""
+    """Entry point. Arguments: the socket's file descriptor, the verifier's name, the field that names it."""
     with socket(fileno=int(sys.argv[1])) as end, end.makefile("rb") as asked:
 
         def answer(**content: Any) -> None:
             end.sendall(json.dumps(content).encode() + b"\n")
 
         try:
-            function = load_verifier(sys.argv[2])
+            function = load_verifier(*sys.argv[2:4])
         except UserError as error:
             answer(problem=str(error))
             return

@@ -44,10 +44,10 @@ class RlStageConfig(StageConfig):
 
     def content(self) -> Any:
         section = self.section.model_dump(mode="json", exclude={"prompts"})
-        for reward in section["rewards"]:
+        for number, reward in enumerate(section["rewards"]):
             reward["reward_model"] = reward["reward_model"] is not None  # which one is an input
             if reward["verifier"] is not None:
-                reward["verifier"] = verifier_content(reward["verifier"])
+                reward["verifier"] = verifier_content(reward["verifier"], f"{_field(number)}.verifier")
         return section
 
 
@@ -136,12 +136,12 @@ class Loop:
                 reward.verifier,
                 timeout=resources.reward_timeout_seconds,
                 max_failed=reward.max_failed,
-                field=f"rl.rewards.{number}.max_failed",
+                fields=(f"{_field(number)}.verifier", f"{_field(number)}.max_failed"),
             )
         from alignment_core.models.saving import checkpoint_dtype
 
         model, trust = self.context.inputs[f"reward-{number}"], self.config.trust_remote_code
-        check_tokenizer(model, f"reward model rl.rewards.{number}", self._texts(), trust)
+        check_tokenizer(model, f"reward model of {_field(number)}", self._texts(), trust)
         arguments = {
             "model": str(model),
             "head": "score",
@@ -321,6 +321,11 @@ class Loop:
 
     def _count(self, name: str, value: float) -> None:
         self.context.cost[name] = self.context.cost.get(name, 0.0) + value
+
+
+def _field(number: int) -> str:
+    """Where the recipe has the reward with this number."""
+    return f"rl.rewards.{number}"
 
 
 def _averages(reports: list[dict[str, Any]]) -> dict[str, float]:
