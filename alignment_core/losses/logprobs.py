@@ -14,6 +14,12 @@ def token_logps(logits_KV: Tensor, labels_K: Tensor) -> Tensor:
     return -torch.nn.functional.cross_entropy(logits_KV.float(), labels_K, reduction="none")
 
 
+def entropy(logits_KV: Tensor) -> Tensor:
+    """Entropy in nats of each row's softmax, in fp32. Args: logits [K, V]. Returns [K]."""
+    logps_KV = torch.log_softmax(logits_KV.float(), dim=-1)
+    return -(logps_KV.exp() * logps_KV).sum(-1)
+
+
 def sum_by_sequence(values_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
     """Sum of ``values_K`` [K] over each sequence; ``sequence_K`` [K] holds numbers in [0, count). Returns [count]."""
     return torch.zeros(count, dtype=values_K.dtype, device=values_K.device).index_add(0, sequence_K, values_K)

@@ -92,12 +92,6 @@ def value_loss(values_K: Tensor, old_values_K: Tensor, returns_K: Tensor, clip: 
     return 0.5 * squares_K
 
 
-def entropy(logits_KV: Tensor) -> Tensor:
-    """Entropy in nats of each row's softmax, in fp32. Args: logits [K, V]. Returns [K]."""
-    logps_KV = torch.log_softmax(logits_KV.float(), dim=-1)
-    return -(logps_KV.exp() * logps_KV).sum(-1)
-
-
 def aggregation_weights(sequence_K: Tensor, count: int, aggregation: Aggregation) -> Tensor:
     """What each token counts in the sum over a batch, which :func:`aggregation_normaliser` then divides.
 

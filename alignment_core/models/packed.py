@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from alignment_core.errors import UserError
-from alignment_core.losses.logprobs import token_logps
+from alignment_core.losses.logprobs import entropy, token_logps
 
 if TYPE_CHECKING:
     from alignment_core.training.batches import MicroBatch
@@ -24,10 +24,12 @@ class PackedModel(nn.Module):
     places that predict a target reach the vocabulary projection, whatever else the model does to its logits.
     """
 
-    def __init__(self, model: Any, head: Head) -> None:
+    def __init__(self, model: Any, head: Head, with_entropy: bool = False) -> None:
+        """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats."""
         super().__init__()
         self.model = model
         self.head = head
+        self.with_entropy = with_entropy
         self._chosen: Tensor | None = None
         if head == "lm":
             model.get_output_embeddings().register_forward_pre_hook(self._choose)
@@ -47,7 +49,8 @@ class PackedModel(nn.Module):
                 logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
             finally:
                 self._chosen = None
-            return token_logps(logits[0], labels_K)
+            logps_K = token_logps(logits[0], labels_K)
+            return torch.stack([logps_K, entropy(logits[0])]) if self.with_entropy else logps_K
         backbone = self.model.base_model
         hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token

@@ -94,6 +94,9 @@ class PolicyLossConfig(Config):
     """Every token counts alike, every completion counts alike, or every completion counts as long as the longest allowed
     (Dr. GRPO)."""
 
+    entropy_bonus: float = Field(0.0, ge=0)
+    """Weight of the entropy per token in nats, by which the loss is lowered."""
+
 
 class KlConfig(Config):
     """The pull towards the policy at the start; with a coefficient of 0 no reference model is loaded."""
@@ -140,6 +143,21 @@ class CriticConfig(Config):
     """Steps that it trains before the policy does."""
 
 
+class TrajectoriesConfig(Config):
+    """Which steps' completions stay in the run's artifact, with tokens, log-probabilities, rewards and advantages."""
+
+    keep: Literal["all", "last", "every"] = "all"
+    """Those of all steps, of the last `steps`, or of every `steps`-th."""
+    steps: int = Field(10, ge=1)
+    """How many, or how far apart."""
+
+    def keeps(self, step: int, total: int) -> bool:
+        """Whether those of this step (from 0) stay."""
+        if self.keep == "last":
+            return step >= total - self.steps
+        return self.keep == "all" or step % self.steps == 0
+
+
 class RlConfig(Config):
     """Steps of sample → reward → advantages → update."""
 
@@ -167,6 +185,8 @@ class RlConfig(Config):
     """What is done about the difference between sampling and training."""
     critic: CriticConfig | None = None
     """With the estimator `gae`: the critic."""
+    trajectories: TrajectoriesConfig = TrajectoriesConfig()
+    """What is kept of what was sampled."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
     """Optimiser and schedule; `batch_size` counts completions, and `num_train_epochs` passes over each step's."""
 

@@ -180,13 +180,15 @@ class Loop:
         write_table(samples, step_schema(), path)
         coefficient = self.kl_coefficient
         reports = self._timed("train", self.trainers.all, "do", "update", str(path), coefficient, timeout=self.wait)
+        if not section.trajectories.keeps(step, section.steps):
+            path.unlink()
         found |= _averages(reports)
         if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
             raise NumericError(
                 f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
                 f"above rl.mismatch.stop_above {section.mismatch.stop_above:g}: the engine does not hold the policy"
             )
-        if section.kl.target is not None:
+        if section.kl.target is not None and "kl" in found:  # none while the critic trains alone
             found["kl_coefficient"] = coefficient
             self._adapt(found["kl"], section.kl.target, len(used))
         tokens = sum(len(row["completion_ids"]) for row in samples)

@@ -53,6 +53,7 @@ class ModelSource:
     head: Head
     head_seed: int | None = None
     trust_remote_code: bool = False
+    with_entropy: bool = False
 
 
 class Learner:
@@ -78,7 +79,7 @@ class Learner:
         model = load_model(source.path, source.head, dtype, source.head_seed, source.trust_remote_code)
         if resources.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.packed = PackedModel(model, source.head)
+        self.packed = PackedModel(model, source.head, source.with_entropy)
         self.engine = self._engine()
 
     def _engine(self) -> Any:

@@ -83,7 +83,8 @@ class PolicyTrainer:
     def __init__(self, job: RlJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job, self.section, self.device, self.rank, self.world = job, job.section, device, rank, world
         trust, training = job.trust_remote_code, job.section.training
-        policy = ModelSource(job.policy, "lm", trust_remote_code=trust)
+        bonus = job.section.loss.entropy_bonus > 0
+        policy = ModelSource(job.policy, "lm", trust_remote_code=trust, with_entropy=bonus)
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world)}
         if job.critic is not None and job.section.critic is not None:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), trust)
@@ -91,7 +92,8 @@ class PolicyTrainer:
             self.learners["critic"] = Learner(source, own, resources, device, rank, world)
         self.reference: PackedModel | None = None
         if job.section.kl.coefficient > 0:
-            model = load_model(job.policy, "lm", torch.float32, trust_remote_code=trust)
+            dtype = torch.bfloat16 if training.bf16 else torch.float32
+            model = load_model(job.policy, "lm", dtype, trust_remote_code=trust)
             self.reference = PackedModel(model, "lm").to(device.torch_device).eval()
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
 
@@ -128,8 +130,8 @@ class PolicyTrainer:
             values = found[name] = []
             for micro in self.policy.micro_batches(rows):
                 with torch.no_grad():
-                    output_K = run_packed(model, micro).float().cpu().numpy()
-                values += _by_row(output_K, micro.rows)
+                    output = run_packed(model, micro).float().cpu().numpy()
+                values += _by_row(output if output.ndim == 1 else output[0], micro.rows)
         return found
 
     def update(self, path: str, kl_coefficient: float) -> dict[str, StepReport]:
@@ -160,8 +162,9 @@ class PolicyTrainer:
         longest = self.section.generation.max_completion_length
         return aggregation_normaliser(tokens, len(batch), self.section.loss.aggregation, longest)
 
-    def _policy_loss(self, logps_K: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _policy_loss(self, output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         config, kl = self.section.loss, self.section.kl
+        logps_K, entropy_K = output if output.dim() == 2 else (output, None)
         advantages_K = _gathered("advantages", micro, logps_K)
         old_K = _gathered("old_logps", micro, logps_K) if _has("old_logps", micro) else logps_K.detach()
         rollout_K = _gathered("rollout_logps", micro, logps_K)
@@ -193,6 +196,9 @@ class PolicyTrainer:
             if kl.place == "loss":
                 estimate = kl_with_unbiased_gradient if kl.unbiased_gradient else kl_estimate
                 loss_K = loss_K + self.kl_coefficient * estimate(logps_K, reference_K, kl.estimator)
+        if entropy_K is not None:
+            sums["entropy"] = entropy_K.sum()
+            loss_K = loss_K - config.entropy_bonus * entropy_K
         weights_K = aggregation_weights(micro.sequence_K, micro.sequences, config.aggregation)
         loss = (weights_K * loss_K).sum()
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from alignment_core.losses.logprobs import sum_by_sequence, token_logps
+from alignment_core.losses.logprobs import entropy, sum_by_sequence, token_logps
 from alignment_core.losses.preference import dpo_loss, ipo_loss
 from alignment_core.losses.reward import bradley_terry_loss, log_exp_loss
 
@@ -79,3 +79,9 @@ def test_log_exp_equals_bradley_terry_and_stays_finite(gap: float) -> None:
     value = log_exp_loss(one(gap), one(0.0)).item()
     assert value == pytest.approx(bradley_terry_loss(one(gap), one(0.0)).item(), abs=1e-12)
     assert math.isfinite(value)
+
+
+def test_entropy_is_that_of_the_softmax() -> None:
+    # logits (0, ln 3): p = (1/4, 3/4), H = ¼ log 4 + ¾ log (4/3) = 0.5623351; equal logits: log 2
+    found = entropy(torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0]]))
+    assert found.tolist() == pytest.approx([0.5623351, math.log(2)])

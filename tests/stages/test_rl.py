@@ -132,6 +132,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "kl": {"coefficient": 0.05, "place": "reward", "estimator": "k1"},
         "training.num_train_epochs": 2,
     },
+    "PPO whose critic begins alone": {
+        "advantage": {"estimator": "gae"},
+        "critic": {"learning_rate": 1e-3, "steps_ahead": 1, "clip": None},
+        "kl": {"coefficient": 0.1, "target": 0.01},
+    },
     "REINFORCE++": {"advantage": {"estimator": "returns", "whiten": "mean-and-deviation"}},
     "REINFORCE++-baseline": {
         "advantage": {"estimator": "group", "whiten": "mean-and-deviation"},
@@ -149,6 +154,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "GSPO": {"loss": {"loss_type": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "training.batch_size": 6},
     "CISPO": {"loss": {"loss_type": "cispo", "clip_low": 1.0}, "training.batch_size": 6},
     "SAPO": {"loss": {"loss_type": "sapo"}, "training.batch_size": 6},
+    "entropy bonus": {"loss": {"entropy_bonus": 0.01}, "training.num_train_epochs": 2},
     "TIS": {"mismatch": {"correction": "clip"}},
     "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
     "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},
@@ -235,3 +241,18 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
         NumericError, match=r"step 1: the policy that sampled and the one that is trained differ by 0\.\d+"
     ):
         run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("last", [3, 4]), ("every", [0, 2, 4])])
+def test_which_trajectories_are_kept(
+    keep: str,
+    kept: list[int],
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    tiny_model: Any,
+    tmp_path: Path,
+) -> None:
+    section |= {"steps": 5, "trajectories": {"keep": keep, "steps": 2}}
+    made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    assert sorted(file.name for file in (made / "trajectories").iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
