@@ -33,8 +33,12 @@ def share_of_small_letters(prompt, completion, label):
     return sum(c.islower() for c in completion) / max(1, len(completion))
 """
 FAILS = """
+calls = 0
+
 def now_and_then(prompt, completion, label):
-    if sum(map(ord, completion)) % 4 == 0:
+    global calls
+    calls += 1
+    if calls % 4 == 0:
         raise ValueError("cannot judge that")
     return len(completion) / 100
 """
@@ -203,7 +207,7 @@ def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
     }
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources, judges={"reward-0": judge})
     rows = [row for file in sorted((made / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
-    assert result.cost["failed_rewards"] == 2 * 12 - len(rows) > 0
+    assert (result.cost["failed_rewards"], len(rows)) == (6, 18), "every fourth of twelve, in two steps"
     tokenizer = byte_tokenizer()
     for row in rows[:6]:
         ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
