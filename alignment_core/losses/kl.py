@@ -6,8 +6,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from alignment_core.losses.logprobs import ratio
+
 KlEstimator = Literal["k1", "k2", "k3"]
-LARGEST_LOG_RATIO = 20.0
 
 
 def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:
@@ -20,7 +21,7 @@ def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) ->
         return difference_K
     if estimator == "k2":
         return difference_K**2 / 2
-    return (-difference_K).clamp(max=LARGEST_LOG_RATIO).exp() - 1 + difference_K
+    return ratio(-difference_K) - 1 + difference_K
 
 
 def kl_with_unbiased_gradient(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LARGEST_LOG_RATIO = 20.0
+
 
 def token_logps(logits_KV: Tensor, labels_K: Tensor) -> Tensor:
     """Natural-log probability of each label, in fp32.
@@ -23,3 +25,8 @@ def entropy(logits_KV: Tensor) -> Tensor:
 def sum_by_sequence(values_K: Tensor, sequence_K: Tensor, count: int) -> Tensor:
     """Sum of ``values_K`` [K] over each sequence; ``sequence_K`` [K] holds numbers in [0, count). Returns [count]."""
     return torch.zeros(count, dtype=values_K.dtype, device=values_K.device).index_add(0, sequence_K, values_K)
+
+
+def ratio(log_ratio_K: Tensor) -> Tensor:
+    """The exponential of log-ratios in nats, bounded: beyond e^±20 a ratio says nothing but "far away". [K] → [K]."""
+    return log_ratio_K.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()

@@ -11,10 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alignment_core.losses.logprobs import sum_by_sequence
-
-LARGEST_LOG_RATIO = 20.0
-"""Beyond it a ratio says nothing but "far away"; its exponential would overflow in half precision and drown a batch."""
+from alignment_core.losses.logprobs import ratio, sum_by_sequence
 
 Aggregation = Literal["token-mean", "sequence-mean-token-mean", "fixed-length"]
 
@@ -30,7 +27,7 @@ def clipped_ratio_loss(
 
     Args: log-ratios and advantages [K]. Returns [K].
     """
-    ratio_K = _ratio(log_ratio_K)
+    ratio_K = ratio(log_ratio_K)
     clipped_K = ratio_K.clamp(1 - clip_low, 1 + clip_high)
     objective_K = torch.minimum(ratio_K * advantages_K, clipped_K * advantages_K)
     if dual_clip is not None:
@@ -59,7 +56,7 @@ def cispo_loss(log_ratio_K: Tensor, logps_K: Tensor, advantages_K: Tensor, clip_
 
     Args: log-ratios, log-probabilities with gradient, and advantages [K]. Returns [K].
     """
-    weight_K = _ratio(log_ratio_K).clamp(1 - clip_low, 1 + clip_high).detach()
+    weight_K = ratio(log_ratio_K).clamp(1 - clip_low, 1 + clip_high).detach()
     return -weight_K * advantages_K * logps_K
 
 
@@ -74,7 +71,7 @@ def sapo_loss(
     """
     positive = torch.full_like(advantages_K, temperature_positive)
     tau_K = torch.where(advantages_K > 0, positive, torch.full_like(advantages_K, temperature_negative))
-    return -4 / tau_K * torch.sigmoid(tau_K * (_ratio(log_ratio_K) - 1)) * advantages_K
+    return -4 / tau_K * torch.sigmoid(tau_K * (ratio(log_ratio_K) - 1)) * advantages_K
 
 
 def value_loss(values_K: Tensor, old_values_K: Tensor, returns_K: Tensor, clip: float | None) -> Tensor:
@@ -113,7 +110,3 @@ def aggregation_normaliser(tokens: int, sequences: int, aggregation: Aggregation
     if aggregation == "token-mean":
         return max(1.0, float(tokens))
     return max(1.0, float(sequences) * (length if aggregation == "fixed-length" else 1))
-
-
-def _ratio(log_ratio_K: Tensor) -> Tensor:
-    return log_ratio_K.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()

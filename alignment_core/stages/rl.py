@@ -27,7 +27,7 @@ from alignment_core.rollout.rewards import RunningMean, Source, length_penalties
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.generate import check_length
 from alignment_core.training.batches import epoch_order
-from alignment_core.training.checkpoints import drop_older
+from alignment_core.training.checkpoints import drop_incomplete, drop_older
 
 if TYPE_CHECKING:
     from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
@@ -83,6 +83,7 @@ class Loop:
 
         context, section = self.context, self.section
         self.trajectories.mkdir(exist_ok=True)
+        drop_incomplete(context.progress)
         job = RlJob(section, str(self.model), self._critic(), context.seed, self.config.trust_remote_code)
         longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts)
         length = longest + section.generation.max_completion_length

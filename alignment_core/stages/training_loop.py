@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
 from alignment_core.stages.base import StageContext
-from alignment_core.training.checkpoints import drop_older, newest_progress
+from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
     from alignment_core.training.learner import StepReport
@@ -46,7 +45,7 @@ def train(
         trust_remote_code=trust_remote_code,
     )
     wait = context.resources.wait_timeout_seconds
-    _drop_incomplete(context.progress)
+    drop_incomplete(context.progress)
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as group:
         state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
         _refer(context, group, wait)
@@ -124,13 +123,6 @@ def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
         raise NumericError(
             f"{error}. Look at these rows, or lower training.learning_rate; {kept}, and nothing later is saved"
         ) from error
-
-
-def _drop_incomplete(progress: Path) -> None:
-    """Remove what a killed or failed save left: it counts for nothing and takes the room of the next one."""
-    for checkpoint in progress.glob("step-*"):
-        if not (checkpoint / "complete.json").is_file():
-            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _save(progress: Path, group: Any, step: int, wait: float) -> None:

@@ -21,6 +21,13 @@ def step_of(checkpoint: Path) -> int:
     return json.loads((checkpoint / "complete.json").read_text())["step"]
 
 
+def drop_incomplete(directory: Path) -> None:
+    """Remove what a killed or failed save left: it counts for nothing and takes the room of the next one."""
+    for checkpoint in directory.glob("step-*"):
+        if not (checkpoint / "complete.json").is_file():
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
 def drop_older(directory: Path, step: int) -> None:
     """Remove the checkpoints of other steps than this one, which is complete."""
     for older in directory.glob("step-*"):

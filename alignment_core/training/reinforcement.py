@@ -19,7 +19,9 @@ from torch import Tensor
 
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
+from alignment_core.errors import NumericError
 from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
+from alignment_core.losses.logprobs import ratio
 from alignment_core.losses.mismatch import correction_weights
 from alignment_core.losses.policy import (
     aggregation_normaliser,
@@ -126,9 +128,10 @@ class PolicyTrainer:
         found: dict[str, list[tuple[int, np.ndarray]]] = {}
         for learner in self.learners.values():
             learner.engine.eval()
+        packs = self.policy.micro_batches(rows)
         for name, model in asked:
             values = found[name] = []
-            for micro in self.policy.micro_batches(rows):
+            for micro in packs:
                 with torch.no_grad():
                     output = run_packed(model, micro).float().cpu().numpy()
                 values += _by_row(output if output.ndim == 1 else output[0], micro.rows)
@@ -154,7 +157,14 @@ class PolicyTrainer:
             for first in range(0, len(rows), training.batch_size):
                 batch = [rows[number] for number in order[first : first + training.batch_size]]
                 torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))
-                learner.step(batch, loss, self._normaliser(batch), rate, report)
+                try:
+                    learner.step(batch, loss, self._normaliser(batch), rate, report)
+                except NumericError as error:
+                    rows_of_batch = ", ".join(str(row.number) for row in batch)
+                    raise NumericError(
+                        f"{name}: {error} at step {self.step} of {self.section.steps}; the rows of its batch are "
+                        f"{rows_of_batch} of step-{self.step:06d}.parquet"
+                    ) from None
         return report
 
     def _normaliser(self, batch: Sequence[SampledRow]) -> float:
@@ -184,7 +194,7 @@ class PolicyTrainer:
                 high=correction.high,
             )
         sums = {
-            "ratio": log_ratio_K.clamp(-20, 20).exp().sum(),
+            "ratio": ratio(log_ratio_K).sum(),
             "clipped": ((log_ratio_K.exp() > 1 + config.clip_high) | (log_ratio_K.exp() < 1 - config.clip_low)).sum(),
             "surprise": -logps_K.sum(),
             "mismatch": kl_estimate(rollout_K, old_K, "k3").sum(),

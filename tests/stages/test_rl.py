@@ -260,3 +260,13 @@ def test_which_trajectories_are_kept(
     section |= {"steps": 5, "trajectories": {"keep": keep, "steps": 2}}
     made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
     assert sorted(file.name for file in (made / "trajectories").iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
+
+
+def test_a_loss_that_explodes_names_learner_step_and_rows(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section["training"]["max_loss"] = 1e-9
+    section |= {"advantage": {"estimator": "gae"}, "critic": {"steps_ahead": 1}}
+    says = r"critic: the loss is .+ above training\.max_loss 1e-09, at step 0 of 4; the rows of its batch are (\d+(, )?){12} of"
+    with pytest.raises(NumericError, match=says):
+        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
