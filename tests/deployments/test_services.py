@@ -95,7 +95,7 @@ def test_a_run_that_ends_badly_goes_on_by_itself_and_loses_no_step(services: Ser
     assert wait_until(lambda: len(times_started(run_id, "sft")) == 2 and steps(run_id) > 0, 240), services.states(
         run_id
     )
-    assert steps(run_id) > trained
+    assert steps(run_id) >= trained  # the first that an attempt says is the step of the checkpoint that it goes on from
     assert wait_until(lambda: services.state(run_id) in ("Completed", "Failed"), 240), services.states(run_id)
 
     states = services.states(run_id)
