@@ -14,6 +14,8 @@ from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
 PEER_SECONDS = 3.0
+RELAYED = 2
+"""Payloads between two groups at a time: one is made while the other is taken."""
 
 
 class _Cell:
@@ -37,6 +39,10 @@ class _Cell:
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self.object, method)(*arguments)
+
+    def take(self, method: str, payload: Any) -> None:
+        """Call ``method`` with what another actor made; Ray brings it, over shared memory on one node."""
+        getattr(self.object, method)(payload)
 
     def node(self) -> str:
         import ray
@@ -118,6 +124,25 @@ class ActorGroup:
     def one(self, index: int, method: str, *arguments: Any, timeout: float) -> Any:
         """Call ``method`` on one actor."""
         return self._wait([self.actors[index].call.remote(method, arguments)], timeout, _said(method, arguments))[0]
+
+    def relay(self, method: str, calls: Sequence[tuple[Any, ...]], to: ActorGroup, receive: str, timeout: float) -> None:
+        """Call ``method`` on every actor once per arguments, and ``receive`` of every actor of ``to`` with what rank 0 gave.
+
+        Payloads go from actor to actor, never through this process, and at most ``RELAYED`` of them are under way.
+        """
+        pending: list[tuple[list[Any], list[Any]]] = []
+        for arguments in calls:
+            if len(pending) == RELAYED:
+                self._arrived(pending.pop(0), to, receive, timeout)
+            made = [actor.call.remote(method, arguments) for actor in self.actors]
+            pending.append((made[1:], [actor.take.remote(receive, made[0]) for actor in to.actors]))
+        for one in pending:
+            self._arrived(one, to, receive, timeout)
+
+    def _arrived(self, sent: tuple[list[Any], list[Any]], to: ActorGroup, receive: str, timeout: float) -> None:
+        beside_rank_0, taken = sent
+        self._wait(beside_rank_0, timeout, receive)
+        to._wait(taken, timeout, receive)
 
     def spread(
         self, method: str, jobs: Iterable[tuple[int, tuple[Any, ...]]], timeout: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from alignment_core.cluster.device import Device
 from alignment_core.imports import uncollected
+from alignment_core.models.buckets import Bucket
 from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
@@ -33,7 +34,28 @@ class Completion:
 
     token_ids: np.ndarray
     logps: np.ndarray
+    versions: np.ndarray
+    """[T] Version of the weights that each token was sampled with."""
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample beside others that are under way."""
+
+    name: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    seed: int
+
+
+@dataclass
+class _UnderWay:
+    """What was sampled of a request so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
 
 class Engine:
@@ -68,6 +90,9 @@ class Engine:
             **device.engine_options(resources),
         )
         self.policy, self.trust_remote_code = policy, trust_remote_code
+        self.version = 0
+        """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
+        self.under_way: dict[str, _UnderWay] = {}
 
     def load(self, model: str, policy: str) -> float:
         """Put the weights of the folder ``model`` into the running engine; seconds it took (0 if they are in it)."""
@@ -76,9 +101,27 @@ class Engine:
         started = time.monotonic()
         self.policy = ""  # whatever happens now, the engine must not pass for the old policy
         self.llm.collective_rpc("load_checkpoint", args=(model,))
-        self.llm.reset_prefix_cache()
-        self.policy = policy
+        self._holds(policy, 0)
         return time.monotonic() - started
+
+    def begin_update(self) -> None:
+        """Make ready for new weights, which come in buckets; what is being sampled waits."""
+        self.policy = ""
+        self.llm.collective_rpc("begin_update")
+
+    def take_bucket(self, bucket: Bucket) -> None:
+        """Take in some of the new weights."""
+        self.llm.collective_rpc("take_bucket", args=(bucket,))
+
+    def end_update(self, policy: str, version: int) -> None:
+        """All new weights are there: what is being sampled goes on with them."""
+        self.llm.collective_rpc("end_update")
+        self._holds(policy, version)
+
+    def _holds(self, policy: str, version: int) -> None:
+        """What attention remembers of the old weights goes, also that of completions under way: they are read again."""
+        self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        self.policy, self.version = policy, version
 
     def generate(
         self, policy: str, prompts: Sequence[Sequence[int]], config: GenerationConfig, stop: int, seed: int
@@ -94,23 +137,70 @@ class Engine:
             raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, asked for {policy}")
         self.llm.reset_prefix_cache()
         sampling = [
-            vllm.SamplingParams(
-                n=config.num_generations,
-                temperature=config.temperature,
-                top_p=config.top_p,
-                top_k=config.top_k,
-                min_p=config.min_p,
-                max_tokens=config.max_completion_length,
-                seed=None if config.temperature == 0 else (seed + 104_729 * number) % 2**31,
-                logprobs=0,
-                stop_token_ids=[stop],
-                detokenize=False,
-            )
+            self._sampling(config, stop, (seed + 104_729 * number) % 2**31, n=config.num_generations)
             for number in range(len(prompts))
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
-        return [[_completion(one) for one in output.outputs] for output in outputs]
+        return [[self._completion(one) for one in output.outputs] for output in outputs]
+
+    def advance(
+        self, fresh: Sequence[Request], config: GenerationConfig, stop: int, seconds: float
+    ) -> list[tuple[str, Completion]]:
+        """Sample for about ``seconds`` at what is under way and at ``fresh`` requests; the completions that are done.
+
+        Others stay under way, also over an update of the weights.
+        """
+        import vllm
+
+        for request in fresh:
+            sampling = self._sampling(config, stop, request.seed, max_tokens=request.max_tokens)
+            sampling.output_kind = vllm.sampling_params.RequestOutputKind.DELTA
+            self.llm.llm_engine.add_request(request.name, {"prompt_token_ids": list(request.prompt_ids)}, sampling)
+            self.under_way[request.name] = _UnderWay()
+        done: list[tuple[str, Completion]] = []
+        deadline = time.monotonic() + seconds
+        while self.under_way and time.monotonic() < deadline:
+            for output in self.llm.llm_engine.step():
+                (news,), known = output.outputs, self.under_way[output.request_id]
+                known.token_ids += news.token_ids
+                known.logps += [step[token].logprob for step, token in zip(news.logprobs, news.token_ids, strict=True)]
+                known.versions += [self.version] * len(news.token_ids)
+                if output.finished:
+                    done.append((output.request_id, self._finished(output.request_id, str(news.finish_reason))))
+        return done
+
+    def _finished(self, name: str, reason: str) -> Completion:
+        known = self.under_way.pop(name)
+        logps, versions = np.asarray(known.logps, np.float32), np.asarray(known.versions, np.int32)
+        return Completion(np.asarray(known.token_ids, np.int32), logps, versions, reason)
+
+    def drop_all(self) -> None:
+        """Forget what is under way."""
+        self.llm.llm_engine.abort_request(list(self.under_way), internal=False)
+        self.under_way.clear()
+
+    @staticmethod
+    def _sampling(config: GenerationConfig, stop: int, seed: int, **more: Any) -> Any:
+        import vllm
+
+        return vllm.SamplingParams(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            seed=None if config.temperature == 0 else seed,
+            logprobs=0,
+            stop_token_ids=[stop],
+            detokenize=False,
+            **{"max_tokens": config.max_completion_length, **more},
+        )
+
+    def _completion(self, output: Any) -> Completion:
+        ids = np.asarray(output.token_ids, np.int32)
+        logps = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+        versions = np.full(len(ids), self.version, np.int32)
+        return Completion(ids, np.asarray(logps, np.float32), versions, str(output.finish_reason))
 
     def parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float:
         """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
@@ -134,9 +224,3 @@ class Engine:
             expected = token_logps(logits, ids[0, len(prompt) :]).numpy()
             worst = max(worst, float(np.abs(expected - completion.logps).max()))
         return worst
-
-
-def _completion(output: Any) -> Completion:
-    ids = np.asarray(output.token_ids, np.int32)
-    logps = np.asarray([step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)])
-    return Completion(ids, logps.astype(np.float32), str(output.finish_reason))

@@ -6,19 +6,48 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from alignment_core.models.buckets import Bucket, tensors
+
 
 class WeightUpdate:
     """Methods that the engine calls on every worker of vLLM by ``collective_rpc``."""
 
     model_runner: Any
+    vllm_config: Any
 
     def load_checkpoint(self, model: str) -> None:
         """Replace all weights by those of the folder ``model`` (safetensors, same architecture)."""
-        self.model_runner.reload_weights(weights_iterator=_tensors(model))
-        _repack_tied_head(self.model_runner.get_model())
+        self.begin_update()
+        self.model_runner.get_model().load_weights(_stored(model))
+        self.end_update()
+
+    def begin_update(self) -> None:
+        """Make ready for buckets that together hold all weights."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(self.model_runner.get_model())
+
+    def take_bucket(self, bucket: Bucket) -> None:
+        """Load some of the weights; a layer whose weights are all there takes its place at once."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.get_model().load_weights(tensors(bucket))
+
+    def end_update(self) -> None:
+        """Put the new weights to work."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(model, self.vllm_config.model_config)
+            _repack_tied_head(model)
 
 
-def _tensors(model: str) -> Iterator[tuple[str, Any]]:
+def _stored(model: str) -> Iterator[tuple[str, Any]]:
     from safetensors import safe_open
 
     for path in sorted(Path(model).glob("*.safetensors")):

@@ -32,6 +32,7 @@ from alignment_core.losses.policy import (
     sequence_log_ratio,
     value_loss,
 )
+from alignment_core.models import buckets
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.rl import PolicyLossConfig, RlConfig
@@ -224,6 +225,15 @@ class PolicyTrainer:
             "trained_tokens": values_K.new_tensor(float(len(values_K))),
         }
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
+
+    def buckets(self) -> list[list[str]]:
+        """Which of the policy's weights travel together to the engines."""
+        return buckets.plan(self.policy.packed.model)
+
+    def bucket(self, names: Sequence[str]) -> buckets.Bucket:
+        """These weights of the policy; nothing on other ranks than the first."""
+        self.policy.check_sound()
+        return buckets.fill(self.policy.packed.model, names, self.rank, self.policy.zero_stage)
 
     def export(self, name: str, directory: str) -> None:
         """Write the policy or the critic as a Hugging Face folder."""

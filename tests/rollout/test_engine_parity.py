@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.models import buckets
 from alignment_core.recipes import GenerationConfig
+from alignment_core.rollout.engine import Request
 
 WAIT = 120
 STOP = 257  # <eos>
@@ -135,3 +137,67 @@ def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Any) -> None
 def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Any) -> None:
     with pytest.raises(RuntimeError, match="engine holds model@sha256:a"):
         generate(engine, "b")
+
+
+def update(engine: Any, models: dict[str, Path], name: str, version: int) -> None:
+    """What trainers and :class:`ActorGroup` do, from this process: the weights in several buckets, not in layers' order."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(models[name])
+    engine.one(0, "begin_update", timeout=WAIT)
+    plan = buckets.plan(model, size=50_000)
+    assert len(plan) > 3
+    for names in reversed(plan):
+        engine.one(0, "take_bucket", buckets.fill(model, names, rank=0, zero_stage=0), timeout=WAIT)
+    engine.one(0, "end_update", str(POLICY[name]), version, timeout=WAIT)
+
+
+def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Any, models: dict[str, Path]) -> None:
+    update(engine, models, "b", version=1)
+    assert parity(engine, models, "b") < 1e-4
+    update(engine, models, "a", version=2)
+    assert parity(engine, models, "a") < 1e-4
+
+
+def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_whose(
+    engine: Any, models: dict[str, Path]
+) -> None:
+    import torch
+    import transformers
+
+    sampling = GenerationConfig(num_generations=1, max_completion_length=64)
+    requests = [Request(str(number), prompt, 64, seed=number) for number, prompt in enumerate(PROMPTS)]
+    update(engine, models, "a", version=3)
+    done = []
+    while not done:  # a few tokens each: how many is up to the clock, what they are is not
+        done += engine.one(0, "advance", requests, sampling, STOP, 0.02, timeout=WAIT)
+        requests = []
+        if not done:
+            update(engine, models, "b", version=4)
+            done += engine.one(0, "advance", [], sampling, STOP, 60.0, timeout=WAIT)
+    assert sorted(name for name, _ in done) == ["0", "1", "2", "3"]
+
+    assert any(set(one.versions.tolist()) == {3, 4} for _, one in done)
+    both = {
+        3: transformers.AutoModelForCausalLM.from_pretrained(models["a"]),
+        4: transformers.AutoModelForCausalLM.from_pretrained(models["b"]),
+    }
+    for name, one in done:
+        prompt = PROMPTS[int(name)]
+        assert len(one.token_ids) == 64 or one.token_ids[-1] == STOP
+        assert one.versions.tolist() == sorted(one.versions.tolist())
+        ids = torch.tensor([*prompt, *one.token_ids.tolist()])
+        for version, model in both.items():
+            with torch.no_grad():
+                logps = torch.log_softmax(model(ids[None]).logits[0, len(prompt) - 1 : -1], dim=-1)
+            expected = logps.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+            chosen = one.versions == version
+            np.testing.assert_allclose(one.logps[chosen], expected[chosen], atol=1e-4)
+
+
+def test_what_is_dropped_does_not_come_back(engine: Any) -> None:
+    sampling = GenerationConfig(num_generations=1, max_completion_length=64)
+    engine.one(0, "advance", [Request("old", [1, 2], 64, seed=1)], sampling, STOP, 0.01, timeout=WAIT)
+    engine.one(0, "drop_all", timeout=WAIT)
+    done = engine.one(0, "advance", [Request("new", [1, 2], 4, seed=1)], sampling, STOP, 60.0, timeout=WAIT)
+    assert [(name, len(one.token_ids)) for name, one in done] == [("new", 4)]
