@@ -125,23 +125,22 @@ class ActorGroup:
         """Call ``method`` on one actor."""
         return self._wait([self.actors[index].call.remote(method, arguments)], timeout, _said(method, arguments))[0]
 
-    def relay(self, method: str, calls: Sequence[tuple[Any, ...]], to: ActorGroup, receive: str, timeout: float) -> None:
-        """Call ``method`` on every actor once per arguments, and ``receive`` of every actor of ``to`` with what rank 0 gave.
+    def relay(self, calls: Sequence[tuple[str, tuple[Any, ...]]], to: ActorGroup, receive: str, timeout: float) -> None:
+        """Make each call (method, arguments) on every actor, and hand what rank 0 gave to ``receive`` of every actor of ``to``.
 
         Payloads go from actor to actor, never through this process, and at most ``RELAYED`` of them are under way.
         """
         pending: list[tuple[list[Any], list[Any]]] = []
-        for arguments in calls:
+        for method, arguments in calls:
             if len(pending) == RELAYED:
-                self._arrived(pending.pop(0), to, receive, timeout)
+                self._arrived(*pending.pop(0), to, receive, timeout)
             made = [actor.call.remote(method, arguments) for actor in self.actors]
             pending.append((made[1:], [actor.take.remote(receive, made[0]) for actor in to.actors]))
-        for one in pending:
-            self._arrived(one, to, receive, timeout)
+        for made, taken in pending:
+            self._arrived(made, taken, to, receive, timeout)
 
-    def _arrived(self, sent: tuple[list[Any], list[Any]], to: ActorGroup, receive: str, timeout: float) -> None:
-        beside_rank_0, taken = sent
-        self._wait(beside_rank_0, timeout, receive)
+    def _arrived(self, made: list[Any], taken: list[Any], to: ActorGroup, receive: str, timeout: float) -> None:
+        self._wait(made, timeout, receive)
         to._wait(taken, timeout, receive)
 
     def spread(

@@ -50,7 +50,9 @@ def fill(model: Any, names: Sequence[str], rank: int, zero_stage: int) -> Bucket
     with whole:
         if rank != 0:
             return ()
-        plain = {name: parameter.data.clone() if zero_stage == 3 else parameter.data for name, parameter in chosen.items()}
+        plain = {
+            name: parameter.data.clone() if zero_stage == 3 else parameter.data for name, parameter in chosen.items()
+        }
         return [(name, *_array(tensor)) for name, tensor in revert_weight_conversion(model, plain).items()]
 
 

@@ -143,6 +143,17 @@ class CriticConfig(Config):
     """Steps that it trains before the policy does."""
 
 
+class ExecutionConfig(Config):
+    """How sampling and training share the time. Where they run is a matter of `resources.placement`."""
+
+    max_staleness: int = Field(0, ge=0)
+    """Steps that the weights of a completion's first token may be behind those that train on it: 0 samples and trains in
+    turn, more lets the engines sample while the policy trains."""
+    partial_rollouts: bool = True
+    """With `max_staleness` above 0: completions under way go on with new weights as soon as there are some. Otherwise the
+    new weights wait until these completions are done."""
+
+
 class TrajectoriesConfig(Config):
     """Which steps' completions stay in the run's artifact, with tokens, log-probabilities, rewards and advantages."""
 
@@ -185,6 +196,8 @@ class RlConfig(Config):
     """What is done about the difference between sampling and training."""
     critic: CriticConfig | None = None
     """With the estimator `gae`: the critic."""
+    execution: ExecutionConfig = ExecutionConfig()
+    """Whether sampling runs ahead of training."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """What is kept of what was sampled."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)

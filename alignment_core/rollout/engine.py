@@ -17,6 +17,8 @@ from alignment_core.models.buckets import Bucket
 from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
+MOST_SEQUENCES = 256
+"""Completions that an engine samples at a time; others wait."""
 WORKER_EXTENSION = "alignment_core.rollout.weights.WeightUpdate"
 
 
@@ -79,7 +81,7 @@ class Engine:
             model,
             dtype=checkpoint_dtype(Path(model)),
             max_model_len=max_model_len,
-            max_num_seqs=256,
+            max_num_seqs=MOST_SEQUENCES,
             skip_tokenizer_init=True,
             trust_remote_code=trust_remote_code,
             logprobs_mode="processed_logprobs",  # the distribution that was sampled from, at any temperature
@@ -131,11 +133,8 @@ class Engine:
         The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed and the
         prefix cache is emptied first.
         """
-        import vllm
 
-        if policy != self.policy:
-            raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, asked for {policy}")
-        self.llm.reset_prefix_cache()
+        self._begin_batch(policy)
         sampling = [
             self._sampling(config, stop, (seed + 104_729 * number) % 2**31, n=config.num_generations)
             for number in range(len(prompts))
@@ -143,6 +142,20 @@ class Engine:
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
         return [[self._completion(one) for one in output.outputs] for output in outputs]
+
+    def sample(self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop: int) -> list[Completion]:
+        """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
+        self._begin_batch(policy)
+        sampling = [self._sampling(config, stop, one.seed, max_tokens=one.max_tokens) for one in requests]
+        prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests]
+        return [self._completion(output.outputs[0]) for output in self.llm.generate(prompts, sampling, use_tqdm=False)]
+
+    def _begin_batch(self, policy: str) -> None:
+        """Forget all that could make the next completions differ from those of another engine with these weights."""
+        if policy != self.policy:
+            raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, asked for {policy}")
+        self.drop_all()
+        self.llm.reset_prefix_cache()
 
     def advance(
         self, fresh: Sequence[Request], config: GenerationConfig, stop: int, seconds: float

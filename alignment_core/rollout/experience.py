@@ -20,6 +20,7 @@ Samples = list[dict[str, Any]]
 def step_schema() -> pa.Schema:
     """One row per completion of a step; lists are as long as the completion, and null where nobody asked for them.
 
+    ``versions`` says after how many steps the policy was that sampled each token,
     ``group`` is the prompt's place among all that the run has taken, ``used`` whether it was trained on, ``rewards`` what
     each source gave, and ``reward`` what came of it.
     """
@@ -35,6 +36,7 @@ def step_schema() -> pa.Schema:
         ("used", pa.bool_()),
         ("rewards", numbers),
         ("mask", pa.list_(pa.bool_())),
+        ("versions", pa.list_(pa.int32())),
         ("reward", pa.float32()),
         ("old_logps", numbers),
         ("reference_logps", numbers),

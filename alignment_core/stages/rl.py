@@ -20,13 +20,16 @@ from alignment_core.errors import DataError, NumericError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.recipes.rl import RlConfig
+from alignment_core.rollout.ahead import Ahead
+from alignment_core.rollout.episodes import Draws, version_of
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
+from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.judges import FORWARD, Judge, check_tokenizer
-from alignment_core.rollout.records import shard_rows, write_table
+from alignment_core.rollout.records import write_table
 from alignment_core.rollout.rewards import RunningMean, Source, length_penalties, teaching, total_rewards
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.generate import check_length
-from alignment_core.training.batches import epoch_order
+from alignment_core.stages.stopwatch import Stopwatch
 from alignment_core.training.checkpoints import drop_incomplete, drop_older
 
 if TYPE_CHECKING:
@@ -69,12 +72,11 @@ class Loop:
         self.prompts = _read_prompts(context.inputs["prompts"])
         self.wait = context.resources.wait_timeout_seconds
         self.trajectories = context.progress / TRAJECTORIES
-        self.seconds: dict[str, float] = {}
+        self.watch = Stopwatch()
         self.engines: Any = None
         self.trainers: Any = None
+        self.sampler: Any = None
         self.sources: list[Source] = []
-        self.drawn = 0
-        """Prompts that were taken so far, whether they taught something or not."""
         self.running = [RunningMean() for _ in self.section.rewards]
         self.kl_coefficient = self.section.kl.coefficient
 
@@ -99,29 +101,48 @@ class Loop:
             self.sources = [self._source(number, judges) for number in range(len(section.rewards))]
             state = self.trainers.all("open_rl", job, context.resources, str(context.progress), timeout=self.wait)[0]
             step, saved, metrics = state["step"], time.monotonic(), {}
-            if step == 0:
-                self.engines.all("load", str(self.model), str(reference), timeout=self.wait)
-            else:
-                self.drawn = state["driver"]["drawn"]
-                self.running = [RunningMean(one) for one in state["driver"]["running"]]
-                self.kl_coefficient = state["driver"]["kl_coefficient"]
-                self._timed("transfer", self._transfer, step)
+            self.sampler = self._sampler()
+            judges.callback(self.sampler.close)
+            if step > 0:
+                self._restore(state["driver"])
+            self._follow(step)
             context.report(step, section.steps, "steps")
             while step < section.steps:
                 metrics = self._step(step)
                 step += 1
                 if step < section.steps:
-                    self._timed("transfer", self._transfer, step)
+                    self._follow(step)
                 due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
                 if due or context.stopping.is_set():
                     self._save(step)
                     saved = time.monotonic()
                 context.report(step, section.steps, "steps", **metrics)
+            self.sampler.close()
             for name in (POLICY, "critic") if section.critic else (POLICY,):
                 self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
         shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
-        context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.seconds.items()})
+        context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
+
+    def _sampler(self) -> Any:
+        """What draws prompts and has them answered and rewarded."""
+        section, execution = self.section, self.section.execution
+        draws = Draws(self.prompts, section.generation, self.context.seed)
+        shared = (self.engines, draws, self.tokenizer, str(self.context.references["policy"]), self._reward, self.wait)
+        if execution.max_staleness == 0:
+            return InStep(*shared)
+        return Ahead(
+            *shared,
+            prompts_per_step=section.prompts_per_step,
+            max_staleness=execution.max_staleness,
+            partial=execution.partial_rollouts,
+        )
+
+    def _restore(self, driver: dict[str, Any]) -> None:
+        """Go on with what :meth:`_save` left."""
+        self.sampler.restore(driver["sampler"])
+        self.running = [RunningMean(one) for one in driver["running"]]
+        self.kl_coefficient = driver["kl_coefficient"]
 
     def _critic(self) -> str | None:
         if self.section.critic is None:
@@ -172,15 +193,16 @@ class Loop:
         needed = self._asks_for_old()
         if needed or section.critic or section.kl.coefficient > 0:
             write_table(used, step_schema(), path)
-            for values in self._timed(
-                "logps", self.trainers.all, "do", "forward", str(path), needed, timeout=self.wait
-            ):
+            with self.watch.part("logps"):
+                found_by_rank = self.trainers.all("do", "forward", str(path), needed, timeout=self.wait)
+            for values in found_by_rank:
                 for name, one in values.items():
                     put_numbers(used, name, one)
         found |= put_advantages(used, section.advantage, section.kl, self.kl_coefficient)
         write_table(samples, step_schema(), path)
         coefficient = self.kl_coefficient
-        reports = self._timed("train", self.trainers.all, "do", "update", str(path), coefficient, timeout=self.wait)
+        with self.watch.part("train"):
+            reports = self.trainers.all("do", "update", str(path), coefficient, timeout=self.wait)
         if not section.trajectories.keeps(step, section.steps):
             path.unlink()
         found |= _averages(reports)
@@ -209,9 +231,8 @@ class Loop:
         section, samples, used, attempts = self.section, [], 0, 0
         most = section.filter.max_refills if section.filter else 0
         while used < section.prompts_per_step and attempts <= most:
-            fresh = self._timed("generate", self._sample, step, attempts, section.prompts_per_step - used)
-            fresh = self._timed("reward", self._reward, fresh)
-            samples += fresh
+            with self.watch.part("generate"):
+                samples += self.sampler.take(section.prompts_per_step - used)
             used = len({row["group"] for row in samples if row["used"]})
             attempts += 1
         if not used:
@@ -225,7 +246,8 @@ class Loop:
         self._shape(rewarded)
         given = np.array([row["rewards"] for row in samples])
         means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
-        return chosen, {**means, "prompts_used": used / groups}
+        stale_K = step - np.concatenate([row["versions"] for row in rewarded])
+        return chosen, {**means, "prompts_used": used / groups, "staleness": float(stale_K.mean())}
 
     def _shape(self, rows: Samples) -> None:
         """The one reward of each row, from those of all sources."""
@@ -243,52 +265,16 @@ class Loop:
         """Whether the policy moves away from the one that sampled while it trains on the samples."""
         training, section = self.section.training, self.section
         completions = section.prompts_per_step * section.generation.num_generations
-        off_policy = training.num_train_epochs > 1 or training.batch_size < completions
+        off_policy = (
+            training.num_train_epochs > 1 or training.batch_size < completions or section.execution.max_staleness > 0
+        )
         return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
-
-    def _sample(self, step: int, attempt: int, count: int) -> Samples:
-        """Completions of the next ``count`` prompts; an epoch takes each prompt once."""
-        generation, size = self.section.generation, self.section.generation.shard_size
-        numbers = [self._prompt(self.drawn + index) for index in range(count)]
-        first = self.drawn
-        self.drawn += count
-        chosen, policy = [self.prompts[number] for number in numbers], self._version(step)
-        shards = [chosen[start : start + size] for start in range(0, count, size)]
-        jobs = [
-            (
-                index,
-                (
-                    policy,
-                    [prompt["prompt_ids"] for prompt in shard],
-                    generation,
-                    self.tokenizer.eos_token_id,
-                    self.context.derive("step", step, attempt, index),
-                ),
-            )
-            for index, shard in enumerate(shards)
-        ]
-        found = dict(self.engines.spread("generate", jobs, timeout=self.wait))
-        rows = [
-            row
-            for index, shard in enumerate(shards)
-            for row in shard_rows(shard, index * size, found[index], self.tokenizer, policy)
-        ]
-        for row in rows:
-            row["group"] = first + row["prompt"]
-            row["prompt"] = numbers[row["prompt"]]
-            row["rollout_logps"] = row.pop("logps")
-            row["mask"] = [True] * len(row["completion_ids"])
-        return rows
-
-    def _prompt(self, draw: int) -> int:
-        """The number of the prompt that is drawn at this place of the whole run."""
-        epoch, index = divmod(draw, len(self.prompts))
-        return epoch_order(len(self.prompts), self.context.seed, epoch)[index]
 
     def _reward(self, samples: Samples) -> Samples:
         """The samples that all sources give a reward for, with it, and whether they are trained on."""
         section = self.section
-        given = list(zip(*(source(samples) for source in self.sources), strict=True))
+        with self.watch.part("reward"):
+            given = list(zip(*(source(samples) for source in self.sources), strict=True))
         kept = [{**row, "rewards": one} for row, one in zip(samples, given, strict=True) if None not in one]
         self._count("failed_rewards", len(samples) - len(kept))
         teaches = {row["group"] for row in kept}
@@ -297,30 +283,30 @@ class Loop:
             teaches = teaching(raw_SR, groups_S, section.rewards, section.filter.low, section.filter.high)
         return [{**row, "used": row["group"] in teaches} for row in kept]
 
-    def _transfer(self, step: int) -> None:
-        """The weights after so many steps, into the engines."""
-        folder = self.context.progress / "weights"
-        shutil.rmtree(folder, ignore_errors=True)
-        self.trainers.all("do", "export", "policy", str(folder), timeout=self.wait)
-        self.engines.all("load", str(folder), self._version(step), timeout=self.wait)
+    def _follow(self, step: int) -> None:
+        """Let the engines have the weights after so many steps."""
+        with self.watch.part("transfer"), self.sampler.still(step):
+            if step == 0:
+                policy = self.context.references["policy"]
+                self.engines.all("load", str(self.model), str(policy), timeout=self.wait)
+            else:
+                self._transfer(step)
 
-    def _version(self, step: int) -> str:
-        policy = str(self.context.references["policy"])
-        return policy if step == 0 else f"{policy}+{step}"
+    def _transfer(self, step: int) -> None:
+        """The trainers' weights into the engines, bucket by bucket."""
+        version = version_of(str(self.context.references["policy"]), step)
+        (names, *_) = self.trainers.all("do", "buckets", timeout=self.wait)
+        self.engines.all("begin_update", timeout=self.wait)
+        calls = [("do", ("bucket", one)) for one in names]
+        self.trainers.relay(calls, self.engines, "take_bucket", timeout=self.wait)
+        self.engines.all("end_update", version, step, timeout=self.wait)
 
     def _save(self, step: int) -> None:
         """Write a checkpoint; the older ones go once it is complete."""
         running = [one.state for one in self.running]
-        driver = {"drawn": self.drawn, "running": running, "kl_coefficient": self.kl_coefficient}
+        driver = {"sampler": self.sampler.state, "running": running, "kl_coefficient": self.kl_coefficient}
         self.trainers.all("do", "save_progress", str(self.context.progress), driver, timeout=self.wait)
         drop_older(self.context.progress, step)
-
-    def _timed(self, part: str, call: Any, *arguments: Any, **options: Any) -> Any:
-        started = time.monotonic()
-        try:
-            return call(*arguments, **options)
-        finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
 
     def _count(self, name: str, value: float) -> None:
         self.context.cost[name] = self.context.cost.get(name, 0.0) + value

@@ -33,6 +33,7 @@ from alignment_core.losses.policy import (
     value_loss,
 )
 from alignment_core.models import buckets
+from alignment_core.models.buckets import Bucket
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.rl import PolicyLossConfig, RlConfig
@@ -230,7 +231,7 @@ class PolicyTrainer:
         """Which of the policy's weights travel together to the engines."""
         return buckets.plan(self.policy.packed.model)
 
-    def bucket(self, names: Sequence[str]) -> buckets.Bucket:
+    def bucket(self, names: Sequence[str]) -> Bucket:
         """These weights of the policy; nothing on other ranks than the first."""
         self.policy.check_sound()
         return buckets.fill(self.policy.packed.model, names, self.rank, self.policy.zero_stage)

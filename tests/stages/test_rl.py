@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from alignment_core.errors import DataError, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.rollout.episodes import version_of
 from alignment_core.stages import rl
 from alignment_core.stages.base import StageCall, StageResult
 from alignment_core.stages.rl import RlStageConfig
@@ -236,7 +237,7 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def old_weights_under_the_new_name(loop: rl.Loop, step: int) -> None:
-        loop.engines.all("load", str(loop.model), loop._version(step), timeout=120)
+        loop.engines.all("load", str(loop.model), version_of(str(loop.context.references["policy"]), step), timeout=120)
 
     monkeypatch.setattr(rl.Loop, "_transfer", old_weights_under_the_new_name)
     section["mismatch"] = {"stop_above": 1e-3}

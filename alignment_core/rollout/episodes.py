@@ -1,0 +1,98 @@
+"""What a step of reinforcement learning samples: prompts in the order in which they are drawn, and a completion under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alignment_core.canonical import derive_seed
+from alignment_core.recipes.rollout import GenerationConfig
+from alignment_core.training.batches import epoch_order
+
+if TYPE_CHECKING:
+    from alignment_core.rollout.engine import Completion, Request
+
+
+@dataclass
+class Episode:
+    """One completion under way: all that the policy said in it."""
+
+    draw: int
+    """Place of its prompt among all that the run takes."""
+    sample: int
+    """Which of the prompt's completions."""
+    number: int
+    """Row of the prompt in the data."""
+    prompt: dict[str, Any]
+    ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Tells it from the other episodes of the run."""
+        return f"{self.draw}/{self.sample}"
+
+    def take(self, said: Completion) -> None:
+        """The policy has spoken."""
+        self.ids += said.token_ids.tolist()
+        self.logps += said.logps.tolist()
+        self.versions += said.versions.tolist()
+        self.mask += [True] * len(said.token_ids)
+        self.finish_reason = said.finish_reason
+
+    def row(self, tokenizer: Any, policy: str) -> dict[str, Any]:
+        """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
+        prompt, version = self.prompt, max(self.versions)
+        return {
+            "prompt": self.number,
+            "sample": self.sample,
+            "group": self.draw,
+            "prompt_ids": prompt["prompt_ids"],
+            "completion_ids": np.asarray(self.ids, np.int32),
+            "mask": np.asarray(self.mask, bool),
+            "rollout_logps": np.asarray(self.logps, np.float32),
+            "versions": np.asarray(self.versions, np.int32),
+            "finish_reason": self.finish_reason,
+            "prompt_text": prompt["prompt"],
+            "completion_text": tokenizer.decode(self.ids, skip_special_tokens=True),
+            "label": prompt["label"],
+            "task": prompt["task"],
+            "source": prompt["source"],
+            "policy": version_of(policy, version),
+        }
+
+
+def version_of(policy: str, steps: int) -> str:
+    """Name of the policy that a run makes of ``policy`` in so many steps."""
+    return f"{policy}+{steps}" if steps else policy
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The prompts of a run. What is sampled for one follows from its place in the run, ``draw``, and the weights."""
+
+    prompts: Sequence[dict[str, Any]]
+    generation: GenerationConfig
+    seed: int
+
+    def episodes(self, draw: int) -> list[Episode]:
+        """New episodes of the prompt at this place; an epoch takes each prompt once."""
+        epoch, index = divmod(draw, len(self.prompts))
+        number = epoch_order(len(self.prompts), self.seed, epoch)[index]
+        return [
+            Episode(draw, sample, number, self.prompts[number]) for sample in range(self.generation.num_generations)
+        ]
+
+    def request(self, episode: Episode) -> Request:
+        """What an engine is to sample next for an episode."""
+        from alignment_core.rollout.engine import Request
+
+        seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
+        left = self.generation.max_completion_length - len(episode.ids)
+        return Request(episode.name, [*episode.prompt["prompt_ids"], *episode.ids], left, seed)
