@@ -117,6 +117,7 @@ class Ahead:
         return [draw for draw, began in self._began.items() if began + self.max_staleness <= self.version]
 
     def _start(self) -> None:
+        self.engines.all("drop_all", timeout=self.wait)  # what a run before this left under way
         tasks: list[Callable[[], None]] = [lambda n=n: self._serve(n) for n in range(self.engines.size)]  # type: ignore[misc]
         for task in (*tasks, self._ask_for_rewards):
             thread = threading.Thread(target=self._guarded, args=(task,), daemon=True)

@@ -1,0 +1,119 @@
+"""Sampling ahead of training: how stale completions may be, which weights made them, and no prompt lost or taken twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.recipes import ResourcesConfig
+from tests.stages.killing import Killer
+from tests.stages.test_rl import run_rl
+
+pytestmark = pytest.mark.slow
+
+STEPS, PROMPTS, GENERATIONS = 6, 3, 4
+SCORES = """
+import time
+
+calls = 0
+
+def slowly(prompt, completion, label):
+    time.sleep(0.002)
+    return sum(c.islower() for c in completion) / max(1, len(completion))
+
+def breaks_down(prompt, completion, label):
+    global calls
+    calls += 1
+    if calls > 6:
+        raise ValueError("cannot judge any more")
+    return 0.5
+"""
+
+
+@pytest.fixture
+def resources() -> ResourcesConfig:
+    return ResourcesConfig(
+        device="cpu",
+        trainers=2,
+        engines=1,
+        kv_cache_mib=16,
+        zero_stage=1,
+        wait_timeout_seconds=120,
+        progress_seconds=1e-3,
+    )
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "scores.py").write_text(SCORES)
+    return {
+        "prompts": {"task": "reverse", "rows": 8},
+        "steps": STEPS,
+        "prompts_per_step": PROMPTS,
+        "generation": {"num_generations": GENERATIONS, "max_completion_length": 100},
+        "rewards": [{"verifier": f"{tmp_path / 'scores.py'}:slowly"}],
+        "training": {"batch_size": 12, "learning_rate": 1e-4},
+        "execution": {"max_staleness": 1},
+    }
+
+
+def steps_of(made: Path) -> list[list[dict[str, Any]]]:
+    return [pq.read_table(file).to_pylist() for file in sorted((made / "trajectories").iterdir())]
+
+
+def check_that_each_prompt_was_taken_once(steps: list[list[dict[str, Any]]], staleness: int) -> None:
+    drawn = [row["group"] for rows in steps for row in rows]
+    counted = dict(zip(*np.unique(drawn, return_counts=True), strict=True))
+    assert set(counted.values()) == {GENERATIONS}, "none was taken twice, and none in part"
+    assert max(counted) - len(counted) < (1 + staleness) * PROMPTS, "those left out are no more than may be under way"
+
+
+@pytest.mark.parametrize(("staleness", "partial"), [(1, True), (2, True), (1, False)])
+def test_completions_are_as_stale_as_the_recipe_allows_and_no_more(
+    staleness: int,
+    partial: bool,
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    tiny_model: Any,
+    tmp_path: Path,
+) -> None:
+    section["execution"] = {"max_staleness": staleness, "partial_rollouts": partial}
+    section["filter"] = {"low": 0.0, "high": 0.5, "max_refills": 2}
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    steps = steps_of(made)
+    check_that_each_prompt_was_taken_once(steps, staleness)
+    stale = [step - np.asarray(row["versions"]) for step, rows in enumerate(steps) for row in rows]
+    assert max(int(one.max()) for one in stale) == staleness
+    assert min(int(one.min()) for one in stale) >= 0
+    if not partial:
+        assert all(len(set(one.tolist())) == 1 for one in stale), "a completion has one policy"
+    assert all(row["old_logps"] is not None for rows in steps for row in rows if row["used"])
+    assert 0 < result.metrics["staleness"] <= staleness
+
+
+@pytest.mark.parametrize("group", ["_trainers", "_engines"])
+def test_after_the_death_of_an_actor_no_prompt_is_lost_or_taken_twice(
+    group: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    killer = Killer(machines(2), group, at=3)
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources, killer)
+    assert result.cost["restarts"] == 1
+    assert killer.done == [0, 1, 2, 3, 3, 4, 5, 6], "it went on from the checkpoint after step 3"
+    steps = steps_of(made)
+    assert len(steps) == STEPS
+    check_that_each_prompt_was_taken_once(steps, staleness=1)
+    assert max(step - min(row["versions"]) for step, rows in enumerate(steps) for row in rows) == 1
+
+
+def test_what_breaks_behind_the_trainers_back_ends_the_run(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section["rewards"][0]["verifier"] = f"{tmp_path / 'scores.py'}:breaks_down"
+    with pytest.raises(DataError, match="cannot judge any more"):
+        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
