@@ -83,7 +83,7 @@ def _run_flow(recipe: Any, host: Any, api: Any, from_stage: str | None, resumes:
 
 def _print_outcome(outcome: dict[str, Any]) -> None:
     from alignment_core.stages.base import StageResult
-    from flows.display import result_table, stage_table
+    from flows.display import result_table, stage_table, step_table
 
     if outcome["night"]:
         from alignment_core.nights.ledger import Night, summary
@@ -91,7 +91,10 @@ def _print_outcome(outcome: dict[str, Any]) -> None:
         out.print(summary(Night.model_validate(outcome["night"])), markup=False)
         if not outcome["stages"]:
             return
-    out.print(stage_table([StageResult.model_validate(stage) for stage in outcome["stages"]]))
+    stages = [StageResult.model_validate(stage) for stage in outcome["stages"]]
+    out.print(stage_table(stages))
+    if steps := step_table(stages):
+        out.print(steps)
     metrics = outcome["metrics"]
     if metrics.get("policies"):
         out.print(result_table(metrics["policies"]))

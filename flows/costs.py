@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from alignment_core.stages.base import StageResult
-from alignment_core.stages.cost import tokens, total
+from alignment_core.stages.cost import per_step, tokens, total
 
 COSTS = ("seconds", "device-s", "tokens")
 
@@ -20,3 +20,14 @@ def cost_cells(cost: Mapping[str, float]) -> dict[str, str]:
 def run_cost(stages: Iterable[StageResult]) -> dict[str, float]:
     """What a run cost: the stages that were cached cost it nothing."""
     return total(stage.cost for stage in stages if stage.state == "run")
+
+
+def step_rows(stages: Iterable[StageResult]) -> list[dict[str, str]]:
+    """Seconds of a step by part, a row for each stage that ran in steps and measured them."""
+    measured = {stage.label: per_step(stage.cost) for stage in stages if stage.state == "run"}
+    names = sorted({name for parts in measured.values() for name in parts})
+    return [
+        {"stage": label, **{name: f"{parts[name]:.3f}" if name in parts else "" for name in names}}
+        for label, parts in measured.items()
+        if parts
+    ]

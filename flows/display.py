@@ -14,7 +14,7 @@ from rich.table import Table
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import COLUMNS, cell
 from alignment_core.tracking import Progress
-from flows.costs import COSTS, cost_cells, run_cost
+from flows.costs import COSTS, cost_cells, run_cost, step_rows
 
 HEADLINES = ("test_accuracy", "accuracy", "loss", "pairs", "train_rows", "completions", "parameters")
 """Metrics that stand for a stage in the table, the first that it has."""
@@ -111,6 +111,19 @@ def stage_table(stages: list[StageResult]) -> Table:
         ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
         costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
         table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", headline(stage))
+    return table
+
+
+def step_table(stages: list[StageResult]) -> Table | None:
+    """Seconds of a step by part, if a stage ran that measured them."""
+    rows = step_rows(stages)
+    if not rows:
+        return None
+    table = Table(title="Seconds of a step", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 

@@ -30,7 +30,7 @@ from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
-from flows.costs import cost_cells, run_cost
+from flows.costs import cost_cells, run_cost, step_rows
 from flows.early import COMMAND_LINE, CommandLine
 from flows.host_log import in_run_log
 from flows.progress import ProgressArtifacts
@@ -276,6 +276,8 @@ def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any
     ]
     table.append({"stage": "total", "state": "", **cost_cells(run_cost(stages)), "reference": "", "why": ""})
     create_table_artifact(table=table, description="Stages of this run")
+    if steps := step_rows(stages):
+        create_table_artifact(table=steps, description="Seconds of a step, by part")
     policies = metrics.get("policies", {})
     if policies:
         rows = [

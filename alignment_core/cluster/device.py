@@ -66,25 +66,40 @@ class Device:
 
     def trainers(self, resources: ResourcesConfig) -> int:
         """Data-parallel trainer ranks."""
-        return resources.trainers or (self.count if self.kind == "cuda" else min(self.count, 4))
+        if self.kind == "cpu":
+            return resources.trainers or min(self.count, 4)
+        taken = self.engines(resources) * resources.tensor_parallel_size if self._apart(resources) else 0
+        return resources.trainers or max(1, self.count - taken)
 
     def engines(self, resources: ResourcesConfig) -> int:
         """vLLM engines."""
-        return resources.engines or max(1, self.trainers(resources) // resources.tensor_parallel_size)
+        if resources.engines:
+            return resources.engines
+        if self._apart(resources):
+            gpus = self.count - resources.trainers if resources.trainers else self.count // 2
+        else:
+            gpus = self.trainers(resources)
+        return max(1, gpus // resources.tensor_parallel_size)
+
+    def _apart(self, resources: ResourcesConfig) -> bool:
+        """Whether engines have GPUs of their own."""
+        return self.kind == "cuda" and resources.placement == "disaggregated"
 
     def gpus_needed(self, resources: ResourcesConfig) -> int:
-        """GPUs that trainers and engines share: one per trainer, ``tensor_parallel_size`` per engine.
+        """GPUs for one trainer each and ``tensor_parallel_size`` per engine, which trainers and engines may share.
 
         Raises EnvironmentFault if there are fewer.
         """
         if self.kind == "cpu":
             return 0
-        needed = max(self.trainers(resources), self.engines(resources) * resources.tensor_parallel_size)
+        trainers, engines = self.trainers(resources), self.engines(resources)
+        for_engines = engines * resources.tensor_parallel_size
+        needed = trainers + for_engines if self._apart(resources) else max(trainers, for_engines)
         if needed > self.count:
             raise EnvironmentFault(
-                f"resources: {self.trainers(resources)} trainers and {self.engines(resources)} engines of "
-                f"{resources.tensor_parallel_size} GPUs need {needed} GPUs, Ray has {self.count}; lower "
-                "resources.trainers, resources.engines or resources.tensor_parallel_size"
+                f"resources: {trainers} trainers and {engines} engines of {resources.tensor_parallel_size} GPUs, "
+                f"{resources.placement}, need {needed} GPUs, Ray has {self.count}; lower resources.trainers, "
+                "resources.engines or resources.tensor_parallel_size"
             )
         return needed
 
@@ -101,7 +116,8 @@ class Device:
         size = resources.tensor_parallel_size
         if self.kind == "cpu":
             return Place()
-        return Place(tuple(range(index * size, (index + 1) * size)), ENGINE_SHARE if size == 1 else 0.0)
+        first = index * size + (self.trainers(resources) if self._apart(resources) else 0)
+        return Place(tuple(range(first, first + size)), ENGINE_SHARE if size == 1 else 0.0)
 
     def trainer_environment(self, resources: ResourcesConfig) -> dict[str, str]:
         """Environment variables of a trainer's process."""

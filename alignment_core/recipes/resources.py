@@ -14,10 +14,13 @@ class ResourcesConfig(Config):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is a GPU."""
+    placement: Literal["colocated", "disaggregated"] = "colocated"
+    """Trainers and engines share the GPUs, or each have their own. On a CPU they share the cores either way."""
     trainers: int | None = Field(None, ge=1)
-    """Data-parallel trainer ranks; none means one per GPU, or one per CPU core up to 4."""
+    """Data-parallel trainer ranks; none means one per GPU that engines do not have to themselves, or one per CPU core up
+    to 4."""
     engines: int | None = Field(None, ge=1)
-    """vLLM engines; none means as many as trainers."""
+    """vLLM engines; none means as many as trainers, or on the GPUs that these leave, half of all where nobody says."""
     judges: int = Field(1, ge=1)
     """Actors per reward model that scores completions during reinforcement learning."""
     tensor_parallel_size: int = Field(1, ge=1)

@@ -8,7 +8,8 @@ Every stage has
 Stages add the tokens that they worked on (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt
 counts once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes that
 score. They count what this run computed, not what an interrupted one had left finished. Times are those of all attempts at
-the stage, tokens those of the last one. Names like ``train_seconds`` say where the time of a stage went.
+the stage, tokens those of the last one. Names like ``train_seconds`` say where the time of a stage went, and ``steps`` in how
+many steps.
 """
 
 from __future__ import annotations
@@ -53,6 +54,18 @@ class Meter:
 def tokens(cost: Mapping[str, float]) -> float:
     """All tokens that a stage worked on."""
     return sum(cost.get(name, 0.0) for name in TOKENS)
+
+
+def per_step(cost: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step by part, as far as the stage measured them."""
+    steps = cost.get("steps", 0.0)
+    if not steps:
+        return {}
+    ending = "_seconds"
+    parts = {
+        name.removesuffix(ending): value for name, value in cost.items() if name.endswith(ending) and name not in TOTALS
+    }
+    return {name: value / steps for name, value in parts.items()}
 
 
 def total(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -216,6 +216,7 @@ class Loop:
             self._adapt(found["kl"], section.kl.target, len(used))
         tokens = sum(len(row["completion_ids"]) for row in samples)
         self._count("completion_tokens", tokens)
+        self._count("steps", 1)
         return {**found, "completion_length": tokens / len(samples)}
 
     def _adapt(self, kl: float, target: float, completions: int) -> None:
@@ -262,12 +263,10 @@ class Loop:
             row["reward"] = float(reward)
 
     def _asks_for_old(self) -> bool:
-        """Whether the policy moves away from the one that sampled while it trains on the samples."""
+        """Whether the policy moves while it trains on a step's samples: the clipped ratio looks back to where it began."""
         training, section = self.section.training, self.section
         completions = section.prompts_per_step * section.generation.num_generations
-        off_policy = (
-            training.num_train_epochs > 1 or training.batch_size < completions or section.execution.max_staleness > 0
-        )
+        off_policy = training.num_train_epochs > 1 or training.batch_size < completions
         return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
 
     def _reward(self, samples: Samples) -> Samples:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ ray.shutdown()
 """
 
 
-def places(folder: Path, **resources: int) -> dict[str, list[dict[str, str]]]:
+def places(folder: Path, **resources: Any) -> dict[str, list[dict[str, str]]]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), json.dumps(resources)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
@@ -75,8 +76,26 @@ def test_an_engine_over_two_gpus_leaves_them_to_its_workers(short_folder: Path) 
     assert device.engine_options(resources)["distributed_executor_backend"] == "ray"
 
 
+@pytest.mark.slow
+def test_disaggregated_engines_have_gpus_of_their_own(short_folder: Path) -> None:
+    seen = places(short_folder, trainers=1, engines=3, placement="disaggregated")
+    gpus = [one["CUDA_VISIBLE_DEVICES"] for role in ("trainers", "engines") for one in seen[role]]
+    assert len(set(gpus)) == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "trainers", "engines"),
+    [({}, 2, 2), ({"engines": 3}, 1, 3), ({"trainers": 3}, 3, 1), ({"tensor_parallel_size": 2}, 2, 1)],
+)
+def test_gpus_that_nobody_asked_for_are_shared_out(wanted: dict[str, int], trainers: int, engines: int) -> None:
+    device, resources = Device("cuda", 4), ResourcesConfig(placement="disaggregated", **wanted)
+    assert (device.trainers(resources), device.engines(resources)) == (trainers, engines)
+
+
 def test_too_few_gpus_are_said_with_the_fields_to_lower() -> None:
-    with pytest.raises(EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs need 4 GPUs, Ray has 2; lower"):
+    with pytest.raises(
+        EnvironmentFault, match=r"2 trainers and 2 engines of 2 GPUs, colocated, need 4 GPUs, Ray has 2; lower"
+    ):
         Device("cuda", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2, tensor_parallel_size=2))
     assert Device("cpu", 2).gpus_needed(ResourcesConfig(trainers=2, engines=2)) == 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from alignment_core.stages.cost import Meter, tokens, total
+from alignment_core.stages.cost import Meter, per_step, tokens, total
+from alignment_core.stages.stopwatch import Stopwatch
 from alignment_core.stages.turns import Turn
 
 
@@ -44,3 +45,23 @@ def test_a_run_costs_the_sum_of_its_stages() -> None:
     assert (summed["seconds"], summed["device_seconds"]) == (5.0, 10.0)
     assert tokens(summed) == 1100
     assert "train_seconds" not in summed, "parts of a stage's own time are not summed"
+
+
+def test_the_parts_of_a_step_are_the_seconds_that_a_stage_names_over_its_steps() -> None:
+    cost = {"seconds": 60.0, "waited_seconds": 1.0, "steps": 4.0, "train_seconds": 8.0, "generate_seconds": 2.0}
+    assert per_step(cost) == {"train": 2.0, "generate": 0.5}
+    assert per_step({"seconds": 1.0, "reference_seconds": 0.5}) == {}, "it has no steps"
+
+
+def test_a_part_within_another_counts_for_itself_alone() -> None:
+    watch = Stopwatch()
+    began = time.monotonic()
+    with watch.part("outer"):
+        time.sleep(0.05)
+        with watch.part("inner"):
+            time.sleep(0.1)
+        with watch.part("inner"):
+            pass
+    wall = time.monotonic() - began
+    assert watch.seconds["inner"] >= 0.1
+    assert 0.05 <= watch.seconds["outer"] <= wall - watch.seconds["inner"] + 1e-6
