@@ -407,7 +407,10 @@ RL: dict[str, Any] = {
     ("overrides", "says"),
     [
         (["rl.rewards=[]"], "rl.rewards"),
-        (["rl.rewards.0.reward_model=ours"], "a reward needs exactly one of `verifier` and `reward_model`"),
+        (
+            ["rl.rewards.0.reward_model=ours"],
+            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
+        ),
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
         (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
