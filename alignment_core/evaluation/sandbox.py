@@ -54,26 +54,26 @@ def run_program(program: str, given: str, stop: threading.Event, tests: str | No
         for file in (job, standard_input):
             file.seek(0)
         says, told = os.pipe()
-        try:
-            process = subprocess.Popen(
-                # no user's site-packages, no folder of the program on the path, no byte code written
-                [sys.executable, "-s", "-P", "-B", sandboxed.__file__, str(job.fileno()), str(told)],
-                stdin=standard_input,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env=_environment(folder),
-                pass_fds=[job.fileno(), told],
-                start_new_session=True,
-            )
-        finally:
-            os.close(told)
-        try:
-            code = _watch(process, Path(folder), stop)
-            with os.fdopen(says, "rb") as report:
-                said = report.read()
-        finally:
-            _kill(process)
+        with os.fdopen(says, "rb") as report:
+            try:
+                process = subprocess.Popen(
+                    # no user's site-packages, no folder of the program on the path, no byte code written
+                    [sys.executable, "-s", "-P", "-B", sandboxed.__file__, str(job.fileno()), str(told)],
+                    stdin=standard_input,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    cwd=folder,
+                    env=_environment(folder),
+                    pass_fds=[job.fileno(), told],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(told)
+            try:
+                code = _watch(process, Path(folder), stop)
+            finally:
+                _kill(process)
+            said = report.read()
         if said != READY:
             why = said.decode() or (f"exit code {code}" if code is not None else f"no start within {SECONDS:g} seconds")
             raise EnvironmentFault(f"a program cannot be run within limits on this machine: {why}")
@@ -88,14 +88,13 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> int | None:
-    """Its exit code once it ends; None if it had to be killed."""
+    """Its exit code once it ends; None if it is to be killed."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and _fits(folder):
         if stop.is_set():
             raise Stopped("the programs were ended")
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK_SECONDS)
-    _kill(process)
     return None
 
 

@@ -13,19 +13,20 @@ from typing import Any
 
 from alignment_core.errors import UserError
 
-TASK, MATH, CODE = "task", "math", "code"
+BUILT_IN = TASK, MATH, CODE = "task", "math", "code"
 FIELD = "evaluation.verifier"
 MATH_FUNCTION = "alignment_core.evaluation.math_answers:verify"
 
 
 def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
-    """``math``, ``module:function`` or ``file.py:function`` → the function.
+    """``module:function`` or ``file.py:function`` → the function.
 
     Raises UserError if there is no such function; ``field`` is where the recipe names it.
     """
-    place, separator, function = (MATH_FUNCTION if name == MATH else name).rpartition(":")
+    place, separator, function = name.rpartition(":")
     if not separator or not place:
-        known = " nor ".join(f"`{one}`" for one in (TASK, MATH, CODE, "module:function", "file.py:function"))
+        built_in = BUILT_IN if field.endswith("verifier") else ()
+        known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
         raise UserError(f"{field}: {name!r} is neither {known}")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
