@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from alignment_core.data import tasks
 from alignment_core.errors import DataError, UserError
-from alignment_core.evaluation.verifier_process import Failed, VerifierProcess
-from alignment_core.evaluation.verifiers import FIELD, TASK
+from alignment_core.evaluation.code_tests import CodeTests
+from alignment_core.evaluation.failures import Account, Answers, Failed
+from alignment_core.evaluation.function_process import FunctionProcess
+from alignment_core.evaluation.verifiers import CODE, FIELD, MATH, MATH_FUNCTION, TASK
 
-log = logging.getLogger(__name__)
-
-SHOWN = 60
-"""Characters of a prompt that a message shows."""
+Rows = Sequence[dict[str, Any]]
 
 
 def verify(
     name: str,
-    rows: Sequence[dict[str, Any]],
+    rows: Rows,
     timeout: float = 60.0,
     max_failed: float = 0.0,
     fields: tuple[str, str] = (FIELD, "evaluation.max_failed_rewards"),
@@ -30,39 +27,51 @@ def verify(
     Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
     where the recipe has ``name`` and ``max_failed``.
     """
-    allowed, first, failed = math.floor(max_failed * len(rows)), "", 0
-    rewards: list[float | None] = []
-    with VerifierProcess(name, timeout, fields[0]) as process:
-        for row in rows:
-            try:
-                rewards.append(_reward(name, process, row))
-            except Failed as error:
-                failed += 1
-                said = f"{row['source']}: the verifier {name} {error}, for the prompt {row['prompt_text'][:SHOWN]!r}"
-                first = first or said
-                if failed > allowed:
-                    raise DataError(
-                        f"{first}; {allowed} of {len(rows)} completions may go without a reward "
-                        f"({fields[1]} {max_failed:g})"
-                    ) from None
-                log.warning("%s; it is left out", said)
-                rewards.append(None)
-    return rewards
+    with Verifier(name, timeout, fields[0]) as verifier:
+        return Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows))
 
 
-def _reward(name: str, process: VerifierProcess, row: dict[str, Any]) -> float:
-    prompt, completion, label = row["prompt_text"], row["completion_text"], row["label"]
-    if name != TASK:
-        score = process.score(prompt, completion, label)
-    elif row["task"] is None:
-        raise DataError(f"{row['source']}: no built-in task, so `verifier: task` cannot score it; name a function")
-    else:
+class Verifier:
+    """The verifier of this name, with the processes that it needs, until it is closed; from any thread.
+
+    Raises EnvironmentFault if this machine cannot run the code of ``verifier: code`` within limits.
+    """
+
+    def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
+        self.name, self.field = name, field
+        self._process = FunctionProcess(MATH_FUNCTION if name == MATH else name, timeout, field)
+        self._tests = CodeTests(field) if name == CODE else None
+
+    def __call__(self, rows: Rows) -> Answers:
+        if self.name == TASK:
+            yield from ((number, self._of_task(row)) for number, row in enumerate(rows))
+        elif self._tests is not None:
+            yield from self._tests([(row["completion_text"], row["label"]) for row in rows])
+        else:
+            calls = [[row["prompt_text"], row["completion_text"], row["label"]] for row in rows]
+            for number, score in self._process.answers(calls):
+                bad = isinstance(score, float) and not 0 <= score <= 1  # as NaN is
+                said = f"answered {score}; a number in [0, 1] is needed"
+                yield number, Failed("bad_number", said) if bad else score
+
+    def _of_task(self, row: dict[str, Any]) -> float | Failed:
+        if row["task"] is None:
+            where = f"{row['source']}: no built-in task, so `verifier: task` cannot score it"
+            raise DataError(f"{where}; name a function")
         try:
-            score = tasks.verify(row["task"], prompt, completion, label)
+            return tasks.verify(row["task"], row["prompt_text"], row["completion_text"], row["label"])
         except UserError:
             raise
         except Exception as error:
-            raise Failed(f"failed: {type(error).__name__}: {error}") from error
-    if not (math.isfinite(score) and 0 <= score <= 1):
-        raise Failed(f"answered {score}; a number in [0, 1] is needed")
-    return score
+            return Failed("raised", f"failed: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        self._process.close()
+        if self._tests is not None:
+            self._tests.close()
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

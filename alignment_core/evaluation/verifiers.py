@@ -1,9 +1,10 @@
-"""Verifiers: a Python function that scores one completion in [0, 1], given by name."""
+"""Verifiers and other functions of the user, given by name. A verifier scores one completion in [0, 1]."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -12,19 +13,21 @@ from typing import Any
 
 from alignment_core.errors import UserError
 
-Verifier = Callable[[str, str, str | None], float]
-TASK = "task"
+BUILT_IN = TASK, MATH, CODE = "task", "math", "code"
 FIELD = "evaluation.verifier"
+MATH_FUNCTION = "alignment_core.evaluation.math_answers:verify"
 
 
-def load_verifier(name: str, field: str = FIELD) -> Verifier:
-    """``module:function`` or ``file.py:function`` → a function of (prompt, completion, label).
+def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
+    """``module:function`` or ``file.py:function`` → the function.
 
     Raises UserError if there is no such function; ``field`` is where the recipe names it.
     """
     place, separator, function = name.rpartition(":")
     if not separator or not place:
-        raise UserError(f"{field}: {name!r} is neither `task` nor `module:function` nor `file.py:function`")
+        built_in = BUILT_IN if field.endswith("verifier") else ()
+        known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
+        raise UserError(f"{field}: {name!r} is neither {known}")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         found = getattr(module, function)
@@ -36,11 +39,18 @@ def load_verifier(name: str, field: str = FIELD) -> Verifier:
 
 
 def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
-    """What a verifier is, for stage keys: the built-in one, or a function's name and the SHA-256 of its file."""
-    if name == TASK:
-        return {"name": TASK}
+    """What a verifier is, for stage keys: a built-in one, or a function's name and the SHA-256 of its file."""
+    if name == MATH:
+        return {"name": MATH, "math-verify": importlib.metadata.version("math-verify")}
+    if name in (TASK, CODE):
+        return {"name": name}
+    return function_content(name, field)
+
+
+def function_content(name: str, field: str) -> dict[str, str]:
+    """What a function is, for stage keys: its name and the SHA-256 of its file. Raises UserError."""
     try:
-        source = inspect.getsourcefile(inspect.unwrap(load_verifier(name, field)))
+        source = inspect.getsourcefile(inspect.unwrap(load_function(name, field)))
     except TypeError:
         raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
     return {"name": name.rpartition(":")[2], "sha256": hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()}

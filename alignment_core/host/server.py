@@ -167,6 +167,7 @@ def main() -> None:
     1 if stages will sample."""
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it says every request
     end, store, resources, temporary, samples = sys.argv[1:6]
     channel = Channel(socket(fileno=int(end)))
     server = Server(channel, store, ResourcesConfig.model_validate_json(resources), Path(temporary), samples == "1")

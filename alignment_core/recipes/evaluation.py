@@ -19,8 +19,9 @@ class EvaluationConfig(Config):
     generation: GenerationConfig = GenerationConfig()
     """Sampling."""
     verifier: str | None = None
-    """Function that scores one completion: `task` (the built-in task's own), `module:function` or `file.py:function`.
-    It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
+    (the program passes the label's tests), `module:function` or `file.py:function`. It is called with prompt, completion and
+    label, and returns a number in [0, 1]."""
     max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
     """Share of the completions for which the verifier may fail or give no answer; they are counted and left out."""
     win_margin: float = Field(0.0, ge=0)

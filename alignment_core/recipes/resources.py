@@ -48,7 +48,7 @@ class ResourcesConfig(Config):
     stop_seconds: float = Field(20.0, ge=0)
     """Seconds that the stages of a run have to save their progress when the run is stopped."""
     reward_timeout_seconds: float = Field(60.0, gt=0)
-    """Deadline of one answer of a verifier function, and of loading it."""
+    """Deadline of one answer of a function or endpoint that rewards, and of loading a function."""
     actor_restarts: int = Field(3, ge=0)
     """How often a stage begins again from its progress, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
@@ -12,15 +13,28 @@ from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.recipes.training import TrainingConfig
 
+KINDS = ("verifier", "reward_model", "function", "urls")
+"""The fields of a reward of which exactly one says what it is."""
+
 
 class RewardConfig(Config):
-    """One thing that completions are rewarded for: exactly one of `verifier` and `reward_model`."""
+    """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function` and `urls`."""
 
     verifier: str | None = None
-    """Function that scores one completion: `task` (the built-in task's own), `module:function` or `file.py:function`.
-    It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
+    (the program passes the label's tests), `module:function` or `file.py:function`. It is called with prompt, completion and
+    label, and returns a number in [0, 1]."""
     reward_model: Literal["ours"] | ModelConfig | None = None
     """A reward model: `ours` is that of the recipe's section `reward_model`, anything else names a model."""
+    function: str | None = None
+    """Function that rewards all completions of a prompt at once: `module:function` or `file.py:function`, may be `async`.
+    It is called with a list of dicts and returns as many numbers, or None for a completion without a reward."""
+    urls: tuple[str, ...] = ()
+    """Replicas of one HTTP endpoint; the first names it and is part of what decides a result."""
+    batch_size: int = Field(32, ge=1)
+    """With `urls`: completions per request."""
+    token_variable: str | None = None
+    """With `urls`: the environment variable that holds the bearer token."""
     weight: float = 1.0
     """What it counts in the sum of all."""
     clip: tuple[float, float] | None = None
@@ -32,11 +46,31 @@ class RewardConfig(Config):
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> RewardConfig:
-        if (self.verifier is None) == (self.reward_model is None):
-            raise ValueError("a reward needs exactly one of `verifier` and `reward_model`")
+        if sum(bool(getattr(self, kind)) for kind in KINDS) != 1:
+            raise ValueError(f"a reward needs exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
+        if self.token_variable is not None and not self.urls:
+            raise ValueError("`token_variable` is for `urls`")
         if self.clip and self.clip[0] >= self.clip[1]:
             raise ValueError("`clip` needs a lower and then an upper bound")
         return self
+
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, urls: Any) -> Any:
+        return (urls,) if isinstance(urls, str) else urls
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url!r} is no http:// or https:// URL")
+            if parts.username or parts.password:
+                raise ValueError(
+                    "a URL of a recipe holds no password; name the variable of a token in `token_variable`"
+                )
+        return urls
 
 
 class ShapingConfig(Config):

@@ -38,6 +38,7 @@ class Ahead:
         wait: float,
         *,
         prompts_per_step: int,
+        steps: int,
         max_staleness: int,
         partial: bool,
     ) -> None:
@@ -47,7 +48,8 @@ class Ahead:
         """
         self.engines, self.draws, self.tokenizer, self.policy = engines, draws, tokenizer, policy
         self.reward, self.wait = reward, wait
-        self.prompts_per_step, self.max_staleness, self.partial = prompts_per_step, max_staleness, partial
+        self.prompts_per_step, self.steps = prompts_per_step, steps
+        self.max_staleness, self.partial = max_staleness, partial
         self.drawn, self.version = 0, 0
         self._changed = threading.Condition()
         self._wanted = prompts_per_step
@@ -161,7 +163,8 @@ class Ahead:
         """How many prompts may be drawn now."""
         if self._draining:
             return 0
-        most = self.max_staleness * self.prompts_per_step + self._wanted
+        steps_ahead = min(self.max_staleness, self.steps - 1 - self.version)
+        most = steps_ahead * self.prompts_per_step + self._wanted
         return max(len(self._again), most - len(self._began))
 
     def _draw(self, engine: int) -> list[Request]:

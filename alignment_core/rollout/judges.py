@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.errors import UserError
+from alignment_core.evaluation.failures import Answers
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward  # noqa: F401 (what the actors run belongs to a stage's key)
@@ -29,12 +30,12 @@ class Judge:
     def __init__(self, group: Any, wait: float) -> None:
         self.group, self.wait = group, wait
 
-    def __call__(self, rows: Rows) -> list[float | None]:
+    def __call__(self, rows: Rows) -> Answers:
         pairs, places = distinct(rows)
         jobs = [(first, (pairs[first : first + BLOCK],)) for first in range(0, len(pairs), BLOCK)]
         found = dict(self.group.spread("run", jobs, timeout=self.wait))
         values = np.concatenate([found[first] for first, _ in jobs])[places]
-        return [float(value) if np.isfinite(value) else None for value in values]
+        yield from enumerate(values.tolist())
 
 
 def distinct(rows: Rows) -> tuple[list[Pair], list[int]]:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from alignment_core.recipes.rl import RewardConfig, ShapingConfig
-
-Rows = Sequence[dict[str, Any]]
-Source = Callable[[Rows], Sequence[float | None]]
-"""Rows of completions → a number for each, or None where there is none to be had."""
 
 LEAST_DEVIATION = 1e-6
 

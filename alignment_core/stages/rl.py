@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import ExitStack
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alignment_core.errors import DataError, NumericError
-from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.episodes import Draws, version_of
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
 from alignment_core.rollout.in_step import InStep
-from alignment_core.rollout.judges import FORWARD, Judge, check_tokenizer
 from alignment_core.rollout.records import write_table
-from alignment_core.rollout.rewards import RunningMean, Source, length_penalties, teaching, total_rewards
+from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
+from alignment_core.stages import reward_sources
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.generate import check_length
+from alignment_core.stages.reward_sources import RewardSources
 from alignment_core.stages.stopwatch import Stopwatch
 from alignment_core.training.checkpoints import drop_incomplete, drop_older
 
@@ -47,11 +45,7 @@ class RlStageConfig(StageConfig):
 
     def content(self) -> Any:
         section = self.section.model_dump(mode="json", exclude={"prompts"})
-        for number, reward in enumerate(section["rewards"]):
-            reward["reward_model"] = reward["reward_model"] is not None  # which one is an input
-            if reward["verifier"] is not None:
-                reward["verifier"] = verifier_content(reward["verifier"], f"{_field(number)}.verifier")
-        return section
+        return section | {"rewards": reward_sources.content(self.section.rewards)}
 
 
 def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
@@ -76,7 +70,14 @@ class Loop:
         self.engines: Any = None
         self.trainers: Any = None
         self.sampler: Any = None
-        self.sources: list[Source] = []
+        self.sources = RewardSources(
+            context,
+            self.section.rewards,
+            self.prompts,
+            self.tokenizer,
+            self.section.prompts_per_step * self.section.generation.num_generations,
+            config.trust_remote_code,
+        )
         self.running = [RunningMean() for _ in self.section.rewards]
         self.kl_coefficient = self.section.kl.coefficient
 
@@ -96,13 +97,11 @@ class Loop:
                 self.model, reference, length, job.trust_remote_code, context.turn
             ) as self.engines,
             context.machines.trainers(context.turn) as self.trainers,
-            ExitStack() as judges,
+            self.sources,
+            closing(self._sampler()) as self.sampler,
         ):
-            self.sources = [self._source(number, judges) for number in range(len(section.rewards))]
             state = self.trainers.all("open_rl", job, context.resources, str(context.progress), timeout=self.wait)[0]
             step, saved, metrics = state["step"], time.monotonic(), {}
-            self.sampler = self._sampler()
-            judges.callback(self.sampler.close)
             if step > 0:
                 self._restore(state["driver"])
             self._follow(step)
@@ -121,6 +120,7 @@ class Loop:
             for name in (POLICY, "critic") if section.critic else (POLICY,):
                 self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
         shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
+        context.cost.update({f"failed_rewards_{reason}": count for reason, count in self.sources.failed.items()})
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
 
@@ -134,6 +134,7 @@ class Loop:
         return Ahead(
             *shared,
             prompts_per_step=section.prompts_per_step,
+            steps=section.steps,
             max_staleness=execution.max_staleness,
             partial=execution.partial_rollouts,
         )
@@ -148,42 +149,6 @@ class Loop:
         if self.section.critic is None:
             return None
         return str(self.context.inputs.get("critic", self.model))
-
-    def _source(self, number: int, judges: ExitStack) -> Source:
-        """What gives the rewards of the section with this number."""
-        reward, resources = self.section.rewards[number], self.context.resources
-        if reward.verifier is not None:
-            return partial(
-                verify,
-                reward.verifier,
-                timeout=resources.reward_timeout_seconds,
-                max_failed=reward.max_failed,
-                fields=(f"{_field(number)}.verifier", f"{_field(number)}.max_failed"),
-            )
-        from alignment_core.models.saving import checkpoint_dtype
-
-        model, trust = self.context.inputs[f"reward-{number}"], self.config.trust_remote_code
-        check_tokenizer(model, f"reward model of {_field(number)}", self._texts(), trust)
-        arguments = {
-            "model": str(model),
-            "head": "score",
-            "bf16": checkpoint_dtype(model) != "float32",
-            "token_budget": resources.max_tokens_per_microbatch,
-            "device": self.context.machines.device,
-            "trust_remote_code": trust,
-        }
-        group = judges.enter_context(self.context.machines.judges(f"reward-{number}", FORWARD, arguments))
-        return Judge(group, self.wait)
-
-    def _texts(self) -> Samples:
-        """Prompts as if they were completions, for a look at what tokens mean."""
-        return [
-            {
-                "completion_ids": prompt["prompt_ids"],
-                "completion_text": self.tokenizer.decode(prompt["prompt_ids"], skip_special_tokens=True),
-            }
-            for prompt in self.prompts
-        ]
 
     def _step(self, step: int) -> dict[str, float]:
         """One step, up to and with the update of the policy; its metrics."""
@@ -273,7 +238,7 @@ class Loop:
         """The samples that all sources give a reward for, with it, and whether they are trained on."""
         section = self.section
         with self.watch.part("reward"):
-            given = list(zip(*(source(samples) for source in self.sources), strict=True))
+            given = list(zip(*self.sources(samples), strict=True))
         kept = [{**row, "rewards": one} for row, one in zip(samples, given, strict=True) if None not in one]
         self._count("failed_rewards", len(samples) - len(kept))
         teaches = {row["group"] for row in kept}
@@ -309,11 +274,6 @@ class Loop:
 
     def _count(self, name: str, value: float) -> None:
         self.context.cost[name] = self.context.cost.get(name, 0.0) + value
-
-
-def _field(number: int) -> str:
-    """Where the recipe has the reward with this number."""
-    return f"rl.rewards.{number}"
 
 
 def _averages(reports: list[dict[str, Any]]) -> dict[str, float]:

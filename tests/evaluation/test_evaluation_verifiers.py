@@ -10,7 +10,7 @@ import pytest
 
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.verifiers import load_verifier, verifier_content
+from alignment_core.evaluation.verifiers import load_function, verifier_content
 
 SOURCE = """
 import functools
@@ -102,7 +102,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("accuracy", "'accuracy' is neither `task` nor `module:function` nor `file.py:function`"),
+        ("accuracy", "'accuracy' is neither `task` nor `math` nor `code` nor `module:function` nor `file.py:function`"),
         (":function", "is neither"),
         ("nowhere.py:f", "cannot be loaded: FileNotFoundError: no file nowhere.py"),
         ("no_such_module:f", "cannot be loaded: ModuleNotFoundError"),
@@ -112,7 +112,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
     ],
 )
 def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
-    for use in (load_verifier, verifier_content, lambda given: verify(given, [row()])):
+    for use in (load_function, verifier_content, lambda given: verify(given, [row()])):
         with pytest.raises(UserError, match=r"^evaluation\.verifier: .*" + says) as caught:
             use(given)
         assert not isinstance(caught.value, DataError)
@@ -122,7 +122,7 @@ def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
 def test_a_file_that_cannot_be_imported_is_the_users_turn(tmp_path, content):
     (tmp_path / "broken.py").write_text(content)
     with pytest.raises(UserError, match=r"cannot be loaded: (SyntaxError|RuntimeError: no licence)"):
-        load_verifier(f"{tmp_path / 'broken.py'}:f")
+        load_function(f"{tmp_path / 'broken.py'}:f")
 
 
 def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):

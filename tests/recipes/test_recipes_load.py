@@ -407,7 +407,17 @@ RL: dict[str, Any] = {
     ("overrides", "says"),
     [
         (["rl.rewards=[]"], "rl.rewards"),
-        (["rl.rewards.0.reward_model=ours"], "a reward needs exactly one of `verifier` and `reward_model`"),
+        (
+            ["rl.rewards.0.reward_model=ours"],
+            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
+        ),
+        (
+            ["rl.rewards.0.function=f.py:f"],
+            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
+        ),
+        (["rl.rewards.0={urls: 'localhost:5000'}"], "'localhost:5000' is no http:// or https:// URL"),
+        (["rl.rewards.0={urls: 'http://me:hidden@there/'}"], "a URL of a recipe holds no password; name the variable"),
+        (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` is for `urls`"),
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
         (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from alignment_core.stages import rl
 from alignment_core.stages.base import StageCall, StageResult
 from alignment_core.stages.rl import RlStageConfig
 from alignment_core.stages.runner import run_stage
+from tests.rollout.reward_server import Server, lengths
 from tests.stages.killing import Killer, store_with
 
 pytestmark = pytest.mark.slow
@@ -42,6 +44,15 @@ def now_and_then(prompt, completion, label):
     if calls % 4 == 0:
         raise ValueError("cannot judge that")
     return len(completion) / 100
+"""
+
+GROUP = """
+import asyncio
+
+async def against_the_mean(rows):
+    await asyncio.sleep(0.01)
+    lengths = [len(row["completion"]) for row in rows]
+    return [length - sum(lengths) / len(lengths) for length in lengths]
 """
 
 
@@ -218,6 +229,35 @@ def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
         expected = 2 * score + len(text) / 100 - 0.25 * (row["finish_reason"] == "length")
         assert row["rewards"] == pytest.approx([score, len(text) / 100], abs=1e-5)
         assert row["reward"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_dies(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "group.py").write_text(GROUP)
+    lasting = Server(lengths)
+
+    def last_answer(content: dict[str, Any]) -> tuple[int, bytes]:
+        threading.Thread(target=dying.end).start()
+        return lengths(content)
+
+    dying = Server(last_answer)
+    rewards = [
+        {"function": f"{tmp_path / 'group.py'}:against_the_mean"},
+        {"urls": [dying.url, lasting.url], "batch_size": 4},
+    ]
+    made, result = run_rl(
+        tmp_path / "run", tiny_model(), section | {"steps": 2, "rewards": rewards}, machines, resources
+    )
+    lasting.end()
+    rows = [row for file in sorted((made / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
+    assert (result.cost["failed_rewards"], len(rows), len(dying.asked) + len(lasting.asked)) == (0, 24, 6)
+    assert 1 <= len(dying.asked) < 6
+    tokenizer = byte_tokenizer()
+    texts = [tokenizer.decode(row["completion_ids"], skip_special_tokens=True) for row in rows]
+    for row, text in zip(rows, texts, strict=True):
+        mine = [len(one) for one, other in zip(texts, rows, strict=True) if other["group"] == row["group"]]
+        assert row["rewards"] == pytest.approx([len(text) - np.mean(mine), len(text)])
 
 
 def test_prompts_that_all_teach_nothing_are_said(

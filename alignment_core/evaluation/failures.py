@@ -1,0 +1,82 @@
+"""Completions without a reward: why, how many, which, and when there are too many. One account for every kind of reward."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import Any, Literal
+
+from alignment_core.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Reason = Literal["raised", "timeout", "crashed", "wrong_shape", "bad_number", "unreachable", "none_given"]
+SHOWN = 60
+"""Characters of a prompt that a message shows."""
+
+
+class Failed(Exception):
+    """One completion has no reward; the message says why, after the name of what should have given it."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+Answers = Generator[tuple[int, Any], None, None]
+"""The number of each row, in any order, and its reward, None if it is to have none, or the :class:`Failed` that says why."""
+
+
+class Account:
+    """What one source of rewards gave and failed to give; counts over all calls in ``failed``."""
+
+    def __init__(self, who: str, max_failed: float, field: str, window: int = 0) -> None:
+        """``max_failed`` is a share of the last ``window`` rows, or of those of a call where it has more."""
+        self.who, self.max_failed, self.field = who, max_failed, field
+        self.failed: Counter[Reason] = Counter()
+        self.window, self._recent = window, deque[bool](maxlen=window)
+
+    def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[float | None]:
+        """A finite number for each row of rollouts; None where there is none, which is logged with the row.
+
+        Raises DataError with the first failure, and ends ``answers``, once more than the share ``max_failed`` of the last
+        rows have failed.
+        """
+        size = max(self.window, len(rows))
+        failed = sum(list(self._recent)[len(rows) - size :]) if size > len(rows) else 0
+        allowed, first = math.floor(self.max_failed * size), ""
+        rewards: list[float | None] = [None] * len(rows)
+        with closing(answers):
+            for number, answer in answers:
+                failure = _failure(answer)
+                if failure is None:
+                    rewards[number] = float(answer)
+                    continue
+                failed += 1
+                self.failed[failure.reason] += 1
+                row = rows[number]
+                said = f"{row['source']}: {self.who} {failure}, for the prompt {row['prompt_text'][:SHOWN]!r}"
+                first = first or said
+                if failed > allowed:
+                    raise DataError(
+                        f"{first}; {allowed} of {size} completions may go without a reward "
+                        f"({self.field} {self.max_failed:g})"
+                    )
+                log.warning("%s; it is left out", said)
+        self._recent.extend(reward is None for reward in rewards)
+        return rewards
+
+
+def _failure(answer: Any) -> Failed | None:
+    if isinstance(answer, Failed):
+        return answer
+    if answer is None:
+        return Failed("none_given", "gave no reward")
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        return Failed("bad_number", f"answered {str(answer)[:SHOWN]!r}; a number is needed")
+    if not math.isfinite(answer):
+        return Failed("bad_number", f"answered {answer}; a finite number is needed")
+    return None

@@ -1,0 +1,237 @@
+"""A user's function in a process of its own, which can be killed: it may hang, crash or print what it likes.
+
+``python -m alignment_core.evaluation.function_process SOCKET_FD NAME FIELD SECONDS`` answers one JSON line for each that it
+is sent: the function's numbers. A coroutine function works on many at a time and has ``SECONDS`` for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket, socketpair
+from typing import Any
+
+from alignment_core.errors import Stopped, UserError
+from alignment_core.evaluation.failures import Failed
+from alignment_core.evaluation.verifiers import FIELD, load_function
+
+ROOT = Path(__file__).parents[2]
+LAST_SECONDS = 1.0
+"""How long a process that hung up has until it is gone, and a coroutine that was cancelled until it says so."""
+AT_A_TIME = 64
+"""Calls of a coroutine function that run concurrently."""
+LONGEST_LINE = 1 << 30
+
+
+class FunctionProcess:
+    """Calls the function ``name``; its start and each answer have ``timeout`` seconds. Close it, from any thread."""
+
+    def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
+        self.name, self.timeout, self.field = name, timeout, field
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+
+    def answers(self, calls: Sequence[list[Any]]) -> Generator[tuple[int, Any]]:
+        """The number of each call, and what the function answers to these arguments or the :class:`Failed` that says why not.
+
+        Calls that were under way when another one ended the process are made again, one by one. Raises UserError if there
+        is no such function, Stopped once this is closed.
+        """
+        waiting, suspects = deque(range(len(calls))), deque[int]()
+        since: dict[int, float] = {}
+        """When each call that is under way began."""
+        try:
+            while waiting or suspects or since:
+                if self._process is None:
+                    self._start()
+                queue = suspects or waiting
+                most = AT_A_TIME if self._concurrent and not suspects else 1
+                while queue and len(since) < most:
+                    number = queue.popleft()
+                    since[number] = time.monotonic()
+                    self._send(number, calls[number])
+                try:
+                    number, answer = self._answer(since)
+                except Failed as failure:
+                    if len(since) == 1:
+                        yield since.popitem()[0], failure
+                    suspects.extend(since)
+                    since.clear()
+                    continue
+                del since[number]
+                yield number, answer
+        except (OSError, ValueError):  # of a socket that was closed meanwhile
+            if not self._closed:
+                raise
+            raise self._stopped() from None
+        finally:
+            if since:  # their answers would be taken for those of later calls
+                self._end()
+
+    def close(self) -> None:
+        """End the process, and answer no more."""
+        with self._starting:
+            self._closed = True
+        self._end()
+
+    def _stopped(self) -> Stopped:
+        return Stopped(f"{self.field}: {self.name!r} was ended")
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._closed:
+                raise self._stopped()
+            self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+            self._lines = self._socket.makefile("rb")
+            path = os.pathsep.join([*filter(None, sys.path), str(ROOT)])
+            with theirs:
+                arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, *arguments],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path},
+                    start_new_session=True,  # so that it can be ended with all that it started
+                )
+        try:
+            answer = self._read(time.monotonic() + self.timeout)
+            problem = answer["problem"]
+        except Failed as error:
+            problem = f"{self.field}: {self.name!r} cannot be loaded: it {error}"
+        if problem:
+            self._end()
+            raise UserError(problem)
+        self._concurrent = answer["concurrent"]
+        self._patience = self.timeout + (LAST_SECONDS if self._concurrent else 0.0)
+
+    def _send(self, number: int, arguments: list[Any]) -> None:
+        self._socket.settimeout(self._patience)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # the answer says what is wrong
+            self._socket.sendall(json.dumps([number, arguments]).encode() + b"\n")
+
+    def _answer(self, since: dict[int, float]) -> tuple[int, Any]:
+        """Of the calls that are under way, the number of the one that is done next, and its answer."""
+        found = self._read(min(since.values()) + self._patience)
+        return found["call"], Failed(*found["failed"]) if "failed" in found else found["value"]
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        """What the process says next. One that says nothing is ended, and the next call has a new one."""
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            line = self._lines.readline()
+        except TimeoutError:
+            self._end()
+            raise _late(self.timeout) from None
+        except ConnectionResetError:
+            line = b""
+        if line:
+            return json.loads(line)
+        code = self._end(LAST_SECONDS)
+        if self._closed:
+            raise self._stopped()
+        raise Failed("crashed", f"ended its process (exit code {code})")
+
+    def _end(self, patience: float = 0.0) -> int | None:
+        """End the process with all that it started; its exit code, if it was over within ``patience`` seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        code = process.returncode
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._lines.close()
+        self._socket.close()
+        return code
+
+    def __enter__(self) -> FunctionProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _late(timeout: float) -> Failed:
+    return Failed("timeout", f"gave no answer within {timeout:g} seconds (resources.reward_timeout_seconds)")
+
+
+def main() -> None:
+    """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds."""
+    with socket(fileno=int(sys.argv[1])) as end:
+        try:
+            function = load_function(*sys.argv[2:4])
+        except UserError as error:
+            end.sendall(_line(problem=str(error)))
+            return
+        concurrent = inspect.iscoroutinefunction(function)
+        end.sendall(_line(problem=None, concurrent=concurrent))
+        if concurrent:
+            asyncio.run(_serve_concurrently(function, end, float(sys.argv[4])))
+        else:
+            _serve(function, end)
+
+
+def _serve(function: Any, end: socket) -> None:
+    with end.makefile("rb") as asked:
+        for line in asked:
+            number, arguments = json.loads(line)
+            try:
+                answer = _line(call=number, value=_plain(function(*arguments)))
+            except Exception as error:  # the user's code runs here
+                answer = _raised(number, error)
+            end.sendall(answer)
+
+
+async def _serve_concurrently(function: Any, end: socket, timeout: float) -> None:
+    asked, answers = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
+
+    async def call(line: bytes) -> None:
+        number, arguments = json.loads(line)
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                value = await function(*arguments)
+            answer = _line(call=number, value=_plain(value))
+        except Exception as error:  # the user's code runs here
+            late = _late(timeout)
+            failed = _line(call=number, failed=[late.reason, str(late)])
+            answer = failed if deadline.expired() else _raised(number, error)
+        answers.write(answer)
+
+    running = set()
+    while line := await asked.readline():
+        task = asyncio.create_task(call(line))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as JSON has them, also those of arrays and tensors. Raises what ``float`` raises."""
+    if isinstance(value, str) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
+        return None if value is None else float(value)
+    return [None if one is None else float(one) for one in value]
+
+
+def _raised(number: int, error: Exception) -> bytes:
+    return _line(call=number, failed=["raised", f"failed: {type(error).__name__}: {error}"])
+
+
+def _line(**content: Any) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+if __name__ == "__main__":
+    main()

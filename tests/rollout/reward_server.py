@@ -1,0 +1,48 @@
+"""A real HTTP server that rewards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers what ``answer`` says of the request; knows what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
+        self.tokens: set[str | None] = set()
+        self.url = f"http://127.0.0.1:{self.server_port}/score"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        """Listen no more."""
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(content)
+        self.server.tokens.add(self.headers["Authorization"])
+        status, answer = self.server.answer(content)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def lengths(content: dict[str, Any]) -> tuple[int, bytes]:
+    return 200, json.dumps({"rewards": [len(one) for one in content["completions"]], "extra_logs": {}}).encode()

@@ -1,0 +1,111 @@
+"""All rewards of a run: asked from any thread, by processes that last, and what of them decides a result."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from alignment_core.errors import DataError, EnvironmentFault, Stopped
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.rl import RewardConfig
+from alignment_core.stages.reward_sources import RewardSources, content
+from tests.rollout.reward_server import Server, lengths
+
+SOURCE = """
+import os
+
+def one(prompt, completion, label):
+    return os.getpid() / 2**32
+
+def group(rows):
+    return [None if row["completion"] == "b" else float(os.getpid()) for row in rows]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(SOURCE)
+    return tmp_path / "rewards.py"
+
+
+def rewards(*configs: dict[str, Any]) -> list[RewardConfig]:
+    return [RewardConfig.model_validate(one) for one in configs]
+
+
+def opened(configs: list[RewardConfig]) -> RewardSources:
+    context: Any = SimpleNamespace(resources=ResourcesConfig(reward_timeout_seconds=20), machines=None, inputs={})
+    return RewardSources(context, configs, [], byte_tokenizer(), step=0)
+
+
+def rows(*completions: str) -> list[dict[str, Any]]:
+    tokenizer = byte_tokenizer()
+    return [
+        {
+            "source": f"p.jsonl:{number}",
+            "group": number // 2,
+            "task": None,
+            "prompt_text": "?",
+            "completion_text": one,
+            "label": "1",
+            "prompt_ids": tokenizer("?")["input_ids"],
+            "completion_ids": [*tokenizer(one)["input_ids"], tokenizer.eos_token_id],
+            "finish_reason": "stop",
+        }
+        for number, one in enumerate(completions)
+    ]
+
+
+def test_sources_answer_side_by_side_in_any_thread_by_processes_that_last_until_they_are_closed(file: Path) -> None:
+    server = Server(lengths)
+    configs = rewards(
+        {"verifier": f"{file}:one"},
+        {"function": f"{file}:group", "max_failed": 0.5},
+        {"urls": server.url, "batch_size": 2},
+        {"verifier": "math"},
+    )
+    with opened(configs) as sources, ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(sources, [rows("a", "b", "ccc"), rows("d", "1")])
+        assert [len(one) for one in first] == [3] * 4
+        assert (first[1][1], first[2], second[3]) == (None, [1, 1, 3], [0.0, 1.0])
+        assert sources.failed == {"none_given": 1}
+        used = {int(first[0][0] * 2**32), int(first[1][0])}
+        assert used == {int(second[0][0] * 2**32), int(second[1][0])}, "no process for each call"
+        assert all(psutil.pid_exists(one) for one in used)
+    server.end()
+    assert not any(psutil.pid_exists(one) for one in used)
+    assert not [one for one in psutil.Process().children() if "function_process" in " ".join(one.cmdline())]
+    assert sorted(one for content in server.asked for one in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
+    with pytest.raises(Stopped):
+        sources(rows("a"))
+
+
+def test_the_bound_is_that_of_each_source(file: Path) -> None:
+    configs = rewards({"verifier": f"{file}:one"}, {"function": f"{file}:group"})
+    says = r"^p\.jsonl:1: the function .*:group gave no reward, .* \(rl\.rewards\.1\.max_failed 0\.01\)$"
+    with opened(configs) as sources, pytest.raises(DataError, match=says):
+        sources(rows("a", "b"))
+
+
+def test_an_endpoint_that_is_not_there_is_missed_before_anything_is_opened() -> None:
+    with pytest.raises(EnvironmentFault, match=r"^rl\.rewards\.1\.urls: no server answers"):
+        opened(rewards({"verifier": "math"}, {"urls": "http://127.0.0.1:9/"}))
+
+
+def test_what_decides_a_result_is_the_source_of_functions_and_the_first_url_and_no_token(file: Path) -> None:
+    def key(**fields: Any) -> Any:
+        return content(rewards(fields))
+
+    one = key(urls=["http://a/", "http://b/"], batch_size=4, token_variable="TOKEN")
+    assert one == key(urls="http://a/")
+    assert "TOKEN" not in str(one)
+    assert one != key(urls=["http://b/", "http://a/"])
+    before = key(function=f"{file}:group")
+    file.write_text(SOURCE + "# changed")
+    assert key(function=f"{file}:group") != before
+    assert str(file) not in str(before)
