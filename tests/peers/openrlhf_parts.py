@@ -1,7 +1,8 @@
 """OpenRLHF 0.11.2's own functions.
 
 Packages whose ``__init__`` imports flash_attn, peft or vLLM (GPU-only, or not needed for tensors) are entered without
-running it, and ``ray.launcher``, which is there for a type hint, is an empty module.
+running it, and ``ray.launcher``, which is there for a type hint, is an empty module. Its wheel also brings a package
+``tests``, so that modules of this folder import each other without that name.
 """
 
 from __future__ import annotations

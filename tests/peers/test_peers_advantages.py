@@ -254,7 +254,7 @@ def test_alone_in_its_group_a_completion_teaches_nothing_while_verls_rloo_gives_
     same(REWARD_S, reward_S1[:, 0])
 
 
-def test_verls_baseline_counts_the_kl_in_the_reward_and_ours_as_openrlhfs_the_reward_alone() -> None:
+def test_trls_and_verls_baselines_count_the_kl_in_the_reward_and_ours_as_openrlhfs_the_reward_alone() -> None:
     kl_ST = kl_estimate(OLD_ST, REFERENCE_ST, "k1") * MASK_ST
     mine_K = ours({"estimator": "group"}, kl={"place": "reward", "estimator": "k1", "coefficient": 0.3})
     advantages_ST, _ = openrlhf.advantages_and_returns(
@@ -266,6 +266,10 @@ def test_verls_baseline_counts_the_kl_in_the_reward_and_ours_as_openrlhfs_the_re
         rewards_ST() - 0.3 * kl_ST, MASK_ST.double(), INDEX_S, norm_adv_by_std_in_grpo=False
     )
     same(spread(baselined(penalised_S, GROUP_S, "group")), packed(advantages_ST))
+    penalised_S = REWARD_S - 0.3 * (kl_estimate(OLD_ST, REFERENCE_ST, "k1") * PADDED_ST).sum(1)
+    options = {"old_ST": OLD_ST, "reference_ST": REFERENCE_ST, "mask_ST": PADDED_ST, "beta": 0.3}
+    found_S = trl.scored(RLOOTrainer, REWARD_S, GROUP_SIZE, **options)["advantages"]  # type: ignore[arg-type]
+    same(baselined(penalised_S, GROUP_S, "leave-one-out"), found_S)
 
 
 # --- length --------------------------------------------------------------------------------------------------------

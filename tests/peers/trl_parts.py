@@ -123,6 +123,8 @@ def scored(
     mask_ST: Tensor | None = None,
     mode: str = "token_mask",
     bounds: tuple[float | None, float | None] = (None, None),
+    reference_ST: Tensor | None = None,
+    beta: float = 0.0,
 ) -> dict[str, Tensor]:
     """What a trainer makes of sampled and rewarded completions: ``advantages`` [S], ``importance_sampling_ratio``.
 
@@ -147,7 +149,12 @@ def scored(
     trainer = _trainer(
         _generate=lambda prompts: generated,
         _calculate_rewards=lambda *_: reward_S[:, None].clone(),
-        _get_per_token_logps_and_entropies=lambda *_, **__: (old, None, None),
+        _get_per_token_logps_and_entropies=lambda model, *_, **__: (
+            reference_ST if model == "ref" else old,
+            None,
+            None,
+        ),
+        ref_model="ref",
         environment_factories=None,
         environments=None,
         tools=None,
@@ -161,7 +168,7 @@ def scored(
         vllm_importance_sampling_mode=mode,
         vllm_importance_sampling_clip_min=bounds[0],
         vllm_importance_sampling_clip_max=bounds[1],
-        beta=0.0,
+        beta=beta,
         reward_weights=torch.ones(1, dtype=torch.float64),
         reward_funcs=[None],
         reward_func_names=["reward"],
