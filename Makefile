@@ -1,10 +1,11 @@
-# make demo · make up · make test · make lint · make bench
+# make demo · make up · make test · make peers · make lint · make bench
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test lint bench lock clean
+.PHONY: demo up down test peers lint bench lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run deployments/recipes/quickstart.yaml
@@ -17,6 +18,9 @@ down: $(VENV)/.run
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+peers: $(PEERS)/.run
+	$(PEERS)/bin/python -m pytest tests/peers $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -37,6 +41,16 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
 	touch $@
 
+PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
+
+# Sees what lies in $(VENV), and adds the peers to it without touching it.
+$(PEERS)/.run: requirements/peers.txt $(VENV)/.test
+	rm -rf $(PEERS)
+	$(BIN)/python -m venv --without-pip $(PEERS)
+	$(BIN)/python $(PURELIB) > "$$($(PEERS)/bin/python $(PURELIB))/shared.pth"
+	$(BIN)/pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes -r requirements/peers.txt
+	touch $@
+
 LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requirements/overrides.txt --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header --no-emit-package torch
 
@@ -45,4 +59,4 @@ lock:
 	$(LOCK) --extra cpu --extra tracking --extra test -c requirements/cpu.txt -o requirements/test.txt
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache

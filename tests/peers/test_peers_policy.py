@@ -1,0 +1,295 @@
+"""Policy, value and entropy losses: the same numbers and gradients as the peers' own functions on the same tensors."""
+
+from __future__ import annotations
+
+import openrlhf_parts as openrlhf
+import pytest
+import torch
+import trl_parts as trl
+import verl_parts as verl
+from ragged import (
+    ADVANTAGE_S,
+    ADVANTAGES_ST,
+    LENGTHS,
+    LOGPS_ST,
+    LONGEST,
+    MASK_ST,
+    OLD_ST,
+    SEQUENCES,
+    draw,
+    micro_batch,
+    packed,
+    same,
+    same_with_gradient,
+    sequences_of,
+)
+from torch import Tensor
+
+from alignment_core.losses.logprobs import entropy, token_logps
+from alignment_core.losses.policy import aggregation_normaliser, aggregation_weights, value_loss
+from alignment_core.recipes.rl import PolicyLossConfig
+from alignment_core.training.reinforcement import policy_loss
+
+TOKENS = int(MASK_ST.sum())
+BUDGET = 11  # the longest completion that was allowed; none came to it
+AGGREGATIONS = ["token-mean", "sequence-mean-token-mean", "fixed-length"]
+TRL_LOSS = {"token-mean": "bnpo", "sequence-mean-token-mean": "grpo", "fixed-length": "dr_grpo"}
+VERL_AGGREGATION = {
+    "token-mean": "token-mean",
+    "sequence-mean-token-mean": "seq-mean-token-mean",
+    "fixed-length": "seq-mean-token-sum-norm",
+}
+PER_SEQUENCE_ST = ADVANTAGE_S[:, None].expand(MASK_ST.shape)
+
+
+def reduced(losses_K: Tensor, aggregation: str) -> Tensor:
+    """What a rank sums over its micro-batch, over what the whole batch is divided by."""
+    weights_K = aggregation_weights(sequences_of(), SEQUENCES, aggregation)  # type: ignore[arg-type]
+    return (weights_K * losses_K).sum() / aggregation_normaliser(TOKENS, SEQUENCES, aggregation, BUDGET)  # type: ignore[arg-type]
+
+
+def ours(logps_ST: Tensor, advantages_ST: Tensor = ADVANTAGES_ST, **fields: object) -> Tensor:
+    config = PolicyLossConfig(**fields)  # type: ignore[arg-type]
+    logps_K = packed(logps_ST)
+    losses_K = policy_loss(config, logps_K - packed(OLD_ST), logps_K, packed(advantages_ST), micro_batch())  # type: ignore[arg-type]
+    return reduced(losses_K, config.aggregation)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_clipped_ratio_with_two_bounds_is_trls(aggregation: str) -> None:
+    same_with_gradient(
+        lambda x: ours(x, clip_low=0.1, clip_high=0.3, aggregation=aggregation),
+        lambda x: trl.grpo_loss(
+            x, OLD_ST, ADVANTAGES_ST, MASK_ST, TRL_LOSS[aggregation], clip=(0.1, 0.3), longest=BUDGET
+        ),
+        LOGPS_ST,
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_clipped_ratio_with_two_bounds_is_verls(aggregation: str) -> None:
+    same_with_gradient(
+        lambda x: ours(x, clip_low=0.1, clip_high=0.3, aggregation=aggregation),
+        lambda x: verl.policy_loss(
+            "vanilla",
+            x,
+            OLD_ST,
+            ADVANTAGES_ST,
+            MASK_ST,
+            VERL_AGGREGATION[aggregation],
+            (0.1, 0.3),
+            loss_scale_factor=BUDGET,
+        ),
+        LOGPS_ST,
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[:2])
+def test_clipped_ratio_with_two_bounds_is_openrlhfs_which_has_no_fixed_length(aggregation: str) -> None:
+    theirs = openrlhf.PolicyLoss(0.1, 0.3, token_level_loss=aggregation == "token-mean")
+    same_with_gradient(
+        lambda x: ours(x, clip_low=0.1, clip_high=0.3, aggregation=aggregation),
+        lambda x: theirs(x, OLD_ST, ADVANTAGES_ST, MASK_ST)[0],
+        LOGPS_ST,
+    )
+
+
+def test_the_dual_clip_is_openrlhfs_and_verls_which_always_has_one() -> None:
+    far_ST = OLD_ST + draw(20, scale=2.0)
+    theirs = openrlhf.PolicyLoss(dual_clip=3.0)
+    same_with_gradient(lambda x: ours(x, dual_clip=3.0), lambda x: theirs(x, OLD_ST, ADVANTAGES_ST, MASK_ST)[0], far_ST)
+    same_with_gradient(
+        lambda x: ours(x, dual_clip=3.0),
+        lambda x: verl.policy_loss("vanilla", x, OLD_ST, ADVANTAGES_ST, MASK_ST, dual_clip=3.0),
+        far_ST,
+    )
+    assert not torch.isclose(ours(far_ST), ours(far_ST, dual_clip=3.0)), "the second clip is felt here"
+
+
+def test_trls_delta_is_the_dual_clip_where_it_lies_above_the_upper_bound() -> None:
+    far_ST = OLD_ST + draw(20, scale=2.0)
+    same_with_gradient(
+        lambda x: ours(x, dual_clip=3.0),
+        lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "bnpo", delta=3.0),
+        far_ST,
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_gspo_is_verls_with_advantages_of_each_token_too(aggregation: str) -> None:
+    same_with_gradient(
+        lambda x: ours(x, loss_type="gspo", clip_low=0.05, clip_high=0.1, aggregation=aggregation),
+        lambda x: verl.policy_loss(
+            "gspo",
+            x,
+            OLD_ST,
+            ADVANTAGES_ST,
+            MASK_ST,
+            VERL_AGGREGATION[aggregation],
+            (0.05, 0.1),
+            loss_scale_factor=BUDGET,
+        ),
+        LOGPS_ST,
+    )
+
+
+def test_gspo_is_trls_and_openrlhfs_for_one_advantage_per_sequence_and_the_mean_over_sequences() -> None:
+    # theirs is the ratio of the paper's equation 7, ours and verl's its equation 14 (GSPO-token): the two have the same
+    # gradient where a sequence has one advantage. OpenRLHF takes the mean over sequences whatever it is told.
+    def mine(x: Tensor) -> Tensor:
+        return ours(
+            x,
+            PER_SEQUENCE_ST,
+            loss_type="gspo",
+            clip_low=0.05,
+            clip_high=0.1,
+            aggregation="sequence-mean-token-mean",
+        )
+
+    same_with_gradient(
+        mine,
+        lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGE_S, MASK_ST, "grpo", clip=(0.05, 0.1), level="sequence"),
+        LOGPS_ST,
+    )
+    theirs = openrlhf.PolicyLoss(0.05, 0.1, policy_loss_type="gspo")
+    same_with_gradient(mine, lambda x: theirs(x, OLD_ST, PER_SEQUENCE_ST, MASK_ST)[0], LOGPS_ST)
+
+
+def test_cispo_is_verls() -> None:
+    same_with_gradient(
+        lambda x: ours(x, loss_type="cispo", clip_low=0.2, clip_high=0.3),
+        lambda x: verl.policy_loss("cispo", x, OLD_ST, ADVANTAGES_ST, MASK_ST, clip=(0.2, 0.3)),
+        LOGPS_ST,
+    )
+
+
+def test_cispo_is_trls_whose_epsilon_high_is_the_bound_itself_and_has_no_lower_one() -> None:
+    # TRL's epsilon_high 1.3 is our clip_high 0.3; our clip_low 1 leaves the ratio free below
+    same_with_gradient(
+        lambda x: ours(x, loss_type="cispo", clip_low=1.0, clip_high=0.3),
+        lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "cispo", clip=(0.0, 1.3)),
+        LOGPS_ST,
+    )
+
+
+def test_sapo_is_trls_and_verls_which_both_take_the_mean_over_sequences() -> None:
+    def mine(x: Tensor) -> Tensor:
+        return ours(x, loss_type="sapo", sapo_temperatures=(1.0, 1.05), aggregation="sequence-mean-token-mean")
+
+    same_with_gradient(mine, lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "sapo"), LOGPS_ST)
+    same_with_gradient(mine, lambda x: verl.policy_loss("sapo", x, OLD_ST, ADVANTAGES_ST, MASK_ST), LOGPS_ST)
+
+
+def test_trls_rloo_loss_is_ours_over_a_fixed_length_of_one_as_long_as_the_policy_has_not_moved() -> None:
+    # its ratio is that of the whole sequence, unnormalised: from the second step on a batch it is another loss
+    config = PolicyLossConfig()
+
+    def mine(x: Tensor) -> Tensor:
+        logps_K, advantages_K = packed(x), packed(PER_SEQUENCE_ST)
+        losses_K = policy_loss(config, logps_K - packed(LOGPS_ST), logps_K, advantages_K, micro_batch())  # type: ignore[arg-type]
+        return losses_K.sum() / aggregation_normaliser(TOKENS, SEQUENCES, "fixed-length", 1)
+
+    def gradient(function: object) -> Tensor:
+        leaf = LOGPS_ST.clone().requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf)[0]  # type: ignore[operator]
+
+    same(gradient(mine), gradient(lambda x: trl.rloo_loss(x, LOGPS_ST, ADVANTAGE_S, MASK_ST)))
+
+
+@pytest.mark.parametrize("clip", [0.2, None])
+def test_the_value_loss_is_openrlhfs_and_verls(clip: float | None) -> None:
+    values_ST, old_ST, returns_ST = draw(30), draw(31), draw(32)
+
+    def mine(x: Tensor) -> Tensor:
+        return reduced(value_loss(packed(x), packed(old_ST), packed(returns_ST), clip), "token-mean")
+
+    theirs = openrlhf.ValueLoss(clip)
+    same_with_gradient(mine, lambda x: theirs(x, old_ST, returns_ST, MASK_ST), values_ST)
+    same_with_gradient(
+        mine,
+        lambda x: verl.core_algos.compute_value_loss(x, returns_ST, old_ST, MASK_ST.double(), clip or 1e9)[0],
+        values_ST,
+    )
+
+
+def test_micro_batches_of_uneven_length_add_up_to_the_batch_as_openrlhfs_and_verls_do() -> None:
+    halves = [slice(0, 2), slice(2, SEQUENCES)]
+
+    def of_openrlhf(x: Tensor) -> Tensor:
+        items = list(openrlhf.iter_grad_accum_global_norm(halves, None, 2, lambda half: MASK_ST[half]))
+        losses = [
+            openrlhf.PolicyLoss()(x[half], OLD_ST[half], ADVANTAGES_ST[half], MASK_ST[half], **totals)[0]
+            for half, totals in items
+        ]
+        return sum(losses) / len(halves)  # as DeepSpeed divides by the steps of accumulation
+
+    def of_verl(x: Tensor) -> Tensor:
+        return sum(
+            verl.policy_loss(
+                "vanilla",
+                x[half],
+                OLD_ST[half],
+                ADVANTAGES_ST[half],
+                MASK_ST[half],
+                batch_num_tokens=TOKENS,
+                dp_size=1,
+            )
+            for half in halves
+        )  # type: ignore[return-value]
+
+    same_with_gradient(ours, of_openrlhf, LOGPS_ST)
+    same_with_gradient(ours, of_verl, LOGPS_ST)
+
+
+def test_trls_own_normaliser_of_the_whole_batch_is_its_type_dapo() -> None:
+    # its other types divide by what is in the micro-batch: they agree where the batch is one micro-batch, as above
+    same_with_gradient(ours, lambda x: trl.grpo_loss(x, OLD_ST, ADVANTAGES_ST, MASK_ST, "dapo"), LOGPS_ST)
+
+
+def test_the_entropy_bonus_is_trls_under_the_token_mean() -> None:
+    logits_STV = draw(40, SEQUENCES, LONGEST, 7)
+    labels_ST = torch.zeros(MASK_ST.shape, dtype=torch.long)
+
+    def mine(x: Tensor) -> Tensor:
+        logits_KV = x[MASK_ST]
+        logps_K = token_logps(logits_KV, packed(labels_ST))
+        losses_K = policy_loss(
+            PolicyLossConfig(),
+            logps_K - packed(OLD_ST),
+            logps_K,
+            packed(ADVANTAGES_ST),
+            micro_batch(),  # type: ignore[arg-type]
+        )
+        return reduced(losses_K - 0.01 * entropy(logits_KV), "token-mean")
+
+    def theirs(x: Tensor) -> Tensor:
+        logps_ST = trl.selective_log_softmax(x, labels_ST)
+        entropy_ST = trl.entropy_from_logits(x)
+        return trl.grpo_loss(
+            logps_ST, OLD_ST, ADVANTAGES_ST, MASK_ST, "bnpo", entropy_ST=entropy_ST, entropy_bonus=0.01
+        )
+
+    same_with_gradient(mine, theirs, logits_STV)
+
+
+def test_log_probabilities_and_entropy_of_logits_are_everybodys() -> None:
+    logits_KV, labels_K = draw(41, 12, 9, scale=3.0), torch.arange(12) % 9
+    for theirs in (
+        trl.selective_log_softmax,
+        openrlhf.log_probs_from_logits,
+        verl.torch_functional.logprobs_from_logits_naive,
+        verl.torch_functional.logprobs_from_logits_v2,
+    ):
+        same_with_gradient(lambda x: token_logps(x, labels_K), lambda x, f=theirs: f(x, labels_K), logits_KV)
+    with torch.compiler.set_stance("force_eager"):  # OpenRLHF compiles its entropy
+        for theirs in (
+            trl.entropy_from_logits,
+            openrlhf.compute_entropy,
+            verl.torch_functional.entropy_from_logits,
+        ):
+            same_with_gradient(entropy, theirs, logits_KV)
+
+
+def test_the_batch_is_ragged_and_has_gaps() -> None:
+    assert len(set(LENGTHS)) > 3
+    assert sum(LENGTHS) - TOKENS == 3

@@ -1,0 +1,274 @@
+"""TRL 1.16's own methods, called on a stand-in that holds just what they read.
+
+TRL has its losses inside of its trainers, and to make one takes a model, a tokenizer and data that the numbers do not
+depend on. Accelerate is the real one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from trl.rewards import get_soft_overlong_punishment
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.reward_trainer import RewardTrainer
+from trl.trainer.rloo_trainer import RLOOTrainer
+from trl.trainer.sft_trainer import SFTTrainer
+from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+
+__all__ = [
+    "dpo_loss",
+    "entropy_from_logits",
+    "get_soft_overlong_punishment",
+    "grpo_loss",
+    "reward_loss",
+    "rloo_loss",
+    "scored",
+    "selective_log_softmax",
+    "sft_loss",
+]
+
+
+def grpo_loss(
+    logps_ST: Tensor,
+    old_ST: Tensor,
+    advantages: Tensor,
+    mask_ST: Tensor,
+    loss_type: str,
+    *,
+    clip: tuple[float, float] = (0.2, 0.2),
+    delta: float | None = None,
+    level: str = "token",
+    reference_ST: Tensor | None = None,
+    beta: float = 0.0,
+    longest: int = 1,
+    weights_ST: Tensor | None = None,
+    entropy_ST: Tensor | None = None,
+    entropy_bonus: float = 0.0,
+    temperatures: tuple[float, float] = (1.0, 1.05),
+) -> Tensor:
+    """GRPOTrainer's loss; ``advantages`` [S] or [S, T]."""
+    entropies = torch.zeros_like(logps_ST) if entropy_ST is None else entropy_ST
+    trainer = _trainer(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logps_ST, entropies, None),
+        loss_type=loss_type,
+        epsilon_low=clip[0],
+        epsilon_high=clip[1],
+        importance_sampling_level=level,
+        beta=beta,
+        max_completion_length=longest,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=weights_ST is not None,
+        vllm_importance_sampling_correction=True,
+        use_adaptive_entropy=False,
+        entropy_coef=entropy_bonus,
+        _entropy_bonus_enabled=entropy_bonus > 0,
+        args=SimpleNamespace(
+            delta=delta,
+            use_bias_correction_kl=False,
+            steps_per_generation=1,
+            sapo_temperature_pos=temperatures[0],
+            sapo_temperature_neg=temperatures[1],
+        ),
+    )
+    prompts = torch.ones(len(logps_ST), 1, dtype=torch.long)
+    inputs = {
+        "prompt_ids": prompts,
+        "prompt_mask": prompts,
+        "completion_ids": torch.zeros(mask_ST.shape, dtype=torch.long),
+        "completion_mask": mask_ST.double(),
+        "advantages": advantages,
+        "old_per_token_logps": old_ST,
+        "ref_per_token_logps": reference_ST,
+        "importance_sampling_ratio": weights_ST,
+        "num_items_in_batch": mask_ST.sum(),
+    }
+    return GRPOTrainer._compute_loss(trainer, None, inputs)
+
+
+def rloo_loss(logps_ST: Tensor, old_ST: Tensor, advantage_S: Tensor, mask_ST: Tensor) -> Tensor:
+    """RLOOTrainer's loss, with a clip at 0.2."""
+    trainer = _trainer(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logps_ST, torch.zeros_like(logps_ST), None),
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+    )
+    prompts = torch.ones(len(logps_ST), 1, dtype=torch.long)
+    mask = mask_ST.double()
+    inputs = {
+        "prompt_ids": prompts,
+        "prompt_mask": prompts,
+        "completion_ids": torch.zeros(mask_ST.shape, dtype=torch.long),
+        "completion_mask": mask,
+        "advantages": advantage_S,
+        "old_logps": (old_ST * mask).sum(1),
+    }
+    return RLOOTrainer._compute_loss(trainer, None, inputs)
+
+
+def scored(
+    kind: type[GRPOTrainer] | type[RLOOTrainer],
+    reward_S: Tensor,
+    group_size: int,
+    *,
+    scale: str = "group",
+    old_ST: Tensor | None = None,
+    rollout_ST: Tensor | None = None,
+    mask_ST: Tensor | None = None,
+    mode: str = "token_mask",
+    bounds: tuple[float | None, float | None] = (None, None),
+    reference_ST: Tensor | None = None,
+    beta: float = 0.0,
+) -> dict[str, Tensor]:
+    """What a trainer makes of sampled and rewarded completions: ``advantages`` [S], ``importance_sampling_ratio``.
+
+    Tokens of a tool are what ``mask_ST`` leaves out of a completion.
+    """
+    sequences = len(reward_S)
+    mask = torch.ones(sequences, 1, dtype=torch.bool) if mask_ST is None else mask_ST
+    lengths = [int(row.nonzero().max()) + 1 for row in mask]
+    old = torch.zeros(mask.shape, dtype=torch.float64) if old_ST is None else old_ST
+    rollout = old if rollout_ST is None else rollout_ST
+    cut = [range(length) for length in lengths]
+    generated = (
+        [[0]] * sequences,
+        [[0] * length for length in lengths],
+        [[int(mask[row, place]) for place in places] for row, places in enumerate(cut)],
+        [""] * sequences,
+        [rollout[row, : len(places)].tolist() for row, places in enumerate(cut)],
+        {},
+        None,
+        None,
+    )
+    trainer = _trainer(
+        _generate=lambda prompts: generated,
+        _calculate_rewards=lambda *_: reward_S[:, None].clone(),
+        _get_per_token_logps_and_entropies=lambda model, *_, **__: (
+            reference_ST if model == "ref" else old,
+            None,
+            None,
+        ),
+        ref_model="ref",
+        environment_factories=None,
+        environments=None,
+        tools=None,
+        pad_to_multiple_of=None,
+        _tokenizer=SimpleNamespace(pad_token_id=0),
+        mask_truncated_completions=False,
+        num_iterations=1,
+        num_generations=group_size,
+        use_vllm=True,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=bounds[0],
+        vllm_importance_sampling_clip_max=bounds[1],
+        beta=beta,
+        reward_weights=torch.ones(1, dtype=torch.float64),
+        reward_funcs=[None],
+        reward_func_names=["reward"],
+        reward_clip_range=None,
+        normalize_advantages=False,
+        multi_objective_aggregation="sum_then_normalize",
+        scale_rewards=scale,
+        log_multimodal=False,
+        args=SimpleNamespace(
+            per_device_train_batch_size=sequences,
+            steps_per_generation=1,
+            gradient_accumulation_steps=1,
+            gradient_checkpointing_kwargs=None,
+        ),
+        _logs={"prompt": [], "completion": [], "rewards": defaultdict(list), "advantages": [], "extra": {}},
+        _pending_extra_logs={},
+        _pending_metrics={},
+    )
+    if kind is RLOOTrainer:
+        trainer._generate = lambda prompts: _of_rloo(generated)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # TRL makes tensors of lists
+    try:
+        return kind._generate_and_score_completions(trainer, [{"prompt": "p"}] * sequences)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _of_rloo(generated: tuple) -> tuple:
+    prompt_ids, completion_ids, _, completions, *_ = generated
+    return prompt_ids, completion_ids, completions
+
+
+def dpo_loss(
+    logps_ST: Tensor, reference_ST: Tensor, mask_ST: Tensor, loss_type: str, beta: float, label_smoothing: float = 0.0
+) -> Tensor:
+    """DPOTrainer's loss of log-probabilities whose first half are those of the chosen completions."""
+
+    def model(logps: Tensor) -> Any:
+        output = SimpleNamespace(
+            log_probs=logps * mask_ST,
+            entropy=torch.zeros_like(logps),
+            mean_logits=torch.zeros_like(logps),
+            is_top1=mask_ST,
+        )
+        return lambda **_: output
+
+    trainer = _trainer(
+        loss_types=[loss_type],
+        loss_weights=[1.0],
+        beta=beta,
+        label_smoothing=label_smoothing,
+        ld_alpha=None,
+        use_weighting=False,
+        precompute_ref_logps=False,
+        ref_model=model(reference_ST),
+        f_divergence_type="reverse_kl",
+        _total_train_tokens=0,
+        _tp_size=1,
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
+    )
+    completion = torch.nn.functional.pad(mask_ST.long(), (1, 0))  # the first token has no log-probability
+    ids = torch.zeros_like(completion)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": completion}
+    return DPOTrainer._compute_loss(trainer, model(logps_ST), inputs, False)
+
+
+def reward_loss(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | None) -> Tensor:
+    """RewardTrainer's loss."""
+    trainer = _trainer(args=SimpleNamespace(center_rewards_coefficient=None), _total_train_tokens=0, _tp_size=1)
+    scores = SimpleNamespace(logits=torch.cat([chosen_P, rejected_P])[:, None])
+    inputs = {"attention_mask": torch.ones(2 * len(chosen_P), 1)}
+    if margin_P is not None:
+        inputs["margin"] = margin_P
+    return RewardTrainer.compute_loss(trainer, lambda **_: scores, inputs)
+
+
+def sft_loss(logps_ST: Tensor, mask_ST: Tensor, tokens_of_batch: int | None = None) -> Tensor:
+    """SFTTrainer's loss of a micro-batch."""
+    trainer = _trainer(
+        args=SimpleNamespace(loss_type="nll", average_tokens_across_devices=False),
+        compute_loss_func=None,
+        label_smoother=None,
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    output = SimpleNamespace(
+        log_probs=logps_ST * mask_ST, label_mask=mask_ST, entropy=torch.zeros_like(logps_ST), is_top1=mask_ST
+    )
+    inputs = {"attention_mask": mask_ST.long()}
+    return SFTTrainer.compute_loss(trainer, lambda **_: output, inputs, num_items_in_batch=tokens_of_batch)
+
+
+def _trainer(**fields: Any) -> Any:
+    """A stand-in in training that goes without accumulation and auxiliary losses."""
+    return SimpleNamespace(
+        accelerator=Accelerator(cpu=True),
+        model=SimpleNamespace(training=True, is_gradient_checkpointing=False),
+        current_gradient_accumulation_steps=1,
+        aux_loss_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        **fields,
+    )
