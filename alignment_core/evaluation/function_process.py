@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from socket import AF_UNIX, SOCK_STREAM, socket, socketpair
+from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
 from typing import Any
 
 from alignment_core.errors import Stopped, UserError
@@ -118,8 +118,11 @@ class FunctionProcess:
 
     def _send(self, number: int, arguments: list[Any]) -> None:
         self._socket.settimeout(self._patience)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # the answer says what is wrong
-            self._socket.sendall(json.dumps([number, arguments]).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading the answer says what is wrong
+            try:
+                self._socket.sendall(json.dumps([number, arguments]).encode() + b"\n")
+            except TimeoutError:  # half a line may be sent
+                self._socket.shutdown(SHUT_RDWR)
 
     def _answer(self, since: dict[int, float]) -> tuple[int, Any]:
         """Of the calls that are under way, the number of the one that is done next, and its answer."""

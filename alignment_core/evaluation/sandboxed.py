@@ -57,6 +57,11 @@ FORBIDDEN = (
     *(132, 235, 261, 280, 188, 189, 190, 197, 198, 199),  # times and attributes of files
 )
 
+FORBIDDEN_COMMANDS = {
+    72: (8, 10, 15),  # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX send a signal to any process
+    16: (0x8901, 0x8902),  # ioctl: FIOSETOWN, SIOCSPGRP do, too
+}
+
 
 def confine(folder: str) -> None:
     """Give up, for good, every right but to compute, read Python's own files and write to ``folder``. Raises OSError."""
@@ -124,6 +129,9 @@ def _seccomp(libc: Any) -> None:
         (answer, 0, 0, allow),
         (answer, 0, 0, refuse),
     ]
+    for call, commands in FORBIDDEN_COMMANDS.items():
+        refused = [step for command in commands for step in ((equal, 0, 1, command), (answer, 0, 0, refuse))]
+        steps += [(equal, 0, len(refused) + 2, call), (load, 0, 0, second), *refused, (answer, 0, 0, allow)]
     for call in FORBIDDEN:
         steps += [(equal, 0, 1, call), (answer, 0, 0, refuse)]
     steps.append((answer, 0, 0, allow))

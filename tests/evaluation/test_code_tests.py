@@ -122,6 +122,8 @@ def test_a_program_starts_no_process_signals_none_and_raises_no_limit() -> None:
         "import multiprocessing as m; p = m.Process(target=print); p.start()",
         "import os; os.execv('/bin/true', ['true'])",
         "import os; os.kill(os.getppid(), 0)",
+        "import fcntl, os, socket; fcntl.fcntl(socket.socketpair()[0], fcntl.F_SETOWN, os.getppid())",
+        "import fcntl, os, socket; fcntl.ioctl(socket.socketpair()[0], 0x8901, os.getppid().to_bytes(4, 'little'))",
         "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (8, 8))",
         "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))",
         "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",

@@ -23,7 +23,19 @@ from alignment_core.stages.key import _reachable, changes, code_digest, key_part
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
-HELPERS = {"base", "cost", "key", "machine_queue", "machines", "runner", "report", "restarts", "training_loop", "turns"}
+HELPERS = {
+    "base",
+    "cost",
+    "key",
+    "machine_queue",
+    "machines",
+    "runner",
+    "report",
+    "restarts",
+    "reward_sources",
+    "training_loop",
+    "turns",
+}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
 
@@ -144,7 +156,11 @@ def reached(stage: str) -> set[str]:
         ("sft", {"training/methods/sft.py", "training/trainer.py", "losses/logprobs.py", "canonical.py"}),
         ("dpo", {"training/methods/dpo.py", "training/methods/pairs.py", "losses/preference.py"}),
         ("generate", {"rollout/weights.py", "rollout/engine.py", "rollout/records.py", "models/saving.py"}),
-        ("score", {"evaluation/verifiers.py", "data/tasks.py"}),
+        (
+            "score",
+            {"evaluation/verifiers.py", "data/tasks.py", "evaluation/math_answers.py", "evaluation/sandboxed.py"},
+        ),
+        ("rl", {"evaluation/sandboxed.py", "rollout/endpoint.py"}),
         ("dataset", {"data/build.py", "data/formats.py", "data/template.py"}),
         ("select_pairs", {"rollout/selection.py"}),
         ("evaluate", {"evaluation/statistics.py"}),

@@ -1,0 +1,49 @@
+"""The account of what has no reward: one for every kind of source, a reward model's numbers included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.evaluation.failures import Account, Answers
+from alignment_core.rollout.judges import Judge
+
+ROWS: list[dict[str, Any]] = [
+    {"source": f"p.jsonl:{number}", "prompt_text": "?", "prompt_ids": [number], "completion_ids": [1]}
+    for number in range(4)
+]
+
+
+class Scores:
+    """In place of actors: no reward model gives NaN when it is asked to."""
+
+    def spread(self, method: str, jobs: list[Any], timeout: float) -> list[Any]:
+        return [(first, np.array([1.0, np.nan, -np.inf, 4.0])[: len(pairs)]) for first, (pairs,) in jobs]
+
+
+def test_what_a_reward_model_gives_that_is_not_finite_is_left_out_and_counted_over_all_calls() -> None:
+    account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Scores(), 1.0)
+    for _ in range(2):
+        assert account.settle(ROWS, judge(ROWS)) == [1.0, None, None, 4.0]
+    assert account.failed == {"bad_number": 4}
+
+
+def test_the_share_is_that_of_one_call_and_what_passes_it_asks_for_nothing_more() -> None:
+    asked = []
+
+    def answers() -> Answers:
+        try:
+            for number in (2, 0, 1, 3):
+                asked.append(number)
+                yield number, None if number != 1 else 1.0
+        finally:
+            asked.append("ended")
+
+    account = Account("it", 0.25, "rl.rewards.0.max_failed")
+    says = r"^p\.jsonl:2: it gave no reward, for the prompt '\?'; 1 of 4 completions may go without a reward \(rl\.rewards\.0\."
+    with pytest.raises(DataError, match=says):
+        account.settle(ROWS, answers())
+    assert asked == [2, 0, "ended"]
