@@ -94,6 +94,21 @@ class Renderer:
         text = self._render(messages, add_generation_prompt=True)
         return Prompt(self.encode(text), text)
 
+    def told(self, text: str, role: str) -> Ids:
+        """What follows an assistant's turn, which ended with EOS, where somebody answers it: up to the next turn.
+
+        Raises UserError where the template shows a turn otherwise once another follows.
+        """
+        if not self._template:
+            return self.encode(text)
+        turn = [*_user("?"), *_assistant("!")]
+        before = self._render(turn, add_generation_prompt=False)
+        after = self._render([*turn, {"role": role, "content": text}], add_generation_prompt=True)
+        if not after.startswith(before):
+            raise UserError("the chat template shows an assistant's turn otherwise once it was answered")
+        behind = before[before.rindex("!") + 1 :]
+        return self.encode(behind.removeprefix(self._eos) + after.removeprefix(before))
+
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)  # five times as fast as the call around it

@@ -222,7 +222,9 @@ async def _serve_concurrently(function: Any, end: socket, timeout: float) -> Non
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JSON has them, also those of arrays and tensors. Raises what ``float`` raises."""
+    """Numbers as JSON has them, also those of arrays and tensors; a dict as it is. Raises what ``float`` raises."""
+    if isinstance(value, dict):
+        return value
     if isinstance(value, str) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
         return None if value is None else float(value)
     return [None if one is None else float(one) for one in value]

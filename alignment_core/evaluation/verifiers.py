@@ -48,9 +48,13 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
 
 
 def function_content(name: str, field: str) -> dict[str, str]:
-    """What a function is, for stage keys: its name and the SHA-256 of its file. Raises UserError."""
+    """What a function or class is, for stage keys: its name and the SHA-256 of its file. Raises UserError."""
+    found, place = load_function(name, field), name.rpartition(":")[0]
     try:
-        source = inspect.getsourcefile(inspect.unwrap(load_function(name, field)))
+        is_here = isinstance(found, type) and place.endswith(
+            ".py"
+        )  # a module that no import knows, so nor does inspect
+        source = place if is_here else inspect.getsourcefile(inspect.unwrap(found))
     except TypeError:
         raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
     return {"name": name.rpartition(":")[2], "sha256": hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()}

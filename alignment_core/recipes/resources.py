@@ -23,6 +23,8 @@ class ResourcesConfig(Config):
     """vLLM engines; none means as many as trainers, or on the GPUs that these leave, half of all where nobody says."""
     judges: int = Field(1, ge=1)
     """Actors per reward model that scores completions during reinforcement learning."""
+    environment_processes: int = Field(2, ge=1)
+    """Processes that the environments of reinforcement learning are spread over."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs per engine."""
     threads: int = Field(1, ge=1)

@@ -13,12 +13,13 @@ from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.recipes.training import TrainingConfig
 
-KINDS = ("verifier", "reward_model", "function", "urls")
+KINDS = ("verifier", "reward_model", "function", "urls", "environment")
 """The fields of a reward of which exactly one says what it is."""
 
 
 class RewardConfig(Config):
-    """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function` and `urls`."""
+    """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function`, `urls` and
+    `environment`."""
 
     verifier: str | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
@@ -31,6 +32,8 @@ class RewardConfig(Config):
     It is called with a list of dicts and returns as many numbers, or None for a completion without a reward."""
     urls: tuple[str, ...] = ()
     """Replicas of one HTTP endpoint; the first names it and is part of what decides a result."""
+    environment: bool = False
+    """The sum of what the environment of `rl.environment` gave in the completion's turns."""
     batch_size: int = Field(32, ge=1)
     """With `urls`: completions per request."""
     token_variable: str | None = None
@@ -71,6 +74,23 @@ class RewardConfig(Config):
                     "a URL of a recipe holds no password; name the variable of a token in `token_variable`"
                 )
         return urls
+
+
+class EnvironmentConfig(Config):
+    """What answers the policy between its turns. Each completion has an object of its own, in another process."""
+
+    name: str
+    """A class: `module:Class` or `file.py:Class`. `reset(prompt, label)` returns what the policy is told beside its prompt,
+    or None; `step(completion)` returns a dict with `observation` (what the policy is told next), `reward` and `done`. Both
+    may be `async`; a method `close()` is called at the end if there is one."""
+    options: dict[str, Any] = {}
+    """Arguments that the class is made with."""
+    max_turns: int = Field(8, ge=1)
+    """Turns of the policy after which an episode is over."""
+    episode_seconds: float = Field(600.0, gt=0)
+    """How long an episode may take; one that takes longer has no reward."""
+    role: Literal["user", "tool"] = "user"
+    """As whom the chat template has the environment speak; without a template its words follow as they are."""
 
 
 class ShapingConfig(Config):
@@ -214,6 +234,9 @@ class RlConfig(Config):
     """Prompts in each step."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling."""
+    environment: EnvironmentConfig | None = None
+    """What answers the policy between its turns; none asks for one turn. All turns and answers of a completion share its
+    `max_completion_length`."""
     rewards: tuple[RewardConfig, ...] = Field(min_length=1)
     """What completions are rewarded for; the weighted sum counts."""
     shaping: ShapingConfig = ShapingConfig()
@@ -246,6 +269,10 @@ class RlConfig(Config):
             raise ValueError(
                 "`rl.generation.num_generations` is 1, so a prompt's completions have no mean but their own: raise it, or "
                 "use the estimator `batch`"
+            )
+        if (self.environment is not None) != any(reward.environment for reward in self.rewards):
+            raise ValueError(
+                "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")

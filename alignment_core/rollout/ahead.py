@@ -1,8 +1,8 @@
 """Sampling ahead of training: engines go on while the policy learns, by a bounded number of steps.
 
-One thread drives each engine and one asks for rewards; who takes completions waits for what it needs. New weights reach
-the engines between two of their steps. A group of completions that began under the weights of step v is trained on at
-step v + ``max_staleness`` at the latest (the bound of Fu et al. 2025, "AReaL").
+One thread drives each engine, one each process of environments, and one asks for rewards; who takes completions waits for
+what it needs. New weights reach the engines between two of their steps. A group of completions that began under the weights
+of step v is trained on at step v + ``max_staleness`` at the latest (the bound of Fu et al. 2025, "AReaL").
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from alignment_core.errors import DeadlineExceeded
-from alignment_core.rollout.engine import MOST_SEQUENCES, Request
+from alignment_core.rollout.engine import MOST_SEQUENCES
+from alignment_core.rollout.environments import Environments
 from alignment_core.rollout.episodes import Draws, Episode
 from alignment_core.rollout.experience import Samples
 
 SLICE_SECONDS = 0.1
 """Of sampling per call of an engine: what new weights may have to wait for."""
 CLOSING_SECONDS = 1.0
-"""How long a reward that is being given may delay the end."""
+"""How long a reward or an answer that is being given may delay the end."""
 
 
 class Ahead:
@@ -31,6 +33,7 @@ class Ahead:
     def __init__(
         self,
         engines: Any,
+        environments: Environments | None,
         draws: Draws,
         tokenizer: Any,
         policy: str,
@@ -46,7 +49,8 @@ class Ahead:
 
         With ``partial`` new weights reach completions under way, otherwise they wait for these.
         """
-        self.engines, self.draws, self.tokenizer, self.policy = engines, draws, tokenizer, policy
+        self.engines, self.environments = engines, environments
+        self.draws, self.tokenizer, self.policy = draws, tokenizer, policy
         self.reward, self.wait = reward, wait
         self.prompts_per_step, self.steps = prompts_per_step, steps
         self.max_staleness, self.partial = max_staleness, partial
@@ -59,6 +63,13 @@ class Ahead:
         self._again: deque[int] = deque()
         """Draws of a run that went on which are to be sampled once more."""
         self._under_way: list[dict[str, Episode]] = [{} for _ in range(engines.size)]
+        """By engine: episodes that are not over."""
+        self._speak: list[deque[Episode]] = [deque() for _ in range(engines.size)]
+        """By engine: episodes whose policy is to say something next."""
+        self._speaking: list[set[str]] = [set() for _ in range(engines.size)]
+        """By engine: names of the episodes that it samples."""
+        self._listen: list[deque[Episode]] = [deque() for _ in range(environments.size if environments else 0)]
+        """By process of environments: episodes whose environment is to answer."""
         self._groups: dict[int, list[Episode]] = {}
         """All episodes of the draws that are being sampled."""
         self._sampled: deque[int] = deque()
@@ -120,7 +131,8 @@ class Ahead:
 
     def _start(self) -> None:
         self.engines.all("drop_all", timeout=self.wait)  # what a run before this left under way
-        tasks: list[Callable[[], None]] = [lambda n=n: self._serve(n) for n in range(self.engines.size)]  # type: ignore[misc]
+        tasks = [partial(self._serve, engine) for engine in range(self.engines.size)]
+        tasks += [partial(self._let_answer, place) for place in range(len(self._listen))]
         for task in (*tasks, self._ask_for_rewards):
             thread = threading.Thread(target=self._guarded, args=(task,), daemon=True)
             self._threads.append(thread)
@@ -138,13 +150,16 @@ class Ahead:
     def _serve(self, engine: int) -> None:
         """Keep one engine at work."""
         stop, generation = self.tokenizer.eos_token_id, self.draws.generation
-        mine = self._under_way[engine]
+        speak, speaking = self._speak[engine], self._speaking[engine]
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or (not self._held and (mine or self._may_draw())))
+                self._changed.wait_for(lambda: self._closed or (not self._held and self._has_work(engine)))
                 if self._closed:
                     return
-                fresh = self._draw(engine)
+                self._draw(engine)
+                fresh = [self.draws.request(episode) for episode in speak]
+                speak.clear()
+                speaking |= {request.name for request in fresh}
                 self._busy.add(engine)
             try:
                 done = self.engines.one(engine, "advance", fresh, generation, stop, SLICE_SECONDS, timeout=self.wait)
@@ -154,10 +169,46 @@ class Ahead:
                     self._changed.notify_all()
             with self._changed:
                 for name, said in done:
-                    mine.pop(name).take(said)
-                ended = {int(name.partition("/")[0]) for name, _ in done}
-                self._sampled += [draw for draw in sorted(ended) if self._is_whole(draw)]
+                    speaking.remove(name)
+                    episode = self._under_way[engine][name]
+                    episode.take(said)
+                    self._next(episode, engine)
                 self._changed.notify_all()
+
+    def _has_work(self, engine: int) -> bool:
+        return bool(self._speaking[engine] or self._speak[engine]) or self._can_draw(engine)
+
+    def _next(self, episode: Episode, engine: int) -> None:
+        """The policy has spoken in this episode."""
+        if self.environments:
+            self._listen[self.environments.place(episode)].append(episode)
+        else:
+            self._end(episode, engine)
+
+    def _end(self, episode: Episode, engine: int) -> None:
+        episode.over = True
+        del self._under_way[engine][episode.name]
+        if all(one.over for one in self._groups[episode.draw]):
+            self._sampled.append(episode.draw)
+
+    def _let_answer(self, place: int) -> None:
+        """Keep the environments of one process at work."""
+        assert self.environments
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or bool(self._listen[place]))
+                if self._closed:
+                    return
+                episodes = list(self._listen[place])
+                self._listen[place].clear()
+            for episode in self.environments.answer(episodes, place):
+                with self._changed:
+                    engine = next(n for n, mine in enumerate(self._under_way) if episode.name in mine)
+                    if episode.over:
+                        self._end(episode, engine)
+                    else:
+                        self._speak[engine].append(episode)
+                    self._changed.notify_all()
 
     def _may_draw(self) -> int:
         """How many prompts may be drawn now."""
@@ -167,12 +218,17 @@ class Ahead:
         most = steps_ahead * self.prompts_per_step + self._wanted
         return max(len(self._again), most - len(self._began))
 
-    def _draw(self, engine: int) -> list[Request]:
-        """Requests for further prompts: this engine's share of those that may be drawn, as far as it has room."""
-        mine, fresh = self._under_way[engine], []
+    def _can_draw(self, engine: int) -> bool:
+        mine = len(self._under_way[engine])
+        has_room = not mine or mine + self.draws.generation.num_generations <= MOST_SEQUENCES
+        return has_room and self._may_draw() > 0
+
+    def _draw(self, engine: int) -> None:
+        """Begin further prompts: this engine's share of those that may be drawn, as far as it has room."""
+        mine = self._under_way[engine]
         for _ in range(-(-self._may_draw() // self.engines.size)):
-            if mine and len(mine) + self.draws.generation.num_generations > MOST_SEQUENCES:
-                break
+            if not self._can_draw(engine):
+                return
             if self._again:
                 draw = self._again.popleft()
             else:
@@ -181,11 +237,11 @@ class Ahead:
             self._groups[draw] = self.draws.episodes(draw)
             for episode in self._groups[draw]:
                 mine[episode.name] = episode
-                fresh.append(self.draws.request(episode))
-        return fresh
-
-    def _is_whole(self, draw: int) -> bool:
-        return all(episode.finish_reason for episode in self._groups[draw])
+                if self.environments:
+                    self._listen[self.environments.place(episode)].append(episode)
+                else:
+                    self._speak[engine].append(episode)
+            self._changed.notify_all()
 
     def _ask_for_rewards(self) -> None:
         while True:
@@ -216,7 +272,5 @@ class Ahead:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for thread in self._threads[:-1]:
-            thread.join()
-        for thread in self._threads[-1:]:  # who gives rewards ends it when its sources are closed
-            thread.join(CLOSING_SECONDS)
+        for number, thread in enumerate(self._threads):  # rewards and environments end when their processes do
+            thread.join(None if number < self.engines.size else CLOSING_SECONDS)

@@ -13,12 +13,13 @@ from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.training.batches import epoch_order
 
 if TYPE_CHECKING:
+    from alignment_core.evaluation.failures import Failed
     from alignment_core.rollout.engine import Completion, Request
 
 
 @dataclass
 class Episode:
-    """One completion under way: all that the policy said in it."""
+    """One completion under way: what the policy said in it, and what it was told between its turns."""
 
     draw: int
     """Place of its prompt among all that the run takes."""
@@ -31,7 +32,17 @@ class Episode:
     mask: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    """[T] Of the weights that sampled each token; of a token that the policy was told, -1."""
     finish_reason: str = ""
+    turn: int = 0
+    """Where in ``ids`` the policy's last turn begins."""
+    turns: int = 0
+    over: bool = False
+    began: float | None = None
+    """When its environment was first asked."""
+    reward: float = 0.0
+    """All that its environment gave."""
+    failure: Failed | None = None
 
     @property
     def name(self) -> str:
@@ -40,15 +51,23 @@ class Episode:
 
     def take(self, said: Completion) -> None:
         """The policy has spoken."""
+        self.turn, self.turns = len(self.ids), self.turns + 1
         self.ids += said.token_ids.tolist()
         self.logps += said.logps.tolist()
         self.versions += said.versions.tolist()
         self.mask += [True] * len(said.token_ids)
         self.finish_reason = said.finish_reason
 
+    def hear(self, ids: Sequence[int]) -> None:
+        """The policy is told these tokens."""
+        self.ids += ids
+        self.logps += [0.0] * len(ids)
+        self.versions += [-1] * len(ids)
+        self.mask += [False] * len(ids)
+
     def row(self, tokenizer: Any, policy: str) -> dict[str, Any]:
         """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
-        prompt, version = self.prompt, max(self.versions)
+        prompt, version = self.prompt, max(self.versions, default=0)
         return {
             "prompt": self.number,
             "sample": self.sample,
@@ -65,6 +84,7 @@ class Episode:
             "task": prompt["task"],
             "source": prompt["source"],
             "policy": version_of(policy, version),
+            "environment": self.failure or self.reward,
         }
 
 

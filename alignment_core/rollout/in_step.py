@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from alignment_core.rollout.environments import Environments
 from alignment_core.rollout.episodes import Draws, Episode, version_of
 from alignment_core.rollout.experience import Samples
 
@@ -14,10 +15,18 @@ class InStep:
     """Samples when it is asked. Equal weights and draws give equal completions."""
 
     def __init__(
-        self, engines: Any, draws: Draws, tokenizer: Any, policy: str, reward: Callable[[Samples], Samples], wait: float
+        self,
+        engines: Any,
+        environments: Environments | None,
+        draws: Draws,
+        tokenizer: Any,
+        policy: str,
+        reward: Callable[[Samples], Samples],
+        wait: float,
     ) -> None:
         """``policy`` is the reference of the policy before the first step; ``reward`` gives rows their rewards."""
-        self.engines, self.draws, self.tokenizer, self.policy = engines, draws, tokenizer, policy
+        self.engines, self.environments = engines, environments
+        self.draws, self.tokenizer, self.policy = draws, tokenizer, policy
         self.reward, self.wait = reward, wait
         self.drawn, self.version = 0, 0
 
@@ -40,7 +49,12 @@ class InStep:
         """Rewarded completions of the next ``count`` prompts."""
         episodes = [one for draw in range(self.drawn, self.drawn + count) for one in self.draws.episodes(draw)]
         self.drawn += count
-        self._sample(episodes)
+        if self.environments:
+            self.environments.answer_all(episodes)
+        while live := [episode for episode in episodes if not episode.over]:
+            self._sample(live)
+            if self.environments:
+                self.environments.answer_all(live)
         return self.reward([episode.row(self.tokenizer, self.policy) for episode in episodes])
 
     def _sample(self, episodes: list[Episode]) -> None:
@@ -55,6 +69,7 @@ class InStep:
         for number, said in self.engines.spread("sample", jobs, timeout=self.wait):
             for episode, completion in zip(shards[number], said, strict=True):
                 episode.take(completion)
+                episode.over = self.environments is None
 
     def close(self) -> None:
         """Nothing goes on behind the caller's back."""

@@ -83,6 +83,8 @@ class RewardSources:
     def _light(self, number: int) -> Source:
         """What needs no actors, and can be missed before any are started."""
         reward, timeout = self._rewards[number], self._context.resources.reward_timeout_seconds
+        if reward.environment:
+            return _of_environment
         if reward.urls:
             text = self._whole_text
             return Endpoint(reward.urls, reward.batch_size, reward.token_variable, timeout, field(number), text)
@@ -125,6 +127,11 @@ class RewardSources:
         return self._tokenizer.decode([*row["prompt_ids"], *row["completion_ids"]], skip_special_tokens=False)
 
 
+def _of_environment(rows: Samples) -> Answers:
+    """What the rows' environments gave them, or why they failed."""
+    yield from ((number, row["environment"]) for number, row in enumerate(rows))
+
+
 def field(number: int) -> str:
     """Where the recipe has the reward with this number."""
     return f"rl.rewards.{number}"
@@ -151,6 +158,8 @@ def _content(number: int, reward: RewardConfig) -> dict[str, Any]:
 
 
 def _who(reward: RewardConfig) -> str:
+    if reward.environment:
+        return "the environment"
     if reward.verifier is not None:
         return f"the verifier {reward.verifier}"
     if reward.function is not None:

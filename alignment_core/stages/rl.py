@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, NumericError
+from alignment_core.evaluation.verifiers import function_content
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
+from alignment_core.rollout.environment_calls import FIELD as ENVIRONMENT
+from alignment_core.rollout.environments import Environments
 from alignment_core.rollout.episodes import Draws, version_of
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
 from alignment_core.rollout.in_step import InStep
@@ -45,6 +49,8 @@ class RlStageConfig(StageConfig):
 
     def content(self) -> Any:
         section = self.section.model_dump(mode="json", exclude={"prompts"})
+        if self.section.environment:
+            section["environment"]["name"] = function_content(self.section.environment.name, ENVIRONMENT)
         return section | {"rewards": reward_sources.content(self.section.rewards)}
 
 
@@ -78,6 +84,7 @@ class Loop:
             self.section.prompts_per_step * self.section.generation.num_generations,
             config.trust_remote_code,
         )
+        self.environments = self._environments()
         self.running = [RunningMean() for _ in self.section.rewards]
         self.kl_coefficient = self.section.kl.coefficient
 
@@ -98,6 +105,7 @@ class Loop:
             ) as self.engines,
             context.machines.trainers(context.turn) as self.trainers,
             self.sources,
+            closing(self.environments) if self.environments else nullcontext(),
             closing(self._sampler()) as self.sampler,
         ):
             state = self.trainers.all("open_rl", job, context.resources, str(context.progress), timeout=self.wait)[0]
@@ -124,11 +132,33 @@ class Loop:
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
 
+    def _environments(self) -> Environments | None:
+        config, resources = self.section.environment, self.context.resources
+        if config is None:
+            return None
+        renderer = Renderer(self.tokenizer)
+        return Environments(
+            config,
+            encode=lambda text: renderer.told(text, config.role),
+            decode=lambda ids: self.tokenizer.decode(ids, skip_special_tokens=True),
+            room=self.section.generation.max_completion_length,
+            processes=resources.environment_processes,
+            timeout=resources.reward_timeout_seconds,
+        )
+
     def _sampler(self) -> Any:
         """What draws prompts and has them answered and rewarded."""
         section, execution = self.section, self.section.execution
         draws = Draws(self.prompts, section.generation, self.context.seed)
-        shared = (self.engines, draws, self.tokenizer, str(self.context.references["policy"]), self._reward, self.wait)
+        shared = (
+            self.engines,
+            self.environments,
+            draws,
+            self.tokenizer,
+            str(self.context.references["policy"]),
+            self._reward,
+            self.wait,
+        )
         if execution.max_staleness == 0:
             return InStep(*shared)
         return Ahead(
@@ -212,7 +242,7 @@ class Loop:
         self._shape(rewarded)
         given = np.array([row["rewards"] for row in samples])
         means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
-        stale_K = step - np.concatenate([row["versions"] for row in rewarded])
+        stale_K = step - np.concatenate([row["versions"][row["mask"]] for row in rewarded])
         return chosen, {**means, "prompts_used": used / groups, "staleness": float(stale_K.mean())}
 
     def _shape(self, rows: Samples) -> None:

@@ -1,0 +1,202 @@
+"""Environments: turns and answers as tokens, what is trained on, and episodes that go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig
+from tests.stages.killing import Killer
+from tests.stages.test_rl import run_rl
+
+pytestmark = pytest.mark.slow
+
+STEPS, PROMPTS, GENERATIONS = 3, 3, 4
+ENVIRONMENTS = '''
+import asyncio, os, time
+
+
+class Echo:
+    """Tells the policy what it said, in capitals, and rewards it for the length of what it says then."""
+
+    def __init__(self, turns=2):
+        self.turns, self.said = turns, []
+
+    def reset(self, prompt, label):
+        return f"[{prompt.strip()[-2:]}]"
+
+    async def step(self, completion):
+        await asyncio.sleep(0.001)
+        self.said.append(completion)
+        if len(self.said) == self.turns:
+            return {"reward": len(completion) / 10, "done": True}
+        return {"observation": f"no: {len(completion)}", "reward": 0.5}
+
+
+class Bad:
+    """Every episode of the first prompt goes wrong, each in another way."""
+
+    episodes = 0
+
+    def reset(self, prompt, label):
+        self.bad = "0+0" in prompt
+        return None
+
+    def step(self, completion):
+        if not self.bad:
+            return {"reward": 1.0, "done": True}
+        Bad.episodes += 1
+        if Bad.episodes % 4 == 1:
+            raise ValueError("what was that?")
+        if Bad.episodes % 4 == 2:
+            time.sleep(60)
+        if Bad.episodes % 4 == 3:
+            return {"reward": float("nan"), "done": True}
+        return "well done"
+
+
+class Endless:
+    def reset(self, prompt, label):
+        return None
+
+    def step(self, completion):
+        return {"observation": ".", "reward": 0.25}
+
+
+class Crash(Endless):
+    def step(self, completion):
+        os._exit(3)
+'''
+
+
+@pytest.fixture
+def resources() -> ResourcesConfig:
+    return ResourcesConfig(
+        device="cpu",
+        trainers=2,
+        engines=1,
+        kv_cache_mib=16,
+        zero_stage=1,
+        wait_timeout_seconds=120,
+        progress_seconds=1e-3,
+        reward_timeout_seconds=10,
+    )
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "environments.py").write_text(ENVIRONMENTS)
+    return {
+        "prompts": {"task": "reverse", "rows": 8},
+        "steps": STEPS,
+        "prompts_per_step": PROMPTS,
+        "generation": {"num_generations": GENERATIONS, "max_completion_length": 200, "shard_size": 2},
+        "environment": {"name": f"{tmp_path / 'environments.py'}:Echo"},
+        "rewards": [{"environment": True}],
+        "training": {"batch_size": 12, "learning_rate": 1e-3, "adam_epsilon": 1e-5},
+    }
+
+
+def steps_of(made: Path) -> list[list[dict[str, Any]]]:
+    return [pq.read_table(file).to_pylist() for file in sorted((made / "trajectories").iterdir())]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
+    staleness: int,
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    tiny_model: Any,
+    tmp_path: Path,
+) -> None:
+    section["execution"] = {"max_staleness": staleness}
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    tokenizer = byte_tokenizer()
+    ended = 0
+    for row in (row for rows in steps_of(made) for row in rows):
+        ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
+        assert (np.asarray(row["versions"])[~mask] == -1).all()
+        assert (np.asarray(row["versions"])[mask] >= 0).all()
+        assert (np.asarray(row["rollout_logps"])[~mask] == 0).all()
+        turns = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
+        told, said = turns[0::2], turns[1::2]
+        assert not mask[0], "`reset` speaks first"
+        if row["finish_reason"] == "stop":
+            ended += 1
+            assert len(told) == len(said) == 2
+            first = tokenizer.decode(said[0], skip_special_tokens=True)
+            last = tokenizer.decode(said[1], skip_special_tokens=True)
+            assert tokenizer.decode(told[1]) == f"<user>no: {len(first)}<assistant>"
+            assert row["rewards"] == pytest.approx([0.5 + len(last) / 10])
+            assert said[0][-1] == said[1][-1] == tokenizer.eos_token_id
+        else:
+            assert len(ids) <= 200
+        advantages = np.asarray(row["advantages"])
+        assert (advantages[~mask] == 0).all()
+    assert ended > 0
+    assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
+
+
+def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    _, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources)
+    killer = Killer(machines(2), "_engines", at=1)
+    _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
+    assert killed.cost["restarts"] == 1
+    assert killed.reference == first.reference
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_episodes_that_go_wrong_are_counted_and_left_out(
+    staleness: int,
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    tiny_model: Any,
+    tmp_path: Path,
+) -> None:
+    section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Bad"
+    section["rewards"][0]["max_failed"] = 0.5
+    section["execution"] = {"max_staleness": staleness}
+    wanted = resources.model_copy(update={"reward_timeout_seconds": 3.0, "environment_processes": 1})
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, wanted)
+    failed = {name: count for name, count in result.cost.items() if name.startswith("failed_rewards")}
+    rows = [row for rows in steps_of(made) for row in rows]
+    assert failed["failed_rewards"] % GENERATIONS == 0, failed
+    assert failed["failed_rewards_timeout"] * 4 == failed["failed_rewards"]
+    assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "said with what was wrong"
+    assert {tuple(row["rewards"]) for row in rows} == {(1.0,)}
+    assert len({row["prompt_text"] for row in rows}) == 7, "all but the one whose episodes went wrong"
+
+
+def test_an_episode_ends_at_its_last_turn(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section["environment"] = {"name": f"{tmp_path / 'environments.py'}:Endless", "max_turns": 3}
+    section |= {"steps": 1}
+    made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    for row in steps_of(made)[0]:
+        turns = (np.diff(np.asarray(row["mask"]).astype(int)) == -1).sum() + 1
+        if row["finish_reason"] == "stop":
+            assert (turns, row["rewards"]) == (3, [0.75])
+        else:
+            assert row["rewards"] == [0.25 * turns]
+
+
+def test_a_process_that_dies_takes_its_episodes_and_the_run_says_so(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Crash"
+    says = (
+        r"the environment .+ for the prompt .+0 of 12 completions may go without a reward \(rl\.rewards\.0\.max_failed"
+    )
+    with pytest.raises(DataError, match=says):
+        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
