@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from alignment_core.recipes import RlConfig
 from alignment_core.stages.part import PartConfig
-from alignment_core.stages.rl import POLICY, RlStageConfig
+from alignment_core.stages.rl import RESULTS, RlStageConfig
 from tasks.stage import Input, Step, stage_task, submit
 
 rl_task = stage_task("rl")
@@ -29,4 +29,4 @@ def rl(
     """
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
     whole = submit(rl_task, label, config, {"policy": policy, "prompts": prompts, "critic": critic, **judges})
-    return submit(part_task, f"{label}/policy", PartConfig(folder=POLICY), {"whole": whole})
+    return submit(part_task, f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})

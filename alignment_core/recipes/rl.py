@@ -13,6 +13,11 @@ from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.recipes.training import TrainingConfig
 
 
+def _unset(section: object) -> bool:
+    """A section that is not there is no part of the stage's key and seed either."""
+    return section is None
+
+
 class RewardConfig(Config):
     """One thing that completions are rewarded for: exactly one of `verifier` and `reward_model`."""
 
@@ -143,6 +148,13 @@ class CriticConfig(Config):
     """Steps that it trains before the policy does."""
 
 
+class EmaConfig(Config):
+    """The exponential moving average of the policy's weights, in fp32."""
+
+    decay: float = Field(0.992, gt=0, lt=1)
+    """What the average keeps of itself at each optimiser step; the rest are the new weights."""
+
+
 class TrajectoriesConfig(Config):
     """Which steps' completions stay in the run's artifact, with tokens, log-probabilities, rewards and advantages."""
 
@@ -185,6 +197,11 @@ class RlConfig(Config):
     """What is done about the difference between sampling and training."""
     critic: CriticConfig | None = None
     """With the estimator `gae`: the critic."""
+    ema: EmaConfig | None = Field(None, exclude_if=_unset)
+    """Keep a moving average of the policy; none keeps none."""
+    result: Literal["last", "average"] = "last"
+    """The run's policy, which is evaluated and promoted: the last weights, or their average (`ema`). All that there are
+    stay in the run's artifact."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """What is kept of what was sampled."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
@@ -202,4 +219,6 @@ class RlConfig(Config):
             )
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
+        if self.result == "average" and self.ema is None:
+            raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or take `result: last`")
         return self

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
 POLICY, TRAJECTORIES = "policy", "trajectories"
+RESULTS = {"last": POLICY, "average": "ema"}
+"""The folder of the artifact that is the run's policy, by ``rl.result``."""
 
 
 class RlStageConfig(StageConfig):
@@ -43,7 +45,7 @@ class RlStageConfig(StageConfig):
     trust_remote_code: bool = False
 
     def content(self) -> Any:
-        section = self.section.model_dump(mode="json", exclude={"prompts"})
+        section = self.section.model_dump(mode="json", exclude={"prompts", "result"})
         for number, reward in enumerate(section["rewards"]):
             reward["reward_model"] = reward["reward_model"] is not None  # which one is an input
             if reward["verifier"] is not None:
@@ -117,7 +119,8 @@ class Loop:
                     self._save(step)
                     saved = time.monotonic()
                 context.report(step, section.steps, "steps", **metrics)
-            for name in (POLICY, "critic") if section.critic else (POLICY,):
+            models = {POLICY: True, "critic": section.critic, "ema": section.ema}
+            for name in [name for name, there in models.items() if there]:
                 self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
         shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.seconds.items()})

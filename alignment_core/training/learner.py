@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from alignment_core.artifacts.faults import check_room
 from alignment_core.cluster.device import Device
@@ -22,6 +23,7 @@ from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import MicroBatch, Row, cut, pack
 from alignment_core.training.ranks import sum_over_ranks
 
@@ -67,7 +69,9 @@ class Learner:
         device: Device,
         rank: int,
         world: int,
+        ema_decay: float | None = None,
     ) -> None:
+        """With ``ema_decay`` an exponential moving average of the weights is kept beside them."""
         self.source, self.training, self.resources, self.device = source, training, resources, device
         self.rank, self.world = rank, world
         self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if world == 1 else 2
@@ -81,6 +85,7 @@ class Learner:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.packed = PackedModel(model, source.head, source.with_entropy)
         self.engine = self._engine()
+        self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
 
     def _engine(self) -> Any:
         import deepspeed
@@ -165,6 +170,8 @@ class Learner:
         report.grad_norm = self.grad_norm if norm is None else float(norm)
         if not math.isfinite(report.grad_norm):
             raise NumericError("the gradient is not finite")
+        if self.average is not None:
+            self.average.update()
         report.normaliser += normaliser if self.rank == 0 else 0.0
         report.learning_rate = rate
         report.steps += 1
@@ -177,11 +184,14 @@ class Learner:
         packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank] if rows else []
         return [pack(part, self.device.torch_device) for part in packs]
 
-    def export(self, directory: Path) -> None:
-        """Write the model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
+    def export(self, directory: Path, average: bool = False) -> None:
+        """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part)."""
         self.check_sound()
         state = None
-        if self.zero_stage == 3:
+        if average:
+            assert self.average is not None, "it was not asked for"
+            state = self.average.state(self.packed)
+        elif self.zero_stage == 3:
             state = self.engine._zero3_consolidated_16bit_state_dict()
         if self.rank == 0:
             if state is not None:
@@ -206,13 +216,15 @@ class Learner:
         torch.distributed.barrier()
         try:
             self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
-        except RuntimeError:  # torch does not say why it could not write
+            if self.average is not None:
+                self.average.save(target)
+        except (RuntimeError, SafetensorError):  # they do not say why they could not write
             self._check_room(target)
             raise
         torch.distributed.barrier()
 
     def _check_room(self, target: Path) -> None:
-        size = LEAST_BYTES_PER_PARAMETER * self.parameters()
+        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * self.parameters()
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:
@@ -229,6 +241,8 @@ class Learner:
         loaded, _ = self.engine.load_checkpoint(str(target), tag="state")
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")
+        if self.average is not None:
+            self.average.restore(target)
         self.steps = steps
 
     def close(self) -> None:

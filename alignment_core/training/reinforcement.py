@@ -87,7 +87,8 @@ class PolicyTrainer:
         trust, training = job.trust_remote_code, job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         policy = ModelSource(job.policy, "lm", trust_remote_code=trust, with_entropy=bonus)
-        self.learners = {"policy": Learner(policy, training, resources, device, rank, world)}
+        decay = job.section.ema.decay if job.section.ema else None
+        self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), trust)
             own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
@@ -226,8 +227,9 @@ class PolicyTrainer:
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
 
     def export(self, name: str, directory: str) -> None:
-        """Write the policy or the critic as a Hugging Face folder."""
-        self.learners[name].export(Path(directory))
+        """Write the ``policy``, its moving average (``ema``) or the ``critic`` as a Hugging Face folder."""
+        average = name == "ema"
+        self.learners["policy" if average else name].export(Path(directory), average)
 
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step below ``directory``, with what the driver wants back."""

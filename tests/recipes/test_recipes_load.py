@@ -414,6 +414,7 @@ RL: dict[str, Any] = {
         (["rl.rewards.0.verifier=task"], "`verifier: task` scores the built-in tasks alone, and prompts.jsonl"),
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
     ],
 )
