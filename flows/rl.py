@@ -25,7 +25,10 @@ def rl(recipe: RlRecipe) -> Outputs:
         elif reward.reward_model == "ours" and judge is not None:
             judges[f"reward-{number}"] = judge
     critic = next(iter(judges.values()), None) if recipe.rl.critic else None
-    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, trust)
+    mixed, pretraining = recipe.rl.pretraining, None
+    if mixed is not None:
+        pretraining = data.dataset("rl/pretraining", mixed.data, "sft", base, trust)
+    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, trust)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"
     if recipe.evaluation:

@@ -20,13 +20,15 @@ def rl(
     prompts: Input,
     judges: Mapping[str, Input],
     critic: Input | None,
+    pretraining: Input | None,
     trust_remote_code: bool = False,
 ) -> Step:
     """Reward a policy for its own samples; returns the policy that it becomes.
 
     ``judges`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
-    starts, none meaning the policy.
+    starts, none meaning the policy; ``pretraining`` is the data set of ``section.pretraining``, if it has one.
     """
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
-    whole = submit(rl_task, label, config, {"policy": policy, "prompts": prompts, "critic": critic, **judges})
+    inputs = {"policy": policy, "prompts": prompts, "critic": critic, "pretraining": pretraining, **judges}
+    whole = submit(rl_task, label, config, inputs)
     return submit(part_task, f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})

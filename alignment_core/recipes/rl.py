@@ -148,6 +148,17 @@ class CriticConfig(Config):
     """Steps that it trains before the policy does."""
 
 
+class PretrainingConfig(Config):
+    """Demonstrations or texts whose loss is mixed into each of the policy's optimiser steps (PPO-ptx)."""
+
+    data: DataConfig
+    """Demonstrations or texts, as for `sft`."""
+    coefficient: float = Field(0.05, gt=0)
+    """Weight of their mean loss per token beside the policy's own."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of each optimiser step; an epoch takes each once."""
+
+
 class EmaConfig(Config):
     """The exponential moving average of the policy's weights, in fp32."""
 
@@ -197,6 +208,8 @@ class RlConfig(Config):
     """What is done about the difference between sampling and training."""
     critic: CriticConfig | None = None
     """With the estimator `gae`: the critic."""
+    pretraining: PretrainingConfig | None = Field(None, exclude_if=_unset)
+    """Mix in the loss on other rows; none mixes in nothing."""
     ema: EmaConfig | None = Field(None, exclude_if=_unset)
     """Keep a moving average of the policy; none keeps none."""
     result: Literal["last", "average"] = "last"

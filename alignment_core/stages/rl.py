@@ -45,7 +45,9 @@ class RlStageConfig(StageConfig):
     trust_remote_code: bool = False
 
     def content(self) -> Any:
-        section = self.section.model_dump(mode="json", exclude={"prompts", "result"})
+        section = self.section.model_dump(
+            mode="json", exclude={"prompts": True, "result": True, "pretraining": {"data"}}
+        )
         for number, reward in enumerate(section["rewards"]):
             reward["reward_model"] = reward["reward_model"] is not None  # which one is an input
             if reward["verifier"] is not None:
@@ -86,7 +88,8 @@ class Loop:
         context, section = self.context, self.section
         self.trajectories.mkdir(exist_ok=True)
         drop_incomplete(context.progress)
-        job = RlJob(section, str(self.model), self._critic(), context.seed, self.config.trust_remote_code)
+        trust = self.config.trust_remote_code
+        job = RlJob(section, str(self.model), self._critic(), context.seed, trust, self._pretraining())
         longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts)
         length = longest + section.generation.max_completion_length
         check_length(self.model, longest, length)
@@ -130,6 +133,14 @@ class Loop:
         if self.section.critic is None:
             return None
         return str(self.context.inputs.get("critic", self.model))
+
+    def _pretraining(self) -> str | None:
+        if self.section.pretraining is None:
+            return None
+        path = self.context.inputs["pretraining"] / "train.parquet"
+        if not path.is_file():
+            raise DataError("the data set of rl.pretraining holds no training rows")
+        return str(path)
 
     def _source(self, number: int, judges: ExitStack) -> Source:
         """What gives the rewards of the section with this number."""
@@ -345,8 +356,9 @@ def _averages(reports: list[dict[str, Any]]) -> dict[str, float]:
         prefix = "" if learner == "policy" else f"{learner}_"
         for name, value in sums.items():
             metrics[f"{prefix}{name}"] = value / (normaliser if name == "loss" else tokens)
-        metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
-        metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
+        if ranks[0].steps:  # none of its own for what is mixed into another's steps
+            metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
+            metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
     return metrics
 
 

@@ -70,7 +70,7 @@ class MicroBatch:
         return len(self.last_S)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def epoch_order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
     """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch)."""
     order = list(range(rows))

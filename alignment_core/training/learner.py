@@ -48,6 +48,18 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A part of a step's loss: the sum over its rows on all ranks, times ``weight``, divided by ``normaliser``."""
+
+    rows: Sequence[Row]
+    loss: Loss
+    normaliser: float
+    report: StepReport
+    """Takes up its sums."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelSource:
     """Where a model comes from: a local folder of a verified artifact."""
 
@@ -138,45 +150,52 @@ class Learner:
         """Parameters of the whole model, also where this rank holds a part of them."""
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
 
-    def step(self, batch: Sequence[Row], loss: Loss, normaliser: float, rate: float, report: StepReport) -> None:
-        """One optimiser step on a whole batch, of which this rank takes its packs; added to ``report``.
+    def step(self, terms: Sequence[Term], rate: float) -> None:
+        """One optimiser step on the sum of the terms, of whose rows this rank takes its packs.
 
-        The loss of the batch is the sum over its packs on all ranks, divided by ``normaliser``. Raises NumericError on
-        every rank where it or its gradient is not finite, or above ``training.max_loss``.
+        The report of the first term takes up what is of the whole step. Raises NumericError on every rank where the loss
+        or its gradient is not finite, or above ``training.max_loss``.
         """
         self.sound = False
         if not self.engine.training:
             self.engine.train()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        sum_of_losses = 0.0
-        for rows in cut(batch, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
-            micro = pack(rows, self.device.torch_device)
-            loss_of_pack, metrics = loss(run_packed(self.engine, micro), micro)
-            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
-            self.engine.backward(loss_of_pack * (self.world / normaliser))
-            for name, value in metrics.items():
-                report.sums[name] += float(value)
-            sum_of_losses += float(metrics["loss"])
-            report.tokens += sum(row.tokens for row in rows)
-        summed = sum_over_ranks(torch.tensor([sum_of_losses], dtype=torch.float64, device=self.device.torch_device))
-        loss_of_batch = float(summed) / normaliser
+        loss_on_rank = sum(self._backward(term) for term in terms)
+        summed = sum_over_ranks(torch.tensor([loss_on_rank], dtype=torch.float64, device=self.device.torch_device))
+        loss_of_batch = float(summed)
         if not math.isfinite(loss_of_batch):
             raise NumericError(f"the loss is {loss_of_batch}")
         if (most := self.training.max_loss) is not None and loss_of_batch > most:
             raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {most:g},")
         self.engine.step()
+        report = terms[0].report
         norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips
         report.grad_norm = self.grad_norm if norm is None else float(norm)
         if not math.isfinite(report.grad_norm):
             raise NumericError("the gradient is not finite")
         if self.average is not None:
             self.average.update()
-        report.normaliser += normaliser if self.rank == 0 else 0.0
+        for term in terms:
+            term.report.normaliser += term.normaliser if self.rank == 0 else 0.0
         report.learning_rate = rate
         report.steps += 1
         self.steps += 1
         self.sound = True
+
+    def _backward(self, term: Term) -> float:
+        """Add the gradient of this rank's packs of ``term``; their part of the loss."""
+        sum_of_losses = 0.0
+        for rows in cut(term.rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
+            micro = pack(rows, self.device.torch_device)
+            loss_of_pack, metrics = term.loss(run_packed(self.engine, micro), micro)
+            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
+            self.engine.backward(loss_of_pack * (term.weight * self.world / term.normaliser))
+            for name, value in metrics.items():
+                term.report.sums[name] += float(value)
+            sum_of_losses += float(metrics["loss"])
+            term.report.tokens += sum(row.tokens for row in rows)
+        return term.weight * sum_of_losses / term.normaliser
 
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """This rank's packs of ``rows`` for a forward pass; every rank gets the same number."""

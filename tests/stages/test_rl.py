@@ -84,6 +84,11 @@ def prompts() -> pa.Table:
     )
 
 
+def demonstrations() -> pa.Table:
+    texts = [byte_tokenizer()(f"{number}+{number}={2 * number}")["input_ids"] for number in range(8)]
+    return pa.table({"input_ids": texts, "loss_mask": [[1] * len(ids) for ids in texts]})
+
+
 def run_rl(
     folder: Path,
     model: Path,
@@ -98,6 +103,10 @@ def run_rl(
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
     inputs = {"policy": policy, "prompts": data}
     inputs |= {role: store.publish(folder, "reward-model") for role, folder in judges.items()}
+    if "pretraining" in section:
+        (folder / "pretraining").mkdir()
+        pq.write_table(demonstrations(), folder / "pretraining" / "train.parquet")
+        inputs["pretraining"] = store.publish(folder / "pretraining", "dataset")
     call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
     result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
     return store.fetch(result.reference), result
@@ -112,6 +121,7 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
         "filter": {"low": 0.053, "high": 0.207, "max_refills": 2},
         "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100},
         "ema": {"decay": 0.5},
+        "pretraining": {"data": "none.jsonl", "batch_size": 3},
     }
     whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources)
     killer = Killer(machines(2), group, at=2)

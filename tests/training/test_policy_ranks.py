@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.experience import step_schema
 from alignment_core.rollout.records import write_table
+from alignment_core.training.methods.sft import Sft
 from alignment_core.training.reinforcement import RlJob
 from tests.training.conftest import random_ids
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
 pytestmark = pytest.mark.slow
 
@@ -22,18 +24,17 @@ WAIT = 120
 ROWS = 8
 
 
-@pytest.fixture
-def step_file(tmp_path: Path) -> Path:
-    """A step's completions, of which one is not trained on; half of them did well."""
+def step_file(folder: Path, advantage: float = 1.0) -> Path:
+    """A step's completions, of which one is not trained on; every other one did well."""
     random = np.random.default_rng(2)
     rows = []
     for number in range(ROWS):
         prompt, completion = random_ids(random, 2, 20), random_ids(random, 3, 30)
-        lists = {"mask": True, "rollout_logps": -5.0, "advantages": 1.0 if number % 2 else -1.0}
+        lists = {"mask": True, "rollout_logps": -5.0, "advantages": advantage if number % 2 else -advantage}
         each = {name: [value] * len(completion) for name, value in lists.items()}
         rows.append({"used": number > 0, "prompt_ids": prompt, "completion_ids": completion, **each})
-    write_table(rows, step_schema(), tmp_path / "step.parquet")
-    return tmp_path / "step.parquet"
+    write_table(rows, step_schema(), folder / "step.parquet")
+    return folder / "step.parquet"
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -43,7 +44,16 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 class Policy:
     """The trainer of a policy on so many ranks."""
 
-    def __init__(self, group: Any, machines: Any, model: Path, folder: Path, section: dict[str, Any], **resources: Any):
+    def __init__(
+        self,
+        group: Any,
+        machines: Any,
+        model: Path,
+        folder: Path,
+        section: dict[str, Any],
+        pretraining: str | None = None,
+        **resources: Any,
+    ) -> None:
         training = {
             "learning_rate": 1e-3,
             "adam_epsilon": 1e-5,
@@ -53,7 +63,7 @@ class Policy:
         }
         whole = {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": training, **section}
         self.group, self.folder = group, folder
-        self.job = RlJob(RlConfig.model_validate(whole), str(model), None, seed=3)
+        self.job = RlJob(RlConfig.model_validate(whole), str(model), None, seed=3, pretraining=pretraining)
         self.resources = machines.resources.model_copy(update=resources)
         folder.mkdir()
 
@@ -74,8 +84,9 @@ class Policy:
     ("zero_stage", "bf16"), [(0, False), (1, False), (2, False), (3, False), (0, True), (1, True), (3, True)]
 )
 def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
-    zero_stage: int, bf16: bool, step_file: Path, machines: Any, tiny_model: Any, tmp_path: Path
+    zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
+    step = str(step_file(tmp_path))
     section = {"ema": {"decay": 0.75}, "training": {"bf16": bf16}}
     with machines(2).trainers() as group:
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
@@ -84,9 +95,9 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         kind = next(iter(expected.values())).dtype
         assert kind == (torch.bfloat16 if bf16 else torch.float32)
         expected = {name: tensor.double() for name, tensor in expected.items()}
-        for step in range(3):
-            policy.do("update", str(step_file), 0.0)
-            if step == 1:
+        for number in range(3):
+            policy.do("update", step, 0.0)
+            if number == 1:
                 policy.do("save_progress", str(policy.folder), {})
             weights = policy.export("policy")
             expected = {name: 0.75 * expected[name] + 0.25 * weights[name].double() for name in expected}
@@ -99,6 +110,42 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         assert wrong < (0.3 if bf16 else 1e-3), "in bf16 the trainer averages before it rounds, this test after it"
 
         assert policy.open() == 2
-        policy.do("update", str(step_file), 0.0)
+        policy.do("update", step, 0.0)
         resumed = policy.export("ema")
         assert all(torch.equal(resumed[name], average[name]) for name in average)
+
+
+def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    job = make_job(Sft(), batch_size=14, num_train_epochs=1, lr_scheduler_type="constant")
+    with machines(1).trainers() as group:
+        open_job(group, machines(1), job, tmp_path / "progress")
+        [expected] = train(group, 1)
+        weights = load_file(export(group, tmp_path / "sft"))
+
+    step = str(step_file(tmp_path, advantage=0.0))  # the policy's own loss has no gradient then
+    for coefficient in (1.0, 0.25):
+        section = {"pretraining": {"data": "none.jsonl", "coefficient": coefficient, "batch_size": 14}}
+        with machines(2).trainers() as group:
+            policy = Policy(
+                group,
+                machines(2),
+                tiny_model(),
+                tmp_path / f"run-{coefficient}",
+                section,
+                job.train_data,
+                max_tokens_per_microbatch=64,
+            )
+            policy.open()
+            ranks = policy.do("update", step, 0.0)
+            mixed = policy.export("policy")
+        reports = [rank["pretraining"] for rank in ranks]
+        assert sum(report.normaliser for report in reports) == expected.normaliser
+        loss = sum(report.sums["loss"] for report in reports)
+        assert loss == pytest.approx(expected.sums["loss"], rel=1e-5), (
+            "it is reported as it is, without the coefficient"
+        )
+        assert ranks[0]["policy"].grad_norm == pytest.approx(coefficient * expected.grad_norm, rel=1e-4)
+        if coefficient == 1.0:
+            assert greatest_difference(weights, mixed) < 1e-5
