@@ -355,7 +355,7 @@ def _averages(reports: list[dict[str, Any]]) -> dict[str, float]:
         normaliser = max(sum(rank.normaliser for rank in ranks), 1.0)
         prefix = "" if learner == "policy" else f"{learner}_"
         for name, value in sums.items():
-            metrics[f"{prefix}{name}"] = value / (normaliser if name == "loss" else tokens)
+            metrics[f"{prefix}{name}"] = value / (normaliser if name in ("loss", "aux_loss") else tokens)
         if ranks[0].steps:  # none of its own for what is mixed into another's steps
             metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
             metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate

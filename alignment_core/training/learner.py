@@ -96,6 +96,8 @@ class Learner:
         if resources.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.packed = PackedModel(model, source.head, source.with_entropy)
+        if training.router_aux_loss_coef:
+            self.packed.balance_routers()
         self.engine = self._engine()
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
 
@@ -161,7 +163,7 @@ class Learner:
             self.engine.train()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        loss_on_rank = sum(self._backward(term) for term in terms)
+        loss_on_rank = sum(self._backward(term, terms) for term in terms)
         summed = sum_over_ranks(torch.tensor([loss_on_rank], dtype=torch.float64, device=self.device.torch_device))
         loss_of_batch = float(summed)
         if not math.isfinite(loss_of_batch):
@@ -183,18 +185,27 @@ class Learner:
         self.steps += 1
         self.sound = True
 
-    def _backward(self, term: Term) -> float:
-        """Add the gradient of this rank's packs of ``term``; their part of the loss."""
-        sum_of_losses = 0.0
+    def _backward(self, term: Term, terms: Sequence[Term]) -> float:
+        """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; their part of the loss.
+
+        The routers' loss of a step is that of its packs, weighed by their tokens.
+        """
+        sum_of_losses, tokens = 0.0, sum(row.tokens for one in terms for row in one.rows)
         for rows in cut(term.rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
             micro = pack(rows, self.device.torch_device)
             loss_of_pack, metrics = term.loss(run_packed(self.engine, micro), micro)
+            tokens_of_pack = sum(row.tokens for row in rows)
+            objective = loss_of_pack * (term.weight / term.normaliser)
+            if self.packed.router_loss is not None:
+                aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
+                objective = objective + self.training.router_aux_loss_coef * aux_loss
+                terms[0].report.sums["aux_loss"] += float(aux_loss) * terms[0].normaliser  # by which it will be divided
             # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
-            self.engine.backward(loss_of_pack * (term.weight * self.world / term.normaliser))
+            self.engine.backward(objective * self.world)
             for name, value in metrics.items():
                 term.report.sums[name] += float(value)
             sum_of_losses += float(metrics["loss"])
-            term.report.tokens += sum(row.tokens for row in rows)
+            term.report.tokens += tokens_of_pack
         return term.weight * sum_of_losses / term.normaliser
 
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
