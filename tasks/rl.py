@@ -21,14 +21,17 @@ def rl(
     judges: Mapping[str, Input],
     critic: Input | None,
     pretraining: Input | None,
+    held_out: Input | None,
     trust_remote_code: bool = False,
 ) -> Step:
     """Reward a policy for its own samples; returns the policy that it becomes.
 
     ``judges`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
-    starts, none meaning the policy; ``pretraining`` is the data set of ``section.pretraining``, if it has one.
+    starts, none meaning the policy; ``pretraining`` and ``held_out`` are the data sets of ``section.pretraining`` and
+    ``section.best``, if it has them.
     """
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
-    inputs = {"policy": policy, "prompts": prompts, "critic": critic, "pretraining": pretraining, **judges}
+    data = {"prompts": prompts, "pretraining": pretraining, "held_out": held_out}
+    inputs = {"policy": policy, "critic": critic, **data, **judges}
     whole = submit(rl_task, label, config, inputs)
     return submit(part_task, f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})

@@ -166,6 +166,16 @@ class EmaConfig(Config):
     """What the average keeps of itself at each optimiser step; the rest are the new weights."""
 
 
+class BestConfig(Config):
+    """Keep the weights whose completions of held-out prompts are rewarded best."""
+
+    prompts: DataConfig
+    """Held-out prompts; all are sampled for each time, as the steps sample."""
+    eval_steps: int = Field(10, ge=1)
+    """Look after every so many steps, and after the last. Rewards count as they were given, weighted, before any
+    normalisation and shaping."""
+
+
 class TrajectoriesConfig(Config):
     """Which steps' completions stay in the run's artifact, with tokens, log-probabilities, rewards and advantages."""
 
@@ -212,9 +222,11 @@ class RlConfig(Config):
     """Mix in the loss on other rows; none mixes in nothing."""
     ema: EmaConfig | None = Field(None, exclude_if=_unset)
     """Keep a moving average of the policy; none keeps none."""
-    result: Literal["last", "average"] = "last"
-    """The run's policy, which is evaluated and promoted: the last weights, or their average (`ema`). All that there are
-    stay in the run's artifact."""
+    best: BestConfig | None = Field(None, exclude_if=_unset)
+    """Keep the best weights by held-out prompts; none looks at none."""
+    result: Literal["last", "average", "best"] = "last"
+    """The run's policy, which is evaluated and promoted: the last weights, their average (`ema`) or the best (`best`). All
+    that there are stay in the run's artifact."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """What is kept of what was sampled."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
@@ -234,4 +246,8 @@ class RlConfig(Config):
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
         if self.result == "average" and self.ema is None:
             raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or take `result: last`")
+        if self.result == "best" and self.best is None:
+            raise ValueError(
+                "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`, or take `result: last`"
+            )
         return self

@@ -25,6 +25,7 @@ from alignment_core.rollout.judges import FORWARD, Judge, check_tokenizer
 from alignment_core.rollout.records import shard_rows, write_table
 from alignment_core.rollout.rewards import RunningMean, Source, length_penalties, teaching, total_rewards
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.best import Best
 from alignment_core.stages.generate import check_length
 from alignment_core.training.batches import epoch_order
 from alignment_core.training.checkpoints import drop_incomplete, drop_older
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
 POLICY, TRAJECTORIES = "policy", "trajectories"
-RESULTS = {"last": POLICY, "average": "ema"}
+RESULTS = {"last": POLICY, "average": "ema", "best": "best"}
 """The folder of the artifact that is the run's policy, by ``rl.result``."""
 
 
@@ -45,9 +46,8 @@ class RlStageConfig(StageConfig):
     trust_remote_code: bool = False
 
     def content(self) -> Any:
-        section = self.section.model_dump(
-            mode="json", exclude={"prompts": True, "result": True, "pretraining": {"data"}}
-        )
+        inputs: dict[str, Any] = {"prompts": True, "pretraining": {"data"}, "best": {"prompts"}}
+        section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
         for number, reward in enumerate(section["rewards"]):
             reward["reward_model"] = reward["reward_model"] is not None  # which one is an input
             if reward["verifier"] is not None:
@@ -71,6 +71,10 @@ class Loop:
             self.model, trust_remote_code=config.trust_remote_code
         )
         self.prompts = _read_prompts(context.inputs["prompts"])
+        self.best: Best | None = None
+        if self.section.best is not None:
+            held_out = _read_prompts(context.inputs["held_out"])
+            self.best = Best(context, self.section, self.section.best, held_out, self.tokenizer)
         self.wait = context.resources.wait_timeout_seconds
         self.trajectories = context.progress / TRAJECTORIES
         self.seconds: dict[str, float] = {}
@@ -90,7 +94,8 @@ class Loop:
         drop_incomplete(context.progress)
         trust = self.config.trust_remote_code
         job = RlJob(section, str(self.model), self._critic(), context.seed, trust, self._pretraining())
-        longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts)
+        prompts = [*self.prompts, *(self.best.prompts if self.best else ())]
+        longest = max(len(prompt["prompt_ids"]) for prompt in prompts)
         length = longest + section.generation.max_completion_length
         check_length(self.model, longest, length)
         reference = context.references["policy"]
@@ -111,12 +116,16 @@ class Loop:
                 self.running = [RunningMean(one) for one in state["driver"]["running"]]
                 self.kl_coefficient = state["driver"]["kl_coefficient"]
                 self._timed("transfer", self._transfer, step)
+            if self.best:
+                self.best.resume(state["driver"].get("best"))
             context.report(step, section.steps, "steps")
             while step < section.steps:
                 metrics = self._step(step)
                 step += 1
-                if step < section.steps:
+                if step < section.steps or self.best:
                     self._timed("transfer", self._transfer, step)
+                if self.best:
+                    metrics |= self._timed("best", self._look, self.best, step)
                 due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
                 if due or context.stopping.is_set():
                     self._save(step)
@@ -126,6 +135,8 @@ class Loop:
             for name in [name for name, there in models.items() if there]:
                 self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
         shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
+        if self.best:
+            metrics |= self.best.copy_to(context.output / RESULTS["best"])
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
 
@@ -318,6 +329,10 @@ class Loop:
         self.trainers.all("do", "export", "policy", str(folder), timeout=self.wait)
         self.engines.all("load", str(folder), self._version(step), timeout=self.wait)
 
+    def _look(self, best: Best, step: int) -> dict[str, float]:
+        export = partial(self.trainers.all, "do", "export", POLICY, timeout=self.wait)
+        return best.look(step, self._version(step), self.engines, self.sources, export)
+
     def _version(self, step: int) -> str:
         policy = str(self.context.references["policy"])
         return policy if step == 0 else f"{policy}+{step}"
@@ -326,8 +341,12 @@ class Loop:
         """Write a checkpoint; the older ones go once it is complete."""
         running = [one.state for one in self.running]
         driver = {"drawn": self.drawn, "running": running, "kl_coefficient": self.kl_coefficient}
+        if self.best:
+            driver["best"] = self.best.state
         self.trainers.all("do", "save_progress", str(self.context.progress), driver, timeout=self.wait)
         drop_older(self.context.progress, step)
+        if self.best:
+            self.best.checkpointed()
 
     def _timed(self, part: str, call: Any, *arguments: Any, **options: Any) -> Any:
         started = time.monotonic()

@@ -107,6 +107,8 @@ def run_rl(
         (folder / "pretraining").mkdir()
         pq.write_table(demonstrations(), folder / "pretraining" / "train.parquet")
         inputs["pretraining"] = store.publish(folder / "pretraining", "dataset")
+    if "best" in section:
+        inputs["held_out"] = data
     call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
     result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
     return store.fetch(result.reference), result
@@ -122,14 +124,23 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
         "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 100},
         "ema": {"decay": 0.5},
         "pretraining": {"data": "none.jsonl", "batch_size": 3},
+        "best": {"prompts": "none.jsonl", "eval_steps": 1},
     }
-    whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources)
+    seen: dict[float, float] = {}
+
+    def watch(done: float, _total: Any, _unit: str, metrics: Mapping[str, float]) -> None:
+        seen[done] = metrics.get("held_out_reward", -1.0)
+
+    whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources, watch)
     killer = Killer(machines(2), group, at=2)
     _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
     assert (first.cost.get("restarts"), killed.cost["restarts"]) == (None, 1)
     assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
     assert killed.reference == first.reference
-    assert (whole / "policy" / "model.safetensors").read_bytes() != (whole / "ema" / "model.safetensors").read_bytes()
+    policy, ema, best = ((whole / name / "model.safetensors").read_bytes() for name in ("policy", "ema", "best"))
+    assert policy != ema
+    assert first.metrics["best_step"] == max(seen, key=lambda step: (seen[step], -step))
+    assert (best == policy) == (first.metrics["best_step"] == STEPS)
 
     rows = [row for file in sorted((whole / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
     drawn = {row["group"]: row["prompt"] for row in rows}
