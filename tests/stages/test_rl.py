@@ -181,7 +181,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "GSPO": {"loss": {"loss_type": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "training.batch_size": 6},
     "CISPO": {"loss": {"loss_type": "cispo", "clip_low": 1.0}, "training.batch_size": 6},
     "SAPO": {"loss": {"loss_type": "sapo"}, "training.batch_size": 6},
-    "entropy bonus": {"loss": {"entropy_bonus": 0.01}, "training.num_train_epochs": 2},
+    "entropy bonus and PPO-ptx": {
+        "loss": {"entropy_bonus": 0.01},
+        "training.num_train_epochs": 2,
+        "pretraining": {"data": "none.jsonl", "batch_size": 3},
+    },
     "TIS": {"mismatch": {"correction": "clip"}},
     "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
     "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},
