@@ -25,7 +25,12 @@ def rl(recipe: RlRecipe) -> Outputs:
         elif reward.reward_model == "ours" and judge is not None:
             judges[f"reward-{number}"] = judge
     critic = next(iter(judges.values()), None) if recipe.rl.critic else None
-    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, trust)
+    pretraining = held_out = None
+    if recipe.rl.pretraining:
+        pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "sft", base, trust)
+    if recipe.rl.best:
+        held_out = data.dataset("rl/held-out", recipe.rl.best.prompts, "prompts", base, trust)
+    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, held_out, trust)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"
     if recipe.evaluation:

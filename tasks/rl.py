@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from alignment_core.recipes import RlConfig
 from alignment_core.stages.part import PartConfig
-from alignment_core.stages.rl import POLICY, RlStageConfig
+from alignment_core.stages.rl import RESULTS, RlStageConfig
 from tasks.stage import Input, Step, stage_task, submit
 
 rl_task = stage_task("rl")
@@ -20,13 +20,18 @@ def rl(
     prompts: Input,
     judges: Mapping[str, Input],
     critic: Input | None,
+    pretraining: Input | None,
+    held_out: Input | None,
     trust_remote_code: bool = False,
 ) -> Step:
     """Reward a policy for its own samples; returns the policy that it becomes.
 
     ``judges`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
-    starts, none meaning the policy.
+    starts, none meaning the policy; ``pretraining`` and ``held_out`` are the data sets of ``section.pretraining`` and
+    ``section.best``, if it has them.
     """
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
-    whole = submit(rl_task, label, config, {"policy": policy, "prompts": prompts, "critic": critic, **judges})
-    return submit(part_task, f"{label}/policy", PartConfig(folder=POLICY), {"whole": whole})
+    data = {"prompts": prompts, "pretraining": pretraining, "held_out": held_out}
+    inputs = {"policy": policy, "critic": critic, **data, **judges}
+    whole = submit(rl_task, label, config, inputs)
+    return submit(part_task, f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})

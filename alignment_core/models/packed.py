@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,9 +31,25 @@ class PackedModel(nn.Module):
         self.model = model
         self.head = head
         self.with_entropy = with_entropy
+        self.router_loss: Tensor | None = None
+        """After a forward pass in training, where :meth:`balance_routers` asked for it: with its gradient."""
+        self._balancing: Any = None
         self._chosen: Tensor | None = None
         if head == "lm":
             model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def balance_routers(self) -> None:
+        """Have forward passes in training leave ``router_loss``, the load-balancing loss of ``transformers``.
+
+        It is that of all routers of a mixture of experts over the tokens of one pack, without those that fill lines. Raises
+        UserError if the model has none.
+        """
+        self._balancing = getattr(sys.modules[type(self.model).__module__], "load_balancing_loss_func", None)
+        if self._balancing is None or not hasattr(self.model.config.get_text_config(), "router_aux_loss_coef"):
+            raise UserError(
+                f"training.router_aux_loss_coef: a {self.model.config.model_type} model has no routers whose load could be "
+                "balanced; leave it at 0"
+            )
 
     def _choose(self, _module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """[L, W, H] hidden states → [1, K, H], those of the chosen places."""
@@ -41,25 +58,37 @@ class PackedModel(nn.Module):
         return (arguments[0].flatten(0, 1)[self._chosen][None],)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, predict_K: Tensor, labels_K: Tensor, last_S: Tensor
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        filled: Tensor,
+        predict_K: Tensor,
+        labels_K: Tensor,
+        last_S: Tensor,
     ) -> Tensor:
+        options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        balancing = self._balancing is not None and self.training
+        if balancing:
+            options["output_router_logits"] = True
+        self._chosen = predict_K if self.head == "lm" else None
+        try:
+            output = (self.model if self.head == "lm" else self.model.base_model)(**options)
+        finally:
+            self._chosen = None
+        if balancing:
+            config = self.model.config.get_text_config()
+            experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
+            self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, filled)
         if self.head == "lm":
-            self._chosen = predict_K
-            try:
-                logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
-            finally:
-                self._chosen = None
-            logps_K = token_logps(logits[0], labels_K)
-            return torch.stack([logps_K, entropy(logits[0])]) if self.with_entropy else logps_K
-        backbone = self.model.base_model
-        hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+            logps_K = token_logps(output.logits[0], labels_K)
+            return torch.stack([logps_K, entropy(output.logits[0])]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
-        return self.model.score(hidden.flatten(0, 1)[places])[:, 0]
+        return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
 
 
 def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:
     """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch."""
-    return module(batch.input_ids, batch.position_ids, batch.predict_K, batch.labels_K, batch.last_S)
+    return module(batch.input_ids, batch.position_ids, batch.filled, batch.predict_K, batch.labels_K, batch.last_S)
 
 
 def load_model(

@@ -144,11 +144,15 @@ class RlRecipe(BaseRecipe):
         if self.reward_model and not ours:
             raise ValueError("nothing uses `reward_model`: add `{reward_model: ours}` to `rl.rewards`, or remove it")
         for reward in self.rl.rewards:
-            other = next((source.path for source in self.rl.prompts.sources if source.task is None), None)
-            if reward.verifier == "task" and other is not None:
-                raise ValueError(
-                    f"`verifier: task` scores the built-in tasks alone, and {other} of `rl.prompts` is none"
-                )
+            asked = {"rl.prompts": self.rl.prompts} | (
+                {"rl.best.prompts": self.rl.best.prompts} if self.rl.best else {}
+            )
+            for where, prompts in asked.items() if reward.verifier == "task" else ():
+                other = next((source.path for source in prompts.sources if source.task is None), None)
+                if other is not None:
+                    raise ValueError(
+                        f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none"
+                    )
         return self
 
 

@@ -17,6 +17,11 @@ KINDS = ("verifier", "reward_model", "function", "urls", "environment")
 """The fields of a reward of which exactly one says what it is."""
 
 
+def _unset(section: object) -> bool:
+    """A section that is not there is no part of the stage's key and seed either."""
+    return section is None
+
+
 class RewardConfig(Config):
     """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function`, `urls` and
     `environment`."""
@@ -208,6 +213,34 @@ class ExecutionConfig(Config):
     new weights wait until these completions are done."""
 
 
+class PretrainingConfig(Config):
+    """Demonstrations or texts whose loss is mixed into each of the policy's optimiser steps (PPO-ptx)."""
+
+    data: DataConfig
+    """Demonstrations or texts, as for `sft`."""
+    coefficient: float = Field(0.05, gt=0)
+    """Weight of their mean loss per token beside the policy's own."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of each optimiser step; an epoch takes each once."""
+
+
+class EmaConfig(Config):
+    """The exponential moving average of the policy's weights, in fp32."""
+
+    decay: float = Field(0.992, gt=0, lt=1)
+    """What the average keeps of itself at each optimiser step; the rest are the new weights."""
+
+
+class BestConfig(Config):
+    """Keep the weights whose completions of held-out prompts are rewarded best."""
+
+    prompts: DataConfig
+    """Held-out prompts; all are sampled for each time, as the steps sample."""
+    eval_steps: int = Field(10, ge=1)
+    """Look after every so many steps, and after the last. Rewards count as they were given, weighted, before any
+    normalisation and shaping."""
+
+
 class TrajectoriesConfig(Config):
     """Which steps' completions stay in the run's artifact, with tokens, log-probabilities, rewards and advantages."""
 
@@ -255,6 +288,15 @@ class RlConfig(Config):
     """With the estimator `gae`: the critic."""
     execution: ExecutionConfig = ExecutionConfig()
     """Whether sampling runs ahead of training."""
+    pretraining: PretrainingConfig | None = Field(None, exclude_if=_unset)
+    """Mix in the loss on other rows; none mixes in nothing."""
+    ema: EmaConfig | None = Field(None, exclude_if=_unset)
+    """Keep a moving average of the policy; none keeps none."""
+    best: BestConfig | None = Field(None, exclude_if=_unset)
+    """Keep the best weights by held-out prompts; none looks at none."""
+    result: Literal["last", "average", "best"] = "last"
+    """The run's policy, which is evaluated and promoted: the last weights, their average (`ema`) or the best (`best`). All
+    that there are stay in the run's artifact."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """What is kept of what was sampled."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
@@ -276,4 +318,10 @@ class RlConfig(Config):
             )
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
+        if self.result == "average" and self.ema is None:
+            raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or take `result: last`")
+        if self.result == "best" and self.best is None:
+            raise ValueError(
+                "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`, or take `result: last`"
+            )
         return self

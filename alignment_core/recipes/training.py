@@ -40,6 +40,10 @@ class TrainingConfig(Config):
     """Gradients are scaled down to this global norm."""
     max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
     """Stop when the loss of a batch is above this: it explodes. Not part of the stage's key and seed while unset."""
+    router_aux_loss_coef: float = Field(0.0, ge=0, exclude_if=lambda weight: weight == 0)
+    """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 leaves the routers alone. It is
+    not linear in the tokens: that of a batch is the mean over its micro-batches, so `max_tokens_per_microbatch` and the
+    number of trainers change it slightly. Not part of the stage's key and seed while 0."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
 

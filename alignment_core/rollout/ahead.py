@@ -17,9 +17,9 @@ from typing import Any
 
 from alignment_core.errors import DeadlineExceeded
 from alignment_core.rollout.engine import MOST_SEQUENCES
-from alignment_core.rollout.environments import Environments
-from alignment_core.rollout.episodes import Draws, Episode
+from alignment_core.rollout.episodes import Episode
 from alignment_core.rollout.experience import Samples
+from alignment_core.rollout.sampling import Sampling
 
 SLICE_SECONDS = 0.1
 """Of sampling per call of an engine: what new weights may have to wait for."""
@@ -32,26 +32,18 @@ class Ahead:
 
     def __init__(
         self,
-        engines: Any,
-        environments: Environments | None,
-        draws: Draws,
-        tokenizer: Any,
-        policy: str,
+        sampling: Sampling,
         reward: Callable[[Samples], Samples],
-        wait: float,
         *,
         prompts_per_step: int,
         steps: int,
         max_staleness: int,
         partial: bool,
     ) -> None:
-        """``policy`` is the reference of the policy before the first step; ``reward`` gives rows their rewards.
-
-        With ``partial`` new weights reach completions under way, otherwise they wait for these.
-        """
-        self.engines, self.environments = engines, environments
-        self.draws, self.tokenizer, self.policy = draws, tokenizer, policy
-        self.reward, self.wait = reward, wait
+        """``reward`` gives rows their rewards. With ``partial`` new weights reach completions under way, otherwise they wait
+        for these."""
+        self.sampling, self.reward = sampling, reward
+        self.engines, self.environments, self.draws = sampling.engines, sampling.environments, sampling.draws
         self.prompts_per_step, self.steps = prompts_per_step, steps
         self.max_staleness, self.partial = max_staleness, partial
         self.drawn, self.version = 0, 0
@@ -62,13 +54,15 @@ class Ahead:
         """Draws that were not taken yet, and the version that each began with."""
         self._again: deque[int] = deque()
         """Draws of a run that went on which are to be sampled once more."""
-        self._under_way: list[dict[str, Episode]] = [{} for _ in range(engines.size)]
+        self._under_way: list[dict[str, Episode]] = [{} for _ in range(self.engines.size)]
         """By engine: episodes that are not over."""
-        self._speak: list[deque[Episode]] = [deque() for _ in range(engines.size)]
+        self._speak: list[deque[Episode]] = [deque() for _ in range(self.engines.size)]
         """By engine: episodes whose policy is to say something next."""
-        self._speaking: list[set[str]] = [set() for _ in range(engines.size)]
+        self._speaking: list[set[str]] = [set() for _ in range(self.engines.size)]
         """By engine: names of the episodes that it samples."""
-        self._listen: list[deque[Episode]] = [deque() for _ in range(environments.size if environments else 0)]
+        self._listen: list[deque[Episode]] = [
+            deque() for _ in range(self.environments.size if self.environments else 0)
+        ]
         """By process of environments: episodes whose environment is to answer."""
         self._groups: dict[int, list[Episode]] = {}
         """All episodes of the draws that are being sampled."""
@@ -92,10 +86,13 @@ class Ahead:
         self._again = deque(state["pending"])
 
     @contextmanager
-    def still(self, version: int) -> Iterator[None]:
-        """The engines are the caller's meanwhile; afterwards they hold this version of the weights, and go on."""
+    def still(self, version: int, empty: bool = False) -> Iterator[None]:
+        """The engines are the caller's meanwhile; afterwards they hold this version of the weights, and go on.
+
+        With ``empty`` no completion is under way in them.
+        """
         with self._changed:
-            if not self.partial:
+            if empty or not self.partial:
                 self._draining = True
                 self._wait_for(lambda: not any(self._under_way), "completions under way to end")
             self._held = True
@@ -130,7 +127,7 @@ class Ahead:
         return [draw for draw, began in self._began.items() if began + self.max_staleness <= self.version]
 
     def _start(self) -> None:
-        self.engines.all("drop_all", timeout=self.wait)  # what a run before this left under way
+        self.engines.all("drop_all", timeout=self.sampling.wait)  # what a run before this left under way
         tasks = [partial(self._serve, engine) for engine in range(self.engines.size)]
         tasks += [partial(self._let_answer, place) for place in range(len(self._listen))]
         for task in (*tasks, self._ask_for_rewards):
@@ -149,7 +146,7 @@ class Ahead:
 
     def _serve(self, engine: int) -> None:
         """Keep one engine at work."""
-        stop, generation = self.tokenizer.eos_token_id, self.draws.generation
+        stop, generation = self.sampling.tokenizer.eos_token_id, self.draws.generation
         speak, speaking = self._speak[engine], self._speaking[engine]
         while True:
             with self._changed:
@@ -162,7 +159,9 @@ class Ahead:
                 speaking |= {request.name for request in fresh}
                 self._busy.add(engine)
             try:
-                done = self.engines.one(engine, "advance", fresh, generation, stop, SLICE_SECONDS, timeout=self.wait)
+                done = self.engines.one(
+                    engine, "advance", fresh, generation, stop, SLICE_SECONDS, timeout=self.sampling.wait
+                )
             finally:
                 with self._changed:
                     self._busy.discard(engine)
@@ -251,7 +250,7 @@ class Ahead:
                     return
                 groups = {draw: self._groups.pop(draw) for draw in self._sampled}
                 self._sampled.clear()
-            rows = [one.row(self.tokenizer, self.policy) for group in groups.values() for one in group]
+            rows = self.sampling.rows([episode for group in groups.values() for episode in group])
             rewarded = self.reward(rows)
             with self._changed:
                 for draw in groups:
@@ -260,12 +259,14 @@ class Ahead:
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait, with the lock held. Raises what went wrong in a thread, or DeadlineExceeded."""
-        deadline = time.monotonic() + self.wait
+        deadline = time.monotonic() + self.sampling.wait
         while not condition():
             if self._error:
                 raise self._error
             if not self._changed.wait(max(0.0, deadline - time.monotonic())) and not condition():
-                raise DeadlineExceeded(f"waited {self.wait:g} seconds for {what} (resources.wait_timeout_seconds)")
+                raise DeadlineExceeded(
+                    f"waited {self.sampling.wait:g} seconds for {what} (resources.wait_timeout_seconds)"
+                )
 
     def close(self) -> None:
         """End the threads; what is under way is lost, and its prompts are not."""

@@ -6,28 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from alignment_core.rollout.environments import Environments
-from alignment_core.rollout.episodes import Draws, Episode, version_of
 from alignment_core.rollout.experience import Samples
+from alignment_core.rollout.sampling import Sampling
 
 
 class InStep:
-    """Samples when it is asked. Equal weights and draws give equal completions."""
+    """Samples when it is asked, and is idle otherwise."""
 
-    def __init__(
-        self,
-        engines: Any,
-        environments: Environments | None,
-        draws: Draws,
-        tokenizer: Any,
-        policy: str,
-        reward: Callable[[Samples], Samples],
-        wait: float,
-    ) -> None:
-        """``policy`` is the reference of the policy before the first step; ``reward`` gives rows their rewards."""
-        self.engines, self.environments = engines, environments
-        self.draws, self.tokenizer, self.policy = draws, tokenizer, policy
-        self.reward, self.wait = reward, wait
+    def __init__(self, sampling: Sampling, reward: Callable[[Samples], Samples]) -> None:
+        """``reward`` gives rows their rewards."""
+        self.sampling, self.reward = sampling, reward
         self.drawn, self.version = 0, 0
 
     @property
@@ -40,36 +28,16 @@ class InStep:
         self.drawn = state["drawn"]
 
     @contextmanager
-    def still(self, version: int) -> Iterator[None]:
+    def still(self, version: int, empty: bool = False) -> Iterator[None]:
         """The engines are the caller's meanwhile; afterwards they hold this version of the weights."""
         yield
         self.version = version
 
     def take(self, count: int) -> Samples:
         """Rewarded completions of the next ``count`` prompts."""
-        episodes = [one for draw in range(self.drawn, self.drawn + count) for one in self.draws.episodes(draw)]
+        draws = range(self.drawn, self.drawn + count)
         self.drawn += count
-        if self.environments:
-            self.environments.answer_all(episodes)
-        while live := [episode for episode in episodes if not episode.over]:
-            self._sample(live)
-            if self.environments:
-                self.environments.answer_all(live)
-        return self.reward([episode.row(self.tokenizer, self.policy) for episode in episodes])
-
-    def _sample(self, episodes: list[Episode]) -> None:
-        generation = self.draws.generation
-        size = generation.shard_size * generation.num_generations
-        shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
-        policy, stop = version_of(self.policy, self.version), self.tokenizer.eos_token_id
-        jobs = [
-            (number, (policy, [self.draws.request(one) for one in shard], generation, stop))
-            for number, shard in enumerate(shards)
-        ]
-        for number, said in self.engines.spread("sample", jobs, timeout=self.wait):
-            for episode, completion in zip(shards[number], said, strict=True):
-                episode.take(completion)
-                episode.over = self.environments is None
+        return self.reward(self.sampling.complete(draws, self.version))
 
     def close(self) -> None:
         """Nothing goes on behind the caller's back."""

@@ -63,6 +63,11 @@ def clipped(values_S: np.ndarray, config: RewardConfig) -> np.ndarray:
     return np.clip(values_S, *config.clip) if config.clip else values_S
 
 
+def rewards_as_given(raw_SR: np.ndarray, configs: Sequence[RewardConfig]) -> np.ndarray:
+    """The weighted sum of all sources, each clipped, but not normalised. [S] of [S, R]."""
+    return np.sum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
+
+
 def length_penalties(lengths_S: np.ndarray, cut_S: np.ndarray, longest: int, config: ShapingConfig) -> np.ndarray:
     """What completions lose for their length, as numbers that are not above zero. [S]
 
@@ -80,7 +85,7 @@ def teaching(
     raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], low: float, high: float
 ) -> set[int]:
     """The groups whose mean weighted reward lies between ``low`` and ``high``, ends excluded."""
-    total_S = np.sum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
+    total_S = rewards_as_given(raw_SR, configs)
     means = {group: float(np.mean(total_S[groups_S == group])) for group in np.unique(groups_S)}
     return {int(group) for group, mean in means.items() if low < mean < high}
 

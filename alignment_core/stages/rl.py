@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,10 @@ from alignment_core.rollout.experience import Samples, put_advantages, put_numbe
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table
 from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
+from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages import reward_sources
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.best import Best
 from alignment_core.stages.generate import check_length
 from alignment_core.stages.reward_sources import RewardSources
 from alignment_core.stages.stopwatch import Stopwatch
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
 POLICY, TRAJECTORIES = "policy", "trajectories"
+RESULTS = {"last": POLICY, "average": "ema", "best": "best"}
+"""The folder of the artifact that is the run's policy, by ``rl.result``."""
 
 
 class RlStageConfig(StageConfig):
@@ -48,7 +53,8 @@ class RlStageConfig(StageConfig):
     trust_remote_code: bool = False
 
     def content(self) -> Any:
-        section = self.section.model_dump(mode="json", exclude={"prompts"})
+        inputs: dict[str, Any] = {"prompts": True, "pretraining": {"data"}, "best": {"prompts"}}
+        section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
         if self.section.environment:
             section["environment"]["name"] = function_content(self.section.environment.name, ENVIRONMENT)
         return section | {"rewards": reward_sources.content(self.section.rewards)}
@@ -70,6 +76,9 @@ class Loop:
             self.model, trust_remote_code=config.trust_remote_code
         )
         self.prompts = _read_prompts(context.inputs["prompts"])
+        self.best: Best | None = None
+        if self.section.best is not None:
+            self.best = Best(context, self.section, self.section.best, _read_prompts(context.inputs["held_out"]))
         self.wait = context.resources.wait_timeout_seconds
         self.trajectories = context.progress / TRAJECTORIES
         self.watch = Stopwatch()
@@ -94,8 +103,10 @@ class Loop:
         context, section = self.context, self.section
         self.trajectories.mkdir(exist_ok=True)
         drop_incomplete(context.progress)
-        job = RlJob(section, str(self.model), self._critic(), context.seed, self.config.trust_remote_code)
-        longest = max(len(prompt["prompt_ids"]) for prompt in self.prompts)
+        trust = self.config.trust_remote_code
+        job = RlJob(section, str(self.model), self._critic(), context.seed, trust, self._pretraining())
+        prompts = [*self.prompts, *(self.best.draws.prompts if self.best else ())]
+        longest = max(len(prompt["prompt_ids"]) for prompt in prompts)
         length = longest + section.generation.max_completion_length
         check_length(self.model, longest, length)
         reference = context.references["policy"]
@@ -112,22 +123,28 @@ class Loop:
             step, saved, metrics = state["step"], time.monotonic(), {}
             if step > 0:
                 self._restore(state["driver"])
+            if self.best:
+                self.best.resume(state["driver"].get("best"))
             self._follow(step)
             context.report(step, section.steps, "steps")
             while step < section.steps:
                 metrics = self._step(step)
                 step += 1
-                if step < section.steps:
-                    self._follow(step)
+                best = self.best if self.best and self.best.is_due(step) else None
+                if step < section.steps or best:
+                    metrics |= self._follow(step, best)
                 due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
                 if due or context.stopping.is_set():
                     self._save(step)
                     saved = time.monotonic()
                 context.report(step, section.steps, "steps", **metrics)
             self.sampler.close()
-            for name in (POLICY, "critic") if section.critic else (POLICY,):
+            models = {POLICY: True, "critic": section.critic, "ema": section.ema}
+            for name in [name for name, there in models.items() if there]:
                 self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
         shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
+        if self.best:
+            metrics |= self.best.copy_to(context.output / RESULTS["best"])
         context.cost.update({f"failed_rewards_{reason}": count for reason, count in self.sources.failed.items()})
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
@@ -146,23 +163,19 @@ class Loop:
             timeout=resources.reward_timeout_seconds,
         )
 
-    def _sampler(self) -> Any:
+    def _sampling(self) -> Sampling:
+        section, policy = self.section, str(self.context.references["policy"])
+        draws = Draws(self.prompts, section.generation, self.context.seed)
+        return Sampling(self.engines, self.environments, draws, self.tokenizer, policy, self.wait)
+
+    def _sampler(self) -> InStep | Ahead:
         """What draws prompts and has them answered and rewarded."""
         section, execution = self.section, self.section.execution
-        draws = Draws(self.prompts, section.generation, self.context.seed)
-        shared = (
-            self.engines,
-            self.environments,
-            draws,
-            self.tokenizer,
-            str(self.context.references["policy"]),
-            self._reward,
-            self.wait,
-        )
         if execution.max_staleness == 0:
-            return InStep(*shared)
+            return InStep(self._sampling(), self._reward)
         return Ahead(
-            *shared,
+            self._sampling(),
+            self._reward,
             prompts_per_step=section.prompts_per_step,
             steps=section.steps,
             max_staleness=execution.max_staleness,
@@ -179,6 +192,14 @@ class Loop:
         if self.section.critic is None:
             return None
         return str(self.context.inputs.get("critic", self.model))
+
+    def _pretraining(self) -> str | None:
+        if self.section.pretraining is None:
+            return None
+        path = self.context.inputs["pretraining"] / "train.parquet"
+        if not path.is_file():
+            raise DataError("the data set of rl.pretraining holds no training rows")
+        return str(path)
 
     def _step(self, step: int) -> dict[str, float]:
         """One step, up to and with the update of the policy; its metrics."""
@@ -277,14 +298,20 @@ class Loop:
             teaches = teaching(raw_SR, groups_S, section.rewards, section.filter.low, section.filter.high)
         return [{**row, "used": row["group"] in teaches} for row in kept]
 
-    def _follow(self, step: int) -> None:
-        """Let the engines have the weights after so many steps."""
-        with self.watch.part("transfer"), self.sampler.still(step):
-            if step == 0:
-                policy = self.context.references["policy"]
-                self.engines.all("load", str(self.model), str(policy), timeout=self.wait)
-            else:
-                self._transfer(step)
+    def _follow(self, step: int, best: Best | None = None) -> dict[str, float]:
+        """Let the engines have the weights after so many steps, and look whether these are the ``best``; metrics."""
+        with self.sampler.still(step, empty=best is not None):
+            with self.watch.part("transfer"):
+                if step == 0:
+                    policy = self.context.references["policy"]
+                    self.engines.all("load", str(self.model), str(policy), timeout=self.wait)
+                else:
+                    self._transfer(step)
+            if best is None:
+                return {}
+            export = partial(self.trainers.all, "do", "export", POLICY, timeout=self.wait)
+            with self.watch.part("best"):
+                return best.look(step, self._sampling(), self.sources, export)
 
     def _transfer(self, step: int) -> None:
         """The trainers' weights into the engines, bucket by bucket."""
@@ -299,8 +326,12 @@ class Loop:
         """Write a checkpoint; the older ones go once it is complete."""
         running = [one.state for one in self.running]
         driver = {"sampler": self.sampler.state, "running": running, "kl_coefficient": self.kl_coefficient}
+        if self.best:
+            driver["best"] = self.best.state
         self.trainers.all("do", "save_progress", str(self.context.progress), driver, timeout=self.wait)
         drop_older(self.context.progress, step)
+        if self.best:
+            self.best.checkpointed()
 
     def _count(self, name: str, value: float) -> None:
         self.context.cost[name] = self.context.cost.get(name, 0.0) + value
@@ -316,9 +347,10 @@ def _averages(reports: list[dict[str, Any]]) -> dict[str, float]:
         normaliser = max(sum(rank.normaliser for rank in ranks), 1.0)
         prefix = "" if learner == "policy" else f"{learner}_"
         for name, value in sums.items():
-            metrics[f"{prefix}{name}"] = value / (normaliser if name == "loss" else tokens)
-        metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
-        metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
+            metrics[f"{prefix}{name}"] = value / (normaliser if name in ("loss", "aux_loss") else tokens)
+        if ranks[0].steps:  # none of its own for what is mixed into another's steps
+            metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
+            metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
     return metrics
 
 

@@ -60,6 +60,7 @@ class MicroBatch:
     rows: tuple[Row, ...]
     input_ids: torch.Tensor  # [L, W]
     position_ids: torch.Tensor  # [L, W], restarting at 0 with each sequence; 0 for every token that fills a line
+    filled: torch.Tensor  # [L, W], 0 for every token that fills a line, otherwise 1
     predict_K: torch.Tensor  # [K], place whose output predicts the target
     labels_K: torch.Tensor  # [K], the target's token id
     sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
@@ -70,7 +71,7 @@ class MicroBatch:
         return len(self.last_S)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def epoch_order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
     """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch)."""
     order = list(range(rows))
@@ -117,12 +118,14 @@ def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
     sequences = [sequence for row in rows for sequence in row.sequences]
     width = max([LINE_TOKENS, *(len(s.ids) for s in sequences)]) if sequences else 1
     starts, lines = _places([len(s.ids) for s in sequences], width)
-    ids, positions = np.zeros(lines * width, np.int64), np.zeros(lines * width, np.int64)
+    ids, positions, filled = (np.zeros(lines * width, np.int64) for _ in range(3))
+    filled[:1] = 1  # also of an empty pack: no sum over one divides by zero
     predict, labels, number = [], [], []
     for index, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
         end = start + len(sequence.ids)
         ids[start:end] = sequence.ids
         positions[start:end] = np.arange(end - start)
+        filled[start:end] = 1
         at = np.flatnonzero(sequence.targets)
         predict.append(start + at - 1)
         labels.append(sequence.ids[at])
@@ -136,6 +139,7 @@ def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
         rows=tuple(rows),
         input_ids=tensor([ids]).view(lines, width),
         position_ids=tensor([positions]).view(lines, width),
+        filled=tensor([filled]).view(lines, width),
         predict_K=tensor(predict),
         labels_K=tensor(labels),
         sequence_K=tensor(number),

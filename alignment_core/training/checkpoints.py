@@ -17,6 +17,14 @@ def complete(checkpoint: Path, described: dict[str, Any]) -> None:
     _sync(checkpoint.parent)  # its own name there
 
 
+def put_in_place(partial: Path, folder: Path) -> None:
+    """Give a finished folder its name, in the place of an earlier one: the name stands for all of it, or is not there."""
+    _sync_tree(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    _sync(folder.parent)
+
+
 def step_of(checkpoint: Path) -> int:
     return json.loads((checkpoint / "complete.json").read_text())["step"]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from alignment_core.artifacts.faults import check_room
 from alignment_core.cluster.device import Device
@@ -22,6 +23,7 @@ from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import MicroBatch, Row, cut, pack
 from alignment_core.training.ranks import sum_over_ranks
 
@@ -46,6 +48,18 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A part of a step's loss: the sum over its rows on all ranks, times ``weight``, divided by ``normaliser``."""
+
+    rows: Sequence[Row]
+    loss: Loss
+    normaliser: float
+    report: StepReport
+    """Takes up its sums."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelSource:
     """Where a model comes from: a local folder of a verified artifact."""
 
@@ -67,7 +81,9 @@ class Learner:
         device: Device,
         rank: int,
         world: int,
+        ema_decay: float | None = None,
     ) -> None:
+        """With ``ema_decay`` an exponential moving average of the weights is kept beside them."""
         self.source, self.training, self.resources, self.device = source, training, resources, device
         self.rank, self.world = rank, world
         self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if world == 1 else 2
@@ -80,7 +96,10 @@ class Learner:
         if resources.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.packed = PackedModel(model, source.head, source.with_entropy)
+        if training.router_aux_loss_coef:
+            self.packed.balance_routers()
         self.engine = self._engine()
+        self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
 
     def _engine(self) -> Any:
         import deepspeed
@@ -133,43 +152,61 @@ class Learner:
         """Parameters of the whole model, also where this rank holds a part of them."""
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
 
-    def step(self, batch: Sequence[Row], loss: Loss, normaliser: float, rate: float, report: StepReport) -> None:
-        """One optimiser step on a whole batch, of which this rank takes its packs; added to ``report``.
+    def step(self, terms: Sequence[Term], rate: float) -> None:
+        """One optimiser step on the sum of the terms, of whose rows this rank takes its packs.
 
-        The loss of the batch is the sum over its packs on all ranks, divided by ``normaliser``. Raises NumericError on
-        every rank where it or its gradient is not finite, or above ``training.max_loss``.
+        The report of the first term takes up what is of the whole step. Raises NumericError on every rank where the loss
+        or its gradient is not finite, or above ``training.max_loss``.
         """
         self.sound = False
         if not self.engine.training:
             self.engine.train()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        sum_of_losses = 0.0
-        for rows in cut(batch, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
-            micro = pack(rows, self.device.torch_device)
-            loss_of_pack, metrics = loss(run_packed(self.engine, micro), micro)
-            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
-            self.engine.backward(loss_of_pack * (self.world / normaliser))
-            for name, value in metrics.items():
-                report.sums[name] += float(value)
-            sum_of_losses += float(metrics["loss"])
-            report.tokens += sum(row.tokens for row in rows)
-        summed = sum_over_ranks(torch.tensor([sum_of_losses], dtype=torch.float64, device=self.device.torch_device))
-        loss_of_batch = float(summed) / normaliser
+        loss_on_rank = sum(self._backward(term, terms) for term in terms)
+        summed = sum_over_ranks(torch.tensor([loss_on_rank], dtype=torch.float64, device=self.device.torch_device))
+        loss_of_batch = float(summed)
         if not math.isfinite(loss_of_batch):
             raise NumericError(f"the loss is {loss_of_batch}")
         if (most := self.training.max_loss) is not None and loss_of_batch > most:
             raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {most:g},")
         self.engine.step()
+        report = terms[0].report
         norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips
         report.grad_norm = self.grad_norm if norm is None else float(norm)
         if not math.isfinite(report.grad_norm):
             raise NumericError("the gradient is not finite")
-        report.normaliser += normaliser if self.rank == 0 else 0.0
+        if self.average is not None:
+            self.average.update()
+        for term in terms:
+            term.report.normaliser += term.normaliser if self.rank == 0 else 0.0
         report.learning_rate = rate
         report.steps += 1
         self.steps += 1
         self.sound = True
+
+    def _backward(self, term: Term, terms: Sequence[Term]) -> float:
+        """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; their part of the loss.
+
+        The routers' loss of a step is that of its packs, weighed by their tokens.
+        """
+        sum_of_losses, tokens = 0.0, sum(row.tokens for one in terms for row in one.rows)
+        for rows in cut(term.rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
+            micro = pack(rows, self.device.torch_device)
+            loss_of_pack, metrics = term.loss(run_packed(self.engine, micro), micro)
+            tokens_of_pack = sum(row.tokens for row in rows)
+            objective = loss_of_pack * (term.weight / term.normaliser)
+            if self.packed.router_loss is not None:
+                aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
+                objective = objective + self.training.router_aux_loss_coef * aux_loss
+                terms[0].report.sums["aux_loss"] += float(aux_loss) * terms[0].normaliser  # by which it will be divided
+            # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
+            self.engine.backward(objective * self.world)
+            for name, value in metrics.items():
+                term.report.sums[name] += float(value)
+            sum_of_losses += float(metrics["loss"])
+            term.report.tokens += tokens_of_pack
+        return term.weight * sum_of_losses / term.normaliser
 
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """This rank's packs of ``rows`` for a forward pass; every rank gets the same number."""
@@ -177,11 +214,14 @@ class Learner:
         packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank] if rows else []
         return [pack(part, self.device.torch_device) for part in packs]
 
-    def export(self, directory: Path) -> None:
-        """Write the model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
+    def export(self, directory: Path, average: bool = False) -> None:
+        """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part)."""
         self.check_sound()
         state = None
-        if self.zero_stage == 3:
+        if average:
+            assert self.average is not None, "it was not asked for"
+            state = self.average.state(self.packed)
+        elif self.zero_stage == 3:
             state = self.engine._zero3_consolidated_16bit_state_dict()
         if self.rank == 0:
             if state is not None:
@@ -206,13 +246,15 @@ class Learner:
         torch.distributed.barrier()
         try:
             self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
-        except RuntimeError:  # torch does not say why it could not write
+            if self.average is not None:
+                self.average.save(target)
+        except (RuntimeError, SafetensorError):  # they do not say why they could not write
             self._check_room(target)
             raise
         torch.distributed.barrier()
 
     def _check_room(self, target: Path) -> None:
-        size = LEAST_BYTES_PER_PARAMETER * self.parameters()
+        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * self.parameters()
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:
@@ -229,6 +271,8 @@ class Learner:
         loaded, _ = self.engine.load_checkpoint(str(target), tag="state")
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")
+        if self.average is not None:
+            self.average.restore(target)
         self.steps = steps
 
     def close(self) -> None:

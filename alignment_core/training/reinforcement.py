@@ -39,7 +39,8 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.batches import MicroBatch, Row, TokenSequence, epoch_order
 from alignment_core.training.checkpoints import complete, newest_progress
-from alignment_core.training.learner import Learner, ModelSource, StepReport
+from alignment_core.training.learner import Learner, ModelSource, StepReport, Term
+from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.schedule import learning_rate
 
 
@@ -53,6 +54,8 @@ class RlJob:
     """Where the critic starts: a reward model, or the policy itself with a head of its own."""
     seed: int
     trust_remote_code: bool = False
+    pretraining: str | None = None
+    """The table of ``section.pretraining``."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,16 @@ class PolicyTrainer:
         trust, training = job.trust_remote_code, job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         policy = ModelSource(job.policy, "lm", trust_remote_code=trust, with_entropy=bonus)
-        self.learners = {"policy": Learner(policy, training, resources, device, rank, world)}
+        decay = job.section.ema.decay if job.section.ema else None
+        self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), trust)
             own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
             self.learners["critic"] = Learner(source, own, resources, device, rank, world)
+        self.pretraining: Pretraining | None = None
+        if job.section.pretraining is not None:
+            assert job.pretraining is not None, "the flow builds it"
+            self.pretraining = Pretraining(job.section.pretraining, Path(job.pretraining), job.seed)
         self.reference: PackedModel | None = None
         if job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
@@ -140,18 +148,21 @@ class PolicyTrainer:
         return found
 
     def update(self, path: str, kl_coefficient: float) -> dict[str, StepReport]:
-        """All optimiser steps on the step's file; a report for each learner that took some."""
+        """All optimiser steps on the step's file; a report for each learner that took some, and for ``pretraining``."""
         rows, self.kl_coefficient = sampled_rows(_read_used(path)), kl_coefficient
-        reports = {}
+        reports: dict[str, StepReport] = {}
         for name, learner in self.learners.items():
             waits = name == "policy" and self.section.critic and self.step < self.section.critic.steps_ahead
             if not waits:
-                reports[name] = self._update(name, learner, rows)
+                reports |= self._update(name, learner, rows)
         self.step += 1
         return reports
 
-    def _update(self, name: str, learner: Learner, rows: list[SampledRow]) -> StepReport:
-        report, training = StepReport(), self.section.training
+    def _update(self, name: str, learner: Learner, rows: list[SampledRow]) -> dict[str, StepReport]:
+        reports, training = {name: StepReport()}, self.section.training
+        mixed = self.pretraining if name == "policy" else None
+        if mixed:
+            reports["pretraining"] = StepReport()
         rate = learning_rate(learner.training, self.step, self.section.steps)
         loss = self._policy_loss if name == "policy" else self._value_loss
         for epoch in range(training.num_train_epochs):
@@ -159,15 +170,18 @@ class PolicyTrainer:
             for first in range(0, len(rows), training.batch_size):
                 batch = [rows[number] for number in order[first : first + training.batch_size]]
                 torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))
+                terms = [Term(batch, loss, self._normaliser(batch), reports[name])]
+                if mixed:
+                    terms.append(mixed.term(learner.steps, reports["pretraining"]))
                 try:
-                    learner.step(batch, loss, self._normaliser(batch), rate, report)
+                    learner.step(terms, rate)
                 except NumericError as error:
                     rows_of_batch = ", ".join(str(row.number) for row in batch)
                     raise NumericError(
                         f"{name}: {error} at step {self.step} of {self.section.steps}; the rows of its batch are "
                         f"{rows_of_batch} of step-{self.step:06d}.parquet"
                     ) from None
-        return report
+        return reports
 
     def _normaliser(self, batch: Sequence[SampledRow]) -> float:
         tokens = sum(int(row.sequences[0].targets.sum()) for row in batch)
@@ -237,8 +251,9 @@ class PolicyTrainer:
         return buckets.fill(self.policy.packed.model, names, self.rank, self.policy.zero_stage)
 
     def export(self, name: str, directory: str) -> None:
-        """Write the policy or the critic as a Hugging Face folder."""
-        self.learners[name].export(Path(directory))
+        """Write the ``policy``, its moving average (``ema``) or the ``critic`` as a Hugging Face folder."""
+        average = name == "ema"
+        self.learners["policy" if average else name].export(Path(directory), average)
 
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step below ``directory``, with what the driver wants back."""

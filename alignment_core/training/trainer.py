@@ -22,7 +22,7 @@ from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import MicroBatch, batch_of_step, steps_per_epoch
 from alignment_core.training.checkpoints import complete, newest_progress, step_of
-from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport
+from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term
 from alignment_core.training.methods.base import Method
 from alignment_core.training.ranks import agree
 from alignment_core.training.reference import ReferenceLogps
@@ -117,7 +117,7 @@ class Trainer:
         torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
         rate = learning_rate(job.training, step, self.total_steps)
         try:
-            self.learner.step(batch, self._loss_of("train"), job.method.normaliser(batch), rate, report)
+            self.learner.step([Term(batch, self._loss_of("train"), job.method.normaliser(batch), report)], rate)
         except NumericError as error:
             raise self._numeric_error(str(error), numbers) from None
 

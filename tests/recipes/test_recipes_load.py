@@ -424,6 +424,12 @@ RL: dict[str, Any] = {
         (["rl.rewards.0.verifier=task"], "`verifier: task` scores the built-in tasks alone, and prompts.jsonl"),
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
+        (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
+        (
+            ["rl.rewards.0.verifier=task", "rl.prompts={task: reverse, rows: 8}", "rl.best={prompts: held_out.jsonl}"],
+            "`verifier: task` scores the built-in tasks alone, and held_out.jsonl of `rl.best.prompts` is none",
+        ),
         (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
     ],
 )

@@ -38,6 +38,44 @@ def tables() -> Tables:
     }
 
 
+@pytest.fixture(scope="session")
+def mixture_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a mixture of four experts, of which each token takes two."""
+    import torch
+    import transformers
+
+    from alignment_core.models.saving import save_checkpoint
+    from alignment_core.models.tokenizer import byte_tokenizer
+
+    def make(architecture: str) -> Path:
+        tokenizer = byte_tokenizer()
+        config = transformers.AutoConfig.for_model(
+            architecture,
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            moe_intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            max_position_embeddings=256,
+            pad_token_id=tokenizer.pad_token_id,
+            initializer_range=0.3,  # routers that prefer some experts
+        )
+        folder = tmp_path_factory.mktemp("mixture") / architecture
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        save_checkpoint(model, None, folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
 @pytest.fixture
 def make_job(tables: Tables, tiny_model: Any, tmp_path: Path) -> MakeJob:
     """A job over 14 rows in batches of 6, so 3 steps per epoch and 6 in all."""

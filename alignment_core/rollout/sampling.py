@@ -1,0 +1,58 @@
+"""How episodes are sampled batch by batch: turn by turn, all that are not over together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.rollout.environments import Environments
+from alignment_core.rollout.episodes import Draws, Episode, version_of
+from alignment_core.rollout.experience import Samples
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What samples, what for, and who answers."""
+
+    engines: Any
+    environments: Environments | None
+    draws: Draws
+    tokenizer: Any
+    policy: str
+    """Reference of the policy before the first step."""
+    wait: float
+    """Seconds for one call of an engine."""
+
+    def complete(self, draws: Sequence[int], version: int) -> Samples:
+        """Rows of the completions of these draws. Equal weights and draws give equal completions.
+
+        The engines must hold the policy after ``version`` steps, and sample nothing else.
+        """
+        episodes = [one for draw in draws for one in self.draws.episodes(draw)]
+        if self.environments:
+            self.environments.answer_all(episodes)
+        while live := [episode for episode in episodes if not episode.over]:
+            self._speak(live, version)
+            if self.environments:
+                self.environments.answer_all(live)
+        return self.rows(episodes)
+
+    def _speak(self, episodes: list[Episode], version: int) -> None:
+        """One turn of the policy in each."""
+        generation = self.draws.generation
+        size = generation.shard_size * generation.num_generations
+        shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
+        policy, stop = version_of(self.policy, version), self.tokenizer.eos_token_id
+        jobs = [
+            (number, (policy, [self.draws.request(one) for one in shard], generation, stop))
+            for number, shard in enumerate(shards)
+        ]
+        for number, said in self.engines.spread("sample", jobs, timeout=self.wait):
+            for episode, completion in zip(shards[number], said, strict=True):
+                episode.take(completion)
+                episode.over = self.environments is None
+
+    def rows(self, episodes: Sequence[Episode]) -> Samples:
+        """Episodes that are over as rows without a reward."""
+        return [episode.row(self.tokenizer, self.policy) for episode in episodes]

@@ -1,0 +1,88 @@
+"""The exponential moving average of a model's weights under DeepSpeed: each rank averages what its optimiser holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class WeightAverage:
+    """``average ← decay · average + (1 - decay) · weights`` after each optimiser step, in fp32; at first the weights.
+
+    Under ZeRO a rank's optimiser holds a part of the weights (all of them at stage 0), in fp32 whatever the model's type.
+    """
+
+    def __init__(self, engine: Any, zero_stage: int, decay: float) -> None:
+        self.engine, self.zero_stage, self.decay = engine, zero_stage, decay
+        self.parts = [part.detach().clone() for part in self._weights()]
+
+    def _weights(self) -> list[Tensor]:
+        """The tensors that this rank's optimiser steps."""
+        if self.zero_stage == 3:
+            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        return [part for group in self.engine.basic_optimizer.param_groups for part in group["params"]]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        for part, weights in zip(self.parts, self._weights(), strict=True):
+            part.lerp_(weights, 1 - self.decay)
+
+    def state(self, module: nn.Module) -> dict[str, Tensor]:
+        """Every weight of ``module`` by name, averaged and in its own type; on rank 0 alone, though all ranks take part."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        first, found = torch.distributed.get_rank() == 0, {}
+        own = self._own() if self.zero_stage == 0 else {}
+        with self._in_place():
+            for name, parameter in module.named_parameters():
+                whole = own[id(parameter)] if own else safe_get_full_fp32_param(parameter)
+                if first:
+                    found[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
+        kept = module.state_dict(keep_vars=True).keys()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
+        return {**found, **buffers} if first else {}
+
+    def _own(self) -> dict[int, Tensor]:
+        """Stage 0: the optimiser's tensor for each parameter; in fp32 that is the parameter itself."""
+        weights = self._weights()
+        groups = getattr(self.engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, in bf16 too
+        return {id(one): weight for one, weight in zip((p for group in groups for p in group), weights, strict=True)}
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """The average where the weights are, so that DeepSpeed gathers it as it would gather them; then as before."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for part, weights in zip(self.parts, self._weights(), strict=True):
+            before = weights.clone()
+            weights.copy_(part)
+            part.copy_(before)
+
+    def save(self, target: Path) -> None:
+        """Write this rank's part below ``target``, which exists."""
+        from safetensors.torch import save_file
+
+        save_file({str(number): part.contiguous() for number, part in enumerate(self.parts)}, self._file(target))
+
+    def restore(self, target: Path) -> None:
+        """Read what :meth:`save` wrote."""
+        from safetensors.torch import load_file
+
+        stored = load_file(self._file(target))
+        for number, part in enumerate(self.parts):
+            part.copy_(stored[str(number)])
+
+    def _file(self, target: Path) -> Path:
+        return target / f"average-{torch.distributed.get_rank():05d}.safetensors"

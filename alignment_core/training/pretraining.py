@@ -1,0 +1,38 @@
+"""The loss of pre-training or fine-tuning mixed into a policy's steps: PPO-ptx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from alignment_core.canonical import derive_seed
+from alignment_core.recipes.rl import PretrainingConfig
+from alignment_core.training.batches import MicroBatch, batch_of_step
+from alignment_core.training.learner import StepReport, Term
+from alignment_core.training.methods.sft import Sft
+
+
+class Pretraining:
+    """``coefficient`` times the mean negative log-likelihood per target token of the next ``batch_size`` rows.
+
+    Ouyang et al. 2022, "Training language models to follow instructions with human feedback", equation 2. Which rows a
+    step takes follows from its number and the seed; an epoch takes each row once, and its last batch may be smaller.
+    """
+
+    def __init__(self, config: PretrainingConfig, data: Path, seed: int) -> None:
+        import pyarrow.parquet as pq
+
+        self.config, self.seed = config, derive_seed(seed, "pretraining")
+        self.method = Sft()
+        self.rows = self.method.rows(pq.read_table(data))
+
+    def term(self, step: int, report: StepReport) -> Term:
+        """What it adds to optimiser step ``step`` (from 0)."""
+        numbers = batch_of_step(step, len(self.rows), self.config.batch_size, self.seed)
+        batch = [self.rows[number] for number in numbers]
+        return Term(batch, self._loss, self.method.normaliser(batch), report, self.config.coefficient)
+
+    def _loss(self, output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        logps_K = output if output.dim() == 1 else output[0]  # beside the entropies, where the policy's loss needs them
+        return self.method.loss(logps_K, micro, None)

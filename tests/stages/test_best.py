@@ -1,0 +1,73 @@
+"""The best policy of a run is whole or absent, and the one that a killed run goes on with is always there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alignment_core.recipes.rl import RlConfig
+from alignment_core.stages.best import Best
+
+
+@pytest.fixture
+def best(tmp_path: Path) -> Best:
+    return opened(tmp_path)
+
+
+def opened(progress: Path) -> Best:
+    section = RlConfig.model_validate(
+        {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "best": {"prompts": "none.jsonl"}}
+    )
+    assert section.best is not None
+    context: Any = SimpleNamespace(progress=progress, derive=lambda _: 0)  # of all that a stage has, this part of it needs its folder
+    return Best(context, section, section.best, [])
+
+
+def export(directory: str) -> None:
+    Path(directory).mkdir()
+    (Path(directory) / "model.safetensors").write_text(directory)
+
+
+def killed_while_it_exports(directory: str) -> None:
+    export(directory)
+    raise KeyboardInterrupt
+
+
+def kept(progress: Path) -> list[str]:
+    return sorted(folder.name for folder in progress.iterdir())
+
+
+def test_a_better_one_takes_the_place_of_the_best_once_it_is_whole_and_no_checkpoint_names_the_other(
+    best: Best, tmp_path: Path
+) -> None:
+    best.resume(None)
+    best.keep(10, 0.5, export)
+    best.checkpointed()
+    with pytest.raises(KeyboardInterrupt):
+        best.keep(20, 0.6, killed_while_it_exports)
+    assert best.state == {"step": 10, "reward": 0.5}
+    assert kept(tmp_path) == ["best-00000010", "best-00000020.partial"]
+
+    best.keep(30, 0.7, export)
+    assert kept(tmp_path) == ["best-00000010", "best-00000030"], "a run killed now goes on from the one of step 10"
+    best.keep(40, 0.8, export)
+    assert kept(tmp_path) == ["best-00000010", "best-00000040"]
+    best.checkpointed()
+    assert kept(tmp_path) == ["best-00000040"]
+
+
+def test_a_run_that_goes_on_drops_what_its_checkpoint_does_not_name(best: Best, tmp_path: Path) -> None:
+    best.keep(10, 0.5, export)
+    best.checkpointed()
+    best.keep(20, 0.6, export)
+    with pytest.raises(KeyboardInterrupt):
+        best.keep(30, 0.7, killed_while_it_exports)
+
+    again = opened(tmp_path)
+    again.resume({"step": 10, "reward": 0.5})
+    assert kept(tmp_path) == ["best-00000010"]
+    again.resume(None)
+    assert kept(tmp_path) == []

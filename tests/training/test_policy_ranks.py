@@ -1,0 +1,151 @@
+"""The trainer of a policy on real DeepSpeed ranks: what it keeps beside the weights, and adds to the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.recipes.rl import RlConfig
+from alignment_core.rollout.experience import step_schema
+from alignment_core.rollout.records import write_table
+from alignment_core.training.methods.sft import Sft
+from alignment_core.training.reinforcement import RlJob
+from tests.training.conftest import random_ids
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
+
+pytestmark = pytest.mark.slow
+
+WAIT = 120
+ROWS = 8
+
+
+def step_file(folder: Path, advantage: float = 1.0) -> Path:
+    """A step's completions, of which one is not trained on; every other one did well."""
+    random = np.random.default_rng(2)
+    rows = []
+    for number in range(ROWS):
+        prompt, completion = random_ids(random, 2, 20), random_ids(random, 3, 30)
+        lists = {"mask": True, "rollout_logps": -5.0, "advantages": advantage if number % 2 else -advantage}
+        each = {name: [value] * len(completion) for name, value in lists.items()}
+        rows.append({"used": number > 0, "prompt_ids": prompt, "completion_ids": completion, **each})
+    write_table(rows, step_schema(), folder / "step.parquet")
+    return folder / "step.parquet"
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return float(torch.cat([(one[name].double() - other[name].double()).flatten() for name in other]).norm())
+
+
+class Policy:
+    """The trainer of a policy on so many ranks."""
+
+    def __init__(
+        self,
+        group: Any,
+        machines: Any,
+        model: Path,
+        folder: Path,
+        section: dict[str, Any],
+        pretraining: str | None = None,
+        **resources: Any,
+    ) -> None:
+        training = {
+            "learning_rate": 1e-3,
+            "adam_epsilon": 1e-5,
+            "lr_scheduler_type": "constant",
+            "batch_size": ROWS,
+            **section.pop("training", {}),
+        }
+        whole = {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": training, **section}
+        self.group, self.folder = group, folder
+        self.job = RlJob(RlConfig.model_validate(whole), str(model), None, seed=3, pretraining=pretraining)
+        self.resources = machines.resources.model_copy(update=resources)
+        folder.mkdir()
+
+    def open(self) -> int:
+        """Steps that its progress holds."""
+        state = self.group.all("open_rl", self.job, self.resources, str(self.folder), timeout=WAIT)
+        return state[0]["step"]
+
+    def do(self, method: str, *arguments: Any) -> list[Any]:
+        return self.group.all("do", method, *arguments, timeout=WAIT)
+
+    def export(self, name: str) -> dict[str, torch.Tensor]:
+        self.do("export", name, str(self.folder / name))
+        return load_file(self.folder / name / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "bf16"), [(0, False), (1, False), (2, False), (3, False), (0, True), (1, True), (3, True)]
+)
+def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
+    zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    step = str(step_file(tmp_path))
+    section = {"ema": {"decay": 0.75}, "training": {"bf16": bf16}}
+    with machines(2).trainers() as group:
+        policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
+        policy.open()
+        expected = policy.export("policy")  # the average begins as the weights that it starts from
+        kind = next(iter(expected.values())).dtype
+        assert kind == (torch.bfloat16 if bf16 else torch.float32)
+        expected = {name: tensor.double() for name, tensor in expected.items()}
+        for number in range(3):
+            policy.do("update", step, 0.0)
+            if number == 1:
+                policy.do("save_progress", str(policy.folder), {})
+            weights = policy.export("policy")
+            expected = {name: 0.75 * expected[name] + 0.25 * weights[name].double() for name in expected}
+        average = policy.export("ema")
+        again = policy.export("policy")
+        assert all(torch.equal(again[name], weights[name]) for name in weights), "it leaves the weights alone"
+        assert average.keys() == expected.keys()
+        assert {tensor.dtype for tensor in average.values()} == {kind}
+        wrong = distance(average, expected) / distance(weights, expected)
+        assert wrong < (0.3 if bf16 else 1e-3), "in bf16 the trainer averages before it rounds, this test after it"
+
+        assert policy.open() == 2
+        policy.do("update", step, 0.0)
+        resumed = policy.export("ema")
+        assert all(torch.equal(resumed[name], average[name]) for name in average)
+
+
+def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    job = make_job(Sft(), batch_size=14, num_train_epochs=1, lr_scheduler_type="constant")
+    with machines(1).trainers() as group:
+        open_job(group, machines(1), job, tmp_path / "progress")
+        [expected] = train(group, 1)
+        weights = load_file(export(group, tmp_path / "sft"))
+
+    step = str(step_file(tmp_path, advantage=0.0))  # the policy's own loss has no gradient then
+    for coefficient in (1.0, 0.25):
+        section = {"pretraining": {"data": "none.jsonl", "coefficient": coefficient, "batch_size": 14}}
+        with machines(2).trainers() as group:
+            policy = Policy(
+                group,
+                machines(2),
+                tiny_model(),
+                tmp_path / f"run-{coefficient}",
+                section,
+                job.train_data,
+                max_tokens_per_microbatch=64,
+            )
+            policy.open()
+            ranks = policy.do("update", step, 0.0)
+            mixed = policy.export("policy")
+        reports = [rank["pretraining"] for rank in ranks]
+        assert sum(report.normaliser for report in reports) == expected.normaliser
+        loss = sum(report.sums["loss"] for report in reports)
+        assert loss == pytest.approx(expected.sums["loss"], rel=1e-5), (
+            "it is reported as it is, without the coefficient"
+        )
+        assert ranks[0]["policy"].grad_norm == pytest.approx(coefficient * expected.grad_norm, rel=1e-4)
+        if coefficient == 1.0:
+            assert greatest_difference(weights, mixed) < 1e-5

@@ -1,0 +1,103 @@
+"""The load-balancing loss of a mixture of experts: its value, and its part in a step of any method."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.errors import UserError
+from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.training.batches import Row, cut, pack
+from alignment_core.training.methods.reward_model import RewardModel
+from alignment_core.training.methods.sft import Sft
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
+
+MakeMixture = Callable[[str], Path]
+METHODS = {"sft": Sft(), "reward model": RewardModel()}
+
+
+def of_the_equation(model: Any, rows: Sequence[Row]) -> float:
+    """``E Σ_e f_e P_e``: Fedus et al. 2021, "Switch Transformers", equations 4 to 6, over tokens and layers together.
+
+    ``f_e`` is how often a token takes expert ``e`` (two experts each, so that they sum to 2), ``P_e`` the mean
+    probability that the router gives it. Each sequence goes through plain ``transformers`` alone.
+    """
+    taken, probability, count = torch.zeros(4), torch.zeros(4), 0
+    for sequence in (sequence for row in rows for sequence in row.sequences):
+        with torch.no_grad():
+            output = model.base_model(torch.from_numpy(sequence.ids)[None], output_router_logits=True)
+        for logits in output.router_logits:
+            for token in logits.softmax(-1):
+                taken[token.argsort(descending=True)[:2]] += 1
+                probability += token
+                count += 1
+    return float(4 * (taken / count * probability / count).sum())
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_the_loss_of_a_pack_is_that_of_the_equation_without_what_fills_its_lines(
+    method: Any, architecture: str, tables: Any, mixture_model: MakeMixture
+) -> None:
+    rows = method.rows(tables["sft" if isinstance(method, Sft) else "preference"])
+    model = load_model(str(mixture_model(architecture)), method.head, torch.float32, head_seed=7)
+    packed, micro = PackedModel(model, method.head).train(), pack(rows)
+    assert int(micro.filled.sum()) == sum(row.tokens for row in rows) < micro.filled.numel()
+    without = run_packed(packed, micro)
+    assert packed.router_loss is None
+    packed.balance_routers()
+    assert torch.equal(run_packed(packed, micro), without)
+    assert packed.router_loss is not None
+    assert float(packed.router_loss) == pytest.approx(of_the_equation(model, rows), rel=1e-5)
+    run_packed(packed, pack([]))
+    assert bool(packed.router_loss.isfinite()), "a rank may get an empty pack"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "zero_stage", "budget"), [(1, 0, 4096), (2, 1, 128), (2, 3, 128)])
+def test_a_step_adds_the_loss_of_its_packs_by_their_tokens(
+    world: int, zero_stage: int, budget: int, make_job: Any, machines: Any, mixture_model: MakeMixture, tmp_path: Path
+) -> None:
+    coefficient = 0.5
+    settings = {"batch_size": 14, "num_train_epochs": 1, "max_grad_norm": 1e6, "router_aux_loss_coef": coefficient}
+    job = dataclasses.replace(make_job(Sft(), **settings), model=str(mixture_model("mixtral")))
+    with machines(world).trainers() as group:
+        open_job(group, machines(world), job, tmp_path / "run", zero_stage=zero_stage, max_tokens_per_microbatch=budget)
+        reports = train(group, 1)
+        trained = load_file(export(group, tmp_path / "trained"))
+
+    model = load_model(job.model, "lm", torch.float32)
+    rows = Sft().rows(pq.read_table(job.train_data))
+    packed, aux_loss = PackedModel(model, "lm").train(), 0.0
+    packed.balance_routers()
+    optimizer = torch.optim.AdamW(packed.parameters(), lr=1e-3, eps=1e-5, weight_decay=0.0)
+    for part in (part for rank in cut(rows, world, budget) for part in rank if part):
+        logps = run_packed(packed, pack(part))
+        share = packed.router_loss * sum(row.tokens for row in part) / sum(row.tokens for row in rows)
+        (-logps.sum() / Sft().normaliser(rows) + coefficient * share).backward()
+        aux_loss += float(share)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in packed.parameters() if p.grad is not None])
+    optimizer.step()
+    normaliser = sum(report.normaliser for report in reports)
+    assert sum(report.sums["aux_loss"] for report in reports) / normaliser == pytest.approx(aux_loss, rel=1e-5)
+    assert reports[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+    model.save_pretrained(tmp_path / "expected")
+    assert greatest_difference(load_file(tmp_path / "expected" / "model.safetensors"), trained) < 1e-5
+
+
+def test_a_model_without_routers_is_refused(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), router_aux_loss_coef=0.01)
+    with (
+        machines(1).trainers() as group,
+        pytest.raises(
+            UserError, match=r"training\.router_aux_loss_coef: a llama model has no routers .* leave it at 0"
+        ),
+    ):
+        opened(group, machines(1), job, tmp_path / "progress")
