@@ -126,6 +126,14 @@ def deployed_reinforce_baseline(
 
 
 @alignment_flow
+def deployed_agent(
+    recipe: RlRecipe = _shipped("agent"), overrides: list[str] = [], from_stage: str | None = None
+) -> dict[str, Any]:
+    """GRPO of an agent whose turns an environment answers."""
+    return _run(recipe, overrides, from_stage)
+
+
+@alignment_flow
 def deployed_rlhf(
     recipe: RlRecipe = _shipped("rlhf"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def eventually(look: Callable[[], Any], seconds: float = 180) -> Any:
 def test_every_deployment_of_the_file_is_registered(services: Services) -> None:
     names = {found["name"] for found in services.get("/deployments/filter", {})}
     preference = {"quickstart", "iterative-dpo", "sft", "reward-model", "dpo", "nightly"}
-    assert names == preference | {"ppo", "grpo", "reinforce-baseline", "rlhf"}
+    assert names == preference | {"ppo", "grpo", "reinforce-baseline", "agent", "rlhf"}
 
 
 def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(services: Services) -> None:

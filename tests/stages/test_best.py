@@ -22,7 +22,9 @@ def opened(progress: Path) -> Best:
         {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "best": {"prompts": "none.jsonl"}}
     )
     assert section.best is not None
-    context: Any = SimpleNamespace(progress=progress, derive=lambda _: 0)  # of all that a stage has, this part of it needs its folder
+    context: Any = SimpleNamespace(
+        progress=progress, derive=lambda _: 0
+    )  # of all that a stage has, this part of it needs its folder
     return Best(context, section, section.best, [])
 
 
