@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-PARTS = ("training", "generation", "pipeline")
+PARTS = ("training", "generation", "reinforcement", "pipeline")
 ON_REQUEST = ("soak",)
 """Parts that take long: `python -m tests.benchmarks soak`."""
 CPU = {

@@ -1,0 +1,124 @@
+"""Sampling ahead of training against sampling in turn with it where rewards are slow; weights in buckets against one by one."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from alignment_core.cluster.group import ActorGroup
+from alignment_core.models.scratch import create_model
+from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
+from alignment_core.stages.machines import WarmMachines
+from alignment_core.training.reinforcement import RlJob
+from tests.stages.test_rl import run_rl
+
+DELAY, STEPS, REPEATS, WAIT = 0.5, 12, 3, 300.0
+SLOW_REWARD = f"""
+import asyncio
+
+async def slow(rows):
+    await asyncio.sleep({DELAY})
+    return [len(set(row["completion"])) / (1 + len(row["completion"])) for row in rows]
+"""
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))
+    (folder / "slow.py").write_text(SLOW_REWARD)
+    small = ScratchModel(hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
+    large = ScratchModel(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8)
+    create_model(small, None, 0, folder / "small")
+    parameters = create_model(large, None, 0, folder / "large")
+    resources = ResourcesConfig(device="cpu", trainers=1, engines=1, kv_cache_mib=64, wait_timeout_seconds=WAIT)
+    machines = WarmMachines(resources, folder)
+    try:
+        print(json.dumps(_ahead(folder, machines, resources)))
+        print(json.dumps({"parameters": parameters, **_transfer(folder / "large", machines, resources)}))
+    finally:
+        machines.close()
+
+
+def _ahead(folder: Path, machines: WarmMachines, resources: ResourcesConfig) -> dict[str, Any]:
+    """Seconds of a step of the whole stage, in turn and ahead, with a reward that takes its time."""
+
+    def seconds(name: str, **execution: Any) -> float:
+        section = {
+            "prompts": {"task": "reverse", "rows": 8},
+            "steps": STEPS,
+            "prompts_per_step": 8,
+            "generation": {"num_generations": 8, "max_completion_length": 48},
+            "rewards": [{"function": f"{folder / 'slow.py'}:slow"}],
+            "training": {"batch_size": 64, "learning_rate": 1e-5},
+            "execution": execution,
+        }
+        times: list[float] = []
+        run_rl(
+            folder / name,
+            folder / "small",
+            section,
+            lambda _: machines,
+            resources,
+            lambda *_: times.append(time.monotonic()),
+        )
+        return statistics.median(later - earlier for earlier, later in pairwise(times[1:]))
+
+    in_turn, ahead = seconds("in-turn"), seconds("ahead", max_staleness=1)
+    return {
+        "reward_delay_seconds": DELAY,
+        "step_in_turn_seconds": round(in_turn, 3),
+        "step_ahead_seconds": round(ahead, 3),
+        "in_turn_over_ahead": round(in_turn / ahead, 2),
+    }
+
+
+def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -> dict[str, Any]:
+    """Seconds of an update of a running engine's weights by a trainer."""
+    from alignment_core.artifacts import Reference
+
+    section = RlConfig.model_validate({"prompts": {"task": "reverse", "rows": 8}, "rewards": [{"verifier": "task"}]})
+    reference = Reference.parse(f"model@sha256:{'0' * 64}")
+    progress = model / "progress"
+    progress.mkdir()
+    with machines.engines(model, reference, 128) as engines, machines.trainers() as trainers:
+        trainers.all("open_rl", RlJob(section, str(model), None, 0), resources, str(progress), timeout=WAIT)
+        (buckets,) = trainers.all("do", "buckets", timeout=WAIT)
+        single = [[name] for bucket in buckets for name in bucket]
+        times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
+        for _ in range(REPEATS):
+            for name, plan in (("bucketed", buckets), ("per_parameter", single)):
+                times[name].append(_timed(lambda plan=plan: _send(trainers, engines, plan)))  # type: ignore[misc]
+            times["folder"].append(_timed(lambda: _over_a_folder(trainers, engines, model / "weights")))
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    return {
+        "buckets": len(buckets),
+        "tensors": len(single),
+        "bucketed_seconds": round(medians["bucketed"], 3),
+        "per_parameter_over_bucketed": round(medians["per_parameter"] / medians["bucketed"], 2),
+        "folder_over_bucketed": round(medians["folder"] / medians["bucketed"], 2),
+    }
+
+
+def _send(trainers: ActorGroup, engines: ActorGroup, plan: list[list[str]]) -> None:
+    engines.all("begin_update", timeout=WAIT)
+    trainers.relay([("do", ("bucket", names)) for names in plan], engines, "take_bucket", timeout=WAIT)
+    engines.all("end_update", "policy", 1, timeout=WAIT)
+
+
+def _over_a_folder(trainers: ActorGroup, engines: ActorGroup, folder: Path) -> None:
+    trainers.all("do", "export", "policy", str(folder), timeout=WAIT)
+    engines.all("load", str(folder), f"policy {time.monotonic()}", timeout=WAIT)
+
+
+def _timed(call: Any) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
