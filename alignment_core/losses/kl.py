@@ -24,14 +24,17 @@ def kl_estimate(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) ->
     return ratio(-difference_K) - 1 + difference_K
 
 
-def kl_with_unbiased_gradient(logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator) -> Tensor:
-    """The value of ``estimator`` with the gradient of k2, which is that of the KL in expectation over π's own samples.
+def kl_with_unbiased_gradient(
+    logps_K: Tensor, reference_K: Tensor, estimator: KlEstimator, log_ratio_K: Tensor
+) -> Tensor:
+    """The value of ``estimator`` with a gradient that is that of the KL in expectation over the samples.
 
-    E[∇ k2] = E[d ∇ log π] = ∇ KL, while E[∇ k1] = 0 and E[∇ k3] is the gradient of the KL the other way round. Args: [K]
-    in nats. Returns [K] in nats.
+    E[w ∇ k2] = E[w d ∇ log π] = ∇ KL with w = π / π_old for samples of π_old, while E[∇ k1] = 0 and E[∇ k3] is the gradient
+    of the KL the other way round. Args: [K] in nats; ``log_ratio_K`` = log π - log π_old, 0 for samples of π itself.
+    Returns [K] in nats.
     """
-    square_K = kl_estimate(logps_K, reference_K, "k2")
-    return square_K - square_K.detach() + kl_estimate(logps_K, reference_K, estimator).detach()
+    weighted_K = ratio(log_ratio_K).detach() * kl_estimate(logps_K, reference_K, "k2")
+    return weighted_K - weighted_K.detach() + kl_estimate(logps_K, reference_K, estimator).detach()
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:

@@ -220,8 +220,11 @@ class PolicyTrainer:
             reference_K = _gathered("reference_logps", micro, logps_K)
             sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
             if kl.place == "loss":
-                estimate = kl_with_unbiased_gradient if kl.unbiased_gradient else kl_estimate
-                loss_K = loss_K + self.kl_coefficient * estimate(logps_K, reference_K, kl.estimator)
+                if kl.unbiased_gradient:
+                    kl_K = kl_with_unbiased_gradient(logps_K, reference_K, kl.estimator, log_ratio_K)
+                else:
+                    kl_K = kl_estimate(logps_K, reference_K, kl.estimator)
+                loss_K = loss_K + self.kl_coefficient * kl_K
         if entropy_K is not None:
             sums["entropy"] = entropy_K.sum()
             loss_K = loss_K - config.entropy_bonus * entropy_K

@@ -121,12 +121,14 @@ def test_the_unbiased_gradient_is_that_of_the_kl_in_expectation() -> None:
         p = x.softmax(0)
         return (p * (p / q).log()).sum()
 
-    def sampled(x: torch.Tensor) -> torch.Tensor:
-        weights = x.softmax(0).detach()  # how often each action is sampled
-        return (weights * kl_with_unbiased_gradient(x.log_softmax(0), q.log(), "k3")).sum()
+    for old in (logits.softmax(0), of(0.1, 0.3, 0.6)):  # also when another policy sampled
 
-    assert gradient(sampled, logits) == pytest.approx(gradient(kl, logits))
-    value = kl_with_unbiased_gradient(of(0.5).log(), of(0.25).log(), "k3")
+        def sampled(x: torch.Tensor, old: torch.Tensor = old) -> torch.Tensor:
+            logps = x.log_softmax(0)
+            return (old * kl_with_unbiased_gradient(logps, q.log(), "k3", logps - old.log())).sum()
+
+        assert gradient(sampled, logits) == pytest.approx(gradient(kl, logits))
+    value = kl_with_unbiased_gradient(of(0.5).log(), of(0.25).log(), "k3", of(0.0))
     assert float(value) == pytest.approx(0.1931472), "with the value of k3"
 
 
