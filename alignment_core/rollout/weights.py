@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ class WeightUpdate:
 
     model_runner: Any
     vllm_config: Any
+    missing: set[str]
+    """Parameters that the update under way has not brought yet."""
 
     def load_checkpoint(self, model: str) -> None:
         """Replace all weights by those of the folder ``model`` (safetensors, same architecture)."""
         self.begin_update()
-        self.model_runner.get_model().load_weights(_stored(model))
+        self._load(_stored(model))
         self.end_update()
 
     def begin_update(self) -> None:
@@ -26,18 +28,23 @@ class WeightUpdate:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        model = self.model_runner.get_model()
+        self.missing = {name for name, _ in model.named_parameters()}
         with set_current_vllm_config(self.vllm_config):
-            initialize_layerwise_reload(self.model_runner.get_model())
+            initialize_layerwise_reload(model)
 
     def take_bucket(self, bucket: Bucket) -> None:
         """Load some of the weights; a layer whose weights are all there takes its place at once."""
+        self._load(tensors(bucket))
+
+    def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(self.vllm_config):
-            self.model_runner.get_model().load_weights(tensors(bucket))
+            self.missing -= self.model_runner.get_model().load_weights(weights)
 
     def end_update(self) -> None:
-        """Put the new weights to work."""
+        """Put the new weights to work. Raises RuntimeError where some did not come: vLLM would go on with the old ones."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -45,6 +52,8 @@ class WeightUpdate:
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_head(model)
+        if self.missing:
+            raise RuntimeError(f"an update of weights had none for {', '.join(sorted(self.missing))}")
 
 
 def _stored(model: str) -> Iterator[tuple[str, Any]]:

@@ -159,6 +159,22 @@ def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Any, m
     assert parity(engine, models, "a") < 1e-4
 
 
+def test_an_update_that_lacks_weights_is_no_policy(engine: Any, models: dict[str, Path]) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
+    names = [name for bucket in buckets.plan(model) for name in bucket if "layers.1.mlp" not in name]
+    engine.one(0, "begin_update", timeout=WAIT)
+    engine.one(0, "take_bucket", buckets.fill(model, names, rank=0, zero_stage=0), timeout=WAIT)
+    says = r"had none for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
+    with pytest.raises(RuntimeError, match=says):
+        engine.one(0, "end_update", str(POLICY["b"]), 1, timeout=WAIT)
+    with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):
+        generate(engine, "b")
+    load(engine, models, "a")
+    assert parity(engine, models, "a") < 1e-4
+
+
 def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_whose(
     engine: Any, models: dict[str, Path]
 ) -> None:
