@@ -107,9 +107,9 @@ class Device:
         """Where a trainer rank runs."""
         return Place() if self.kind == "cpu" else Place((rank,), TRAINER_SHARE)
 
-    def judge_place(self, index: int) -> Place:
+    def judge_place(self, index: int, resources: ResourcesConfig) -> Place:
         """Where an actor of a reward model runs: on what trainers and engines leave of a GPU."""
-        return Place() if self.kind == "cpu" else Place((index % self.count,), JUDGE_SHARE)
+        return Place() if self.kind == "cpu" else Place((index % self.gpus_needed(resources),), JUDGE_SHARE)
 
     def engine_place(self, index: int, resources: ResourcesConfig) -> Place:
         """Where an engine runs. One over several GPUs claims none itself: the workers that vLLM starts do."""

@@ -109,6 +109,21 @@ class Renderer:
         behind = before[before.rindex("!") + 1 :]
         return self.encode(behind.removeprefix(self._eos) + after.removeprefix(before))
 
+    def told_first(self, prompt: str, text: str, role: str) -> Ids:
+        """The ids of a rendered ``prompt`` (which waits for an answer) where somebody else speaks before it is answered.
+
+        Raises UserError where the template shows the prompt otherwise then.
+        """
+        if not self._template:
+            return [*self._plain(prompt), *self.encode(text)]
+        before = self._render(_user("?"), add_generation_prompt=False)
+        asked = self._render(_user("?"), add_generation_prompt=True)
+        after = self._render([*_user("?"), {"role": role, "content": text}], add_generation_prompt=True)
+        waits = asked.removeprefix(before)
+        if not (asked.startswith(before) and after.startswith(before) and prompt.endswith(waits)):
+            raise UserError("the chat template shows a prompt otherwise once somebody else speaks after it")
+        return self.encode(prompt.removesuffix(waits) + after.removeprefix(before))
+
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)  # five times as fast as the call around it

@@ -7,15 +7,18 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.evaluation.failures import Answers, Failed
-from alignment_core.evaluation.sandbox import run_program
+from alignment_core.evaluation.sandbox import SECONDS, run_program
 
 FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+LEAST_SECONDS = 2.0
+"""For one of several inputs: a program that is not started by then would look as if this machine could not run any."""
 FORM = '`{"tests": "assert …"}` or `{"inputs": ["…", …], "outputs": ["…", …]}`'
 
 
@@ -56,8 +59,11 @@ class CodeTests:
             token = secrets.token_hex()
             ended = run_program(program, "", self._stop, tests["tests"], token)
             return float(ended.code == 0 and ended.output == token.encode())
+        until = time.monotonic() + SECONDS
         for given, wanted in zip(tests["inputs"], tests["outputs"], strict=True):
-            ended = run_program(program, given, self._stop)
+            if (left := until - time.monotonic()) <= 0:
+                return 0.0
+            ended = run_program(program, given, self._stop, seconds=max(left, LEAST_SECONDS))
             if ended.code != 0 or _lines(ended.output.decode(errors="replace")) != _lines(wanted):
                 return 0.0
         return 1.0

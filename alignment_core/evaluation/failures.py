@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -77,6 +78,6 @@ def _failure(answer: Any) -> Failed | None:
         return Failed("none_given", "gave no reward")
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         return Failed("bad_number", f"answered {str(answer)[:SHOWN]!r}; a number is needed")
-    if not math.isfinite(answer):
-        return Failed("bad_number", f"answered {answer}; a finite number is needed")
+    if not abs(answer) <= sys.float_info.max:  # NaN neither
+        return Failed("bad_number", f"answered {str(answer)[:SHOWN]}; a finite number is needed")
     return None

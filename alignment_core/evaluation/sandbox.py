@@ -37,8 +37,15 @@ class Ended:
     output: bytes
 
 
-def run_program(program: str, given: str, stop: threading.Event, tests: str | None = None, token: str = "") -> Ended:
-    """Run a Python program with ``given`` as its standard input, and see what it writes to its standard output.
+def run_program(
+    program: str,
+    given: str,
+    stop: threading.Event,
+    tests: str | None = None,
+    token: str = "",
+    seconds: float = SECONDS,
+) -> Ended:
+    """Run a Python program with ``given`` as its standard input, and see what it writes in so many ``seconds``.
 
     With ``tests`` these run after the program, in its interpreter, and the only output is ``token`` once they passed.
     Raises EnvironmentFault if this machine cannot hold the program within its limits, Stopped once ``stop`` is set.
@@ -70,12 +77,12 @@ def run_program(program: str, given: str, stop: threading.Event, tests: str | No
             finally:
                 os.close(told)
             try:
-                code = _watch(process, Path(folder), stop)
+                code = _watch(process, Path(folder), stop, seconds)
             finally:
                 _kill(process)
             said = report.read()
         if said != READY:
-            why = said.decode() or (f"exit code {code}" if code is not None else f"no start within {SECONDS:g} seconds")
+            why = said.decode() or (f"exit code {code}" if code is not None else f"no start within {seconds:g} seconds")
             raise EnvironmentFault(f"a program cannot be run within limits on this machine: {why}")
         output.seek(0)
         return Ended(code, output.read())
@@ -87,9 +94,9 @@ def _environment(folder: str) -> dict[str, str]:
     return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **threads}
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> int | None:
+def _watch(process: subprocess.Popen[bytes], folder: Path, stop: threading.Event, seconds: float) -> int | None:
     """Its exit code once it ends; None if it is to be killed."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and _fits(folder):
         if stop.is_set():
             raise Stopped("the programs were ended")

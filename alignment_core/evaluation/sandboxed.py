@@ -55,6 +55,7 @@ FORBIDDEN = (
     *(155, 161, 165, 166, 272, 308, 428, 429, 430, 431, 432, 433, 442),  # mounts and namespaces
     *(76, 90, 91, 92, 93, 94, 260, 268, 452),  # truncate, chmod, chown: Landlock does not see them
     *(132, 235, 261, 280, 188, 189, 190, 197, 198, 199),  # times and attributes of files
+    *(253, 254, 294, 300, 301),  # inotify_*, fanotify_*: what others do with files
 )
 
 FORBIDDEN_COMMANDS = {

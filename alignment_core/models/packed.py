@@ -65,6 +65,7 @@ class PackedModel(nn.Module):
         predict_K: Tensor,
         labels_K: Tensor,
         last_S: Tensor,
+        temperature: float = 1.0,
     ) -> Tensor:
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         balancing = self._balancing is not None and self.training
@@ -80,15 +81,20 @@ class PackedModel(nn.Module):
             experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
             self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, filled)
         if self.head == "lm":
-            logps_K = token_logps(output.logits[0], labels_K)
-            return torch.stack([logps_K, entropy(output.logits[0])]) if self.with_entropy else logps_K
+            logits_KV = output.logits[0] if temperature == 1 else output.logits[0] / temperature
+            logps_K = token_logps(logits_KV, labels_K)
+            return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
 
 
-def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:
-    """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch."""
-    return module(batch.input_ids, batch.position_ids, batch.filled, batch.predict_K, batch.labels_K, batch.last_S)
+def run_packed(module: nn.Module, batch: MicroBatch, temperature: float = 1.0) -> Tensor:
+    """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch.
+
+    ``temperature`` is that of the distribution over tokens that is asked for.
+    """
+    places = (batch.filled, batch.predict_K, batch.labels_K, batch.last_S)
+    return module(batch.input_ids, batch.position_ids, *places, temperature)
 
 
 def load_model(

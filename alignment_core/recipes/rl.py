@@ -312,6 +312,12 @@ class RlConfig(Config):
                 "`rl.generation.num_generations` is 1, so a prompt's completions have no mean but their own: raise it, or "
                 "use the estimator `batch`"
             )
+        sampling = self.generation
+        if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0:
+            raise ValueError(
+                "`rl.generation` samples from the policy itself, at any `temperature` above 0: leave `top_p`, `top_k` and "
+                "`min_p` out, as the tokens that they exclude would have no probability to learn from"
+            )
         if (self.environment is not None) != any(reward.environment for reward in self.rewards):
             raise ValueError(
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"

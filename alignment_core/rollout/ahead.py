@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +25,23 @@ SLICE_SECONDS = 0.1
 """Of sampling per call of an engine: what new weights may have to wait for."""
 CLOSING_SECONDS = 1.0
 """How long a reward or an answer that is being given may delay the end."""
+
+
+def choose(last: Mapping[int, int], ready: Container[int], step: int, count: int, per_step: int) -> list[int] | None:
+    """The ``count`` draws that a step takes, None while some of them are not ready.
+
+    First those without which a later step would be left with more than ``per_step`` that can wait no longer, then the
+    earliest that are ready. Args: ``last`` the last step that may take each draw, in the order in which they were drawn.
+    """
+    urgent = sorted(last, key=lambda draw: (last[draw], draw))
+    must = 0
+    for number, draw in enumerate(urgent, start=1):
+        must = max(must, number - (last[draw] - step) * per_step)
+    chosen = urgent[:must]
+    if not all(draw in ready for draw in chosen):
+        return None
+    others = [draw for draw in sorted(urgent[must:]) if draw in ready][: max(0, count - must)]
+    return chosen + others if must + len(others) >= count else None
 
 
 class Ahead:
@@ -70,6 +87,9 @@ class Ahead:
         """Draws whose completions wait for their rewards."""
         self._ready: dict[int, Samples] = {}
         self._busy: set[int] = set()
+        """Engines that a thread waits for."""
+        self._answering: set[int] = set()
+        """Processes of environments that a thread talks to."""
         self._held = self._draining = self._closed = False
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
@@ -94,7 +114,7 @@ class Ahead:
         with self._changed:
             if empty or not self.partial:
                 self._draining = True
-                self._wait_for(lambda: not any(self._under_way), "completions under way to end")
+                self._wait_for(lambda: not (any(self._under_way) or self._answering), "completions under way to end")
             self._held = True
             self._wait_for(lambda: not self._busy, "engines to pause")
         yield
@@ -110,21 +130,17 @@ class Ahead:
         with self._changed:
             self._wanted = count
             self._changed.notify_all()
-            self._wait_for(lambda: self._has(count), f"the completions of {count} prompts")
-            due = self._due()
-            chosen = due + [draw for draw in sorted(self._ready) if draw not in due][: count - len(due)]
+            self._wait_for(lambda: self._chosen(count) is not None, f"the completions of {count} prompts")
+            chosen = self._chosen(count) or []
             self._wanted = 0
             for draw in chosen:
                 del self._began[draw]
             self._changed.notify_all()
             return [row for draw in sorted(chosen) for row in self._ready.pop(draw)]
 
-    def _has(self, count: int) -> bool:
-        return len(self._ready) >= count and all(draw in self._ready for draw in self._due())
-
-    def _due(self) -> list[int]:
-        """Draws that would be too stale for the step after this."""
-        return [draw for draw, began in self._began.items() if began + self.max_staleness <= self.version]
+    def _chosen(self, count: int) -> list[int] | None:
+        last = {draw: began + self.max_staleness for draw, began in self._began.items()}
+        return choose(last, self._ready, self.version, count, self.prompts_per_step)
 
     def _start(self) -> None:
         self.engines.all("drop_all", timeout=self.sampling.wait)  # what a run before this left under way
@@ -200,14 +216,23 @@ class Ahead:
                     return
                 episodes = list(self._listen[place])
                 self._listen[place].clear()
-            for episode in self.environments.answer(episodes, place):
+                self._answering.add(place)
+            try:
+                for episode in self.environments.answer(episodes, place):
+                    self._answered(episode)
+            finally:
                 with self._changed:
-                    engine = next(n for n, mine in enumerate(self._under_way) if episode.name in mine)
-                    if episode.over:
-                        self._end(episode, engine)
-                    else:
-                        self._speak[engine].append(episode)
+                    self._answering.discard(place)
                     self._changed.notify_all()
+
+    def _answered(self, episode: Episode) -> None:
+        with self._changed:
+            engine = next(number for number, mine in enumerate(self._under_way) if episode.name in mine)
+            if episode.over:
+                self._end(episode, engine)
+            else:
+                self._speak[engine].append(episode)
+            self._changed.notify_all()
 
     def _may_draw(self) -> int:
         """How many prompts may be drawn now."""

@@ -6,11 +6,10 @@ import asyncio
 import functools
 import inspect
 import math
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from alignment_core.evaluation.function_process import AT_A_TIME
 from alignment_core.evaluation.verifiers import load_function
 
 FIELD = "rl.environment.name"
@@ -55,11 +54,6 @@ async def act(method: str, *arguments: Any) -> Any:
     return await methods[method](*arguments)
 
 
-@functools.lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(4 * AT_A_TIME)
-
-
 _factory = functools.lru_cache(maxsize=1)(functools.partial(load_function, field=FIELD))
 
 
@@ -67,5 +61,19 @@ async def _called(function: Callable[..., Any], *arguments: Any, **options: Any)
     """Await it if it is a coroutine function; otherwise it has a thread, so that one that hangs holds nobody up."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **options)
-    call = functools.partial(function, *arguments, **options)
-    return await asyncio.get_running_loop().run_in_executor(_threads(), call)
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def tell(tell_it: Callable[[Any], None], what: Any) -> None:
+        if not answer.done():  # whoever waited may have given up
+            tell_it(what)
+
+    def call() -> None:
+        try:
+            done = (answer.set_result, function(*arguments, **options))
+        except BaseException as error:  # the user's code runs here
+            done = (answer.set_exception, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        loop.call_soon_threadsafe(tell, *done)
+
+    threading.Thread(target=call, daemon=True).start()
+    return await answer

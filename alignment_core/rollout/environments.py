@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from alignment_core.data.template import Renderer
 from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.recipes.rl import EnvironmentConfig
@@ -25,17 +26,17 @@ class Environments:
     def __init__(
         self,
         config: EnvironmentConfig,
-        encode: Callable[[str], list[int]],
+        renderer: Renderer,
         decode: Callable[[Sequence[int]], str],
         room: int,
         processes: int,
         timeout: float,
     ) -> None:
-        """``encode`` gives the tokens of what an environment says, ``room`` is the longest completion in tokens.
+        """``renderer`` gives the tokens of what an environment says, ``room`` is the longest completion in tokens.
 
         An answer has ``timeout`` seconds.
         """
-        self.config, self.encode, self.decode, self.room = config, encode, decode, room
+        self.config, self.renderer, self.decode, self.room = config, renderer, decode, room
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
 
     @property
@@ -75,21 +76,31 @@ class Environments:
             episode.failure, episode.over = answer, True
             return
         episode.reward += answer.get("reward", 0.0)
-        ids = self.encode(answer["observation"]) if answer["observation"] else []
-        full = len(episode.ids) + len(ids) >= self.room
-        if full and not episode.ids:
-            many = f"begins with {len(ids)} tokens, of {self.room} (rl.generation.max_completion_length)"
-            episode.failure = Failed("wrong_shape", many)
-        if full or answer.get("done") or episode.turns == self.config.max_turns:
+        if answer.get("done") or (episode.turns and episode.turns == self.config.max_turns):
             episode.over = True
-            if full and not answer.get("done"):
-                episode.finish_reason = "length"
-            return
-        if time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
+        elif time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
             late = f"was not over within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
             episode.failure, episode.over = Failed("timeout", late), True
+        elif episode.finish_reason == "length":
+            episode.over = True
+        elif answer["observation"]:
+            self._tell(episode, answer["observation"])
+
+    def _tell(self, episode: Episode, text: str) -> None:
+        """Let the policy hear this before its next turn, if there is room for both."""
+        if episode.turns == 0:
+            prompt = self.renderer.told_first(episode.prompt["prompt"], text, self.config.role)
+            if len(prompt) - len(episode.prompt["prompt_ids"]) < self.room:
+                episode.prompt_ids = prompt
+            else:
+                many = f"says {len(text)} characters first: no room in rl.generation.max_completion_length {self.room}"
+                episode.failure, episode.over = Failed("wrong_shape", many), True
             return
-        episode.hear(ids)
+        ids = self.renderer.told(text, self.config.role)
+        if episode.length + len(ids) < self.room:
+            episode.hear(ids)
+        else:
+            episode.finish_reason, episode.over = "no room", True
 
     def close(self) -> None:
         """End all processes."""

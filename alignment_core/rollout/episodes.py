@@ -28,6 +28,10 @@ class Episode:
     number: int
     """Row of the prompt in the data."""
     prompt: dict[str, Any]
+    purpose: str = ""
+    """What the draws are for, where it is not training."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """The prompt's, with what an environment told the policy before its first turn."""
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -47,7 +51,20 @@ class Episode:
     @property
     def name(self) -> str:
         """Tells it from the other episodes of the run."""
-        return f"{self.draw}/{self.sample}"
+        return f"{self.purpose}{self.draw}/{self.sample}"
+
+    def __post_init__(self) -> None:
+        self.prompt_ids = self.prompt_ids or list(self.prompt["prompt_ids"])
+
+    @property
+    def length(self) -> int:
+        """Tokens beside the prompt's own."""
+        return len(self.ids) + len(self.prompt_ids) - len(self.prompt["prompt_ids"])
+
+    @property
+    def spoken(self) -> list[int]:
+        """What the policy said in all of its turns."""
+        return [token for token, said in zip(self.ids, self.mask, strict=True) if said]
 
     def take(self, said: Completion) -> None:
         """The policy has spoken."""
@@ -72,14 +89,14 @@ class Episode:
             "prompt": self.number,
             "sample": self.sample,
             "group": self.draw,
-            "prompt_ids": prompt["prompt_ids"],
+            "prompt_ids": self.prompt_ids,
             "completion_ids": np.asarray(self.ids, np.int32),
             "mask": np.asarray(self.mask, bool),
             "rollout_logps": np.asarray(self.logps, np.float32),
             "versions": np.asarray(self.versions, np.int32),
             "finish_reason": self.finish_reason,
             "prompt_text": prompt["prompt"],
-            "completion_text": tokenizer.decode(self.ids, skip_special_tokens=True),
+            "completion_text": tokenizer.decode(self.spoken, skip_special_tokens=True),
             "label": prompt["label"],
             "task": prompt["task"],
             "source": prompt["source"],
@@ -100,19 +117,20 @@ class Draws:
     prompts: Sequence[dict[str, Any]]
     generation: GenerationConfig
     seed: int
+    purpose: str = ""
+    """What for, where it is not training: tells the episodes from those."""
 
     def episodes(self, draw: int) -> list[Episode]:
         """New episodes of the prompt at this place; an epoch takes each prompt once."""
         epoch, index = divmod(draw, len(self.prompts))
         number = epoch_order(len(self.prompts), self.seed, epoch)[index]
-        return [
-            Episode(draw, sample, number, self.prompts[number]) for sample in range(self.generation.num_generations)
-        ]
+        samples = range(self.generation.num_generations)
+        return [Episode(draw, sample, number, self.prompts[number], self.purpose) for sample in samples]
 
     def request(self, episode: Episode) -> Request:
         """What an engine is to sample next for an episode."""
         from alignment_core.rollout.engine import Request
 
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
-        left = self.generation.max_completion_length - len(episode.ids)
-        return Request(episode.name, [*episode.prompt["prompt_ids"], *episode.ids], left, seed)
+        left = self.generation.max_completion_length - episode.length
+        return Request(episode.name, [*episode.prompt_ids, *episode.ids], left, seed)

@@ -30,7 +30,7 @@ class Best:
 
     def __init__(self, context: StageContext, section: RlConfig, config: BestConfig, prompts: Sequence[Any]) -> None:
         self.context, self.section, self.config = context, section, config
-        self.draws = Draws(prompts, section.generation, context.derive("best"))
+        self.draws = Draws(prompts, section.generation, context.derive("best"), "best/")
         self.state: dict[str, Any] | None = None
         """Its step and reward."""
         self.named: dict[str, Any] | None = None

@@ -194,7 +194,7 @@ class WarmMachines:
     @contextmanager
     def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
         """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
-        places = [self.device.judge_place(index) for index in range(self.resources.judges)]
+        places = [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
         environment = self.device.trainer_environment(self.resources)
         group = ActorGroup(self._ray, name, places, [environment] * len(places), self._gpus)
         try:

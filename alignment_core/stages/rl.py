@@ -57,6 +57,7 @@ class RlStageConfig(StageConfig):
         section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
         if self.section.environment:
             section["environment"]["name"] = function_content(self.section.environment.name, ENVIRONMENT)
+            section["environment"]["chat_template"] = self.section.prompts.chat_template
         return section | {"rewards": reward_sources.content(self.section.rewards)}
 
 
@@ -153,10 +154,9 @@ class Loop:
         config, resources = self.section.environment, self.context.resources
         if config is None:
             return None
-        renderer = Renderer(self.tokenizer)
         return Environments(
             config,
-            encode=lambda text: renderer.told(text, config.role),
+            Renderer(self.tokenizer, self.section.prompts.chat_template),
             decode=lambda ids: self.tokenizer.decode(ids, skip_special_tokens=True),
             room=self.section.generation.max_completion_length,
             processes=resources.environment_processes,
@@ -206,7 +206,7 @@ class Loop:
         samples, found = self._experience(step)
         path = self.trajectories / f"step-{step:06d}.parquet"
         section, used = self.section, [row for row in samples if row["used"]]
-        needed = self._asks_for_old()
+        needed = self._asks_for_old(len(used))
         if needed or section.critic or section.kl.coefficient > 0:
             write_table(used, step_schema(), path)
             with self.watch.part("logps"):
@@ -223,14 +223,19 @@ class Loop:
             path.unlink()
         found |= _averages(reports)
         if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
+            ahead = section.execution.max_staleness
+            why = (
+                f"it moves too far in {ahead} steps (rl.execution)" if ahead else "the engine does not hold the policy"
+            )
             raise NumericError(
                 f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
-                f"above rl.mismatch.stop_above {section.mismatch.stop_above:g}: the engine does not hold the policy"
+                f"above rl.mismatch.stop_above {section.mismatch.stop_above:g}: {why}"
             )
-        if section.kl.target is not None and "kl" in found:  # none while the critic trains alone
+        trains = section.critic is None or step >= section.critic.steps_ahead
+        if section.kl.target is not None and trains:
             found["kl_coefficient"] = coefficient
             self._adapt(found["kl"], section.kl.target, len(used))
-        tokens = sum(len(row["completion_ids"]) for row in samples)
+        tokens = sum(int(sum(row["mask"])) for row in samples)
         self._count("completion_tokens", tokens)
         self._count("steps", 1)
         return {**found, "completion_length": tokens / len(samples)}
@@ -252,6 +257,8 @@ class Loop:
                 samples += self.sampler.take(section.prompts_per_step - used)
             used = len({row["group"] for row in samples if row["used"]})
             attempts += 1
+        if not samples:
+            raise DataError(f"step {step}: no completion has a reward (rl.rewards)")
         if not used:
             raise DataError(
                 f"step {step}: none of {len({row['group'] for row in samples})} prompts has completions that differ in their "
@@ -271,17 +278,16 @@ class Loop:
         raw_SR = np.array([row["rewards"] for row in rows])
         groups_S = np.array([row["group"] for row in rows])
         total_S = total_rewards(raw_SR, groups_S, self.section.rewards, self.running)
-        lengths_S = np.array([len(row["completion_ids"]) for row in rows])
+        lengths_S = np.array([sum(row["mask"]) for row in rows])
         cut_S = np.array([row["finish_reason"] == "length" for row in rows])
         longest = self.section.generation.max_completion_length
         total_S = total_S + length_penalties(lengths_S, cut_S, longest, self.section.shaping)
         for row, reward in zip(rows, total_S, strict=True):
             row["reward"] = float(reward)
 
-    def _asks_for_old(self) -> bool:
-        """Whether the policy moves while it trains on a step's samples: the clipped ratio looks back to where it began."""
+    def _asks_for_old(self, completions: int) -> bool:
+        """Whether the policy moves while it trains on so many: the clipped ratio looks back to where it began."""
         training, section = self.section.training, self.section
-        completions = section.prompts_per_step * section.generation.num_generations
         off_policy = training.num_train_epochs > 1 or training.batch_size < completions
         return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
 

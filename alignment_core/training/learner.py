@@ -57,6 +57,8 @@ class Term:
     report: StepReport
     """Takes up its sums."""
     weight: float = 1.0
+    temperature: float = 1.0
+    """Of the distribution whose log-probabilities the loss gets."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Learner:
         sum_of_losses, tokens = 0.0, sum(row.tokens for one in terms for row in one.rows)
         for rows in cut(term.rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
             micro = pack(rows, self.device.torch_device)
-            loss_of_pack, metrics = term.loss(run_packed(self.engine, micro), micro)
+            loss_of_pack, metrics = term.loss(run_packed(self.engine, micro, term.temperature), micro)
             tokens_of_pack = sum(row.tokens for row in rows)
             objective = loss_of_pack * (term.weight / term.normaliser)
             if self.packed.router_loss is not None:

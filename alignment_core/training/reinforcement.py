@@ -108,6 +108,7 @@ class PolicyTrainer:
             model = load_model(job.policy, "lm", dtype, trust_remote_code=trust)
             self.reference = PackedModel(model, "lm").to(device.torch_device).eval()
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
+        self.temperature = job.section.generation.temperature
 
     @property
     def policy(self) -> Learner:
@@ -143,7 +144,7 @@ class PolicyTrainer:
             values = found[name] = []
             for micro in packs:
                 with torch.no_grad():
-                    output = run_packed(model, micro).float().cpu().numpy()
+                    output = run_packed(model, micro, self.temperature).float().cpu().numpy()
                 values += _by_row(output if output.ndim == 1 else output[0], micro.rows)
         return found
 
@@ -170,7 +171,7 @@ class PolicyTrainer:
             for first in range(0, len(rows), training.batch_size):
                 batch = [rows[number] for number in order[first : first + training.batch_size]]
                 torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))
-                terms = [Term(batch, loss, self._normaliser(batch), reports[name])]
+                terms = [Term(batch, loss, self._normaliser(batch), reports[name], temperature=self.temperature)]
                 if mixed:
                     terms.append(mixed.term(learner.steps, reports["pretraining"]))
                 try:

@@ -424,6 +424,13 @@ RL: dict[str, Any] = {
         (["rl.rewards.0.verifier=task"], "`verifier: task` scores the built-in tasks alone, and prompts.jsonl"),
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.generation.temperature=0"], "`rl.generation` samples from the policy itself"),
+        (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
+        (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
+        (
+            ["resources.tensor_parallel_size=2"],
+            "engines over several GPUs do not take new weights from the trainers yet",
+        ),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (

@@ -174,7 +174,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "PPO whose critic begins alone": {
         "advantage": {"estimator": "gae"},
         "critic": {"learning_rate": 1e-3, "steps_ahead": 1, "clip": None},
-        "kl": {"coefficient": 0.1, "target": 0.01},
+        "kl": {"coefficient": 0.1, "target": 0.01, "place": "reward"},
     },
     "REINFORCE++": {"advantage": {"estimator": "returns", "whiten": "mean-and-deviation"}},
     "REINFORCE++-baseline": {
@@ -198,6 +198,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "training.num_train_epochs": 2,
         "pretraining": {"data": "none.jsonl", "batch_size": 3},
     },
+    "temperature": {"generation.temperature": 0.5, "kl": {"coefficient": 0.1}, "training.num_train_epochs": 2},
     "TIS": {"mismatch": {"correction": "clip"}},
     "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
     "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},
@@ -213,11 +214,13 @@ def test_every_algorithm_trains(
         section[part] = {**section[part], field: value} if field else value
     made, result = run_rl(tmp_path / "run", tiny_model(), {**section, "steps": 2}, machines, resources)
     metrics = result.metrics
-    assert metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
+    assert metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained, at its temperature"
     assert np.isfinite([value for value in metrics.values() if isinstance(value, float)]).all()
     before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model(), made / "policy"))
     assert any(bool((before[tensor] != after[tensor]).any()) for tensor in after)
 
+    if "alone" in name:
+        assert metrics["kl_coefficient"] == 0.1, "it does not move while the policy does not"
     table = pq.read_table(made / "trajectories" / "step-000001.parquet")
     referred = ALGORITHMS[name].get("kl", {}).get("coefficient", 0.0) > 0
     assert (table.column("reference_logps").null_count == 0) == referred == ("kl" in metrics)

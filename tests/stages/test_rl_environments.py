@@ -69,6 +69,11 @@ class Endless:
         return {"observation": ".", "reward": 0.25}
 
 
+class Lingers(Echo):
+    async def close(self):
+        await asyncio.sleep(0.2)
+
+
 class Crash(Endless):
     def step(self, completion):
         os._exit(3)
@@ -126,15 +131,19 @@ def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
         assert (np.asarray(row["versions"])[mask] >= 0).all()
         assert (np.asarray(row["rollout_logps"])[~mask] == 0).all()
         turns = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
-        told, said = turns[0::2], turns[1::2]
-        assert not mask[0], "`reset` speaks first"
+        said, told = turns[0::2], turns[1::2]
+        asked = row["prompt_text"]
+        assert tokenizer.decode(row["prompt_ids"]) == f"{asked}[{asked[-2:]}]", (
+            "what `reset` says is part of the prompt"
+        )
         if row["finish_reason"] == "stop":
             ended += 1
-            assert len(told) == len(said) == 2
+            assert (len(said), len(told)) == (2, 1)
             first = tokenizer.decode(said[0], skip_special_tokens=True)
             last = tokenizer.decode(said[1], skip_special_tokens=True)
-            assert tokenizer.decode(told[1]) == f"<user>no: {len(first)}<assistant>"
+            assert tokenizer.decode(told[0]) == f"<user>no: {len(first)}<assistant>"
             assert row["rewards"] == pytest.approx([0.5 + len(last) / 10])
+            assert row["completion_text"] == first + last
             assert said[0][-1] == said[1][-1] == tokenizer.eos_token_id
         else:
             assert len(ids) <= 200
@@ -200,3 +209,17 @@ def test_a_process_that_dies_takes_its_episodes_and_the_run_says_so(
     )
     with pytest.raises(DataError, match=says):
         run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+
+
+def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section |= {
+        "execution": {"max_staleness": 1},
+        "best": {"prompts": {"task": "reverse", "rows": 8}, "eval_steps": 1},
+        "environment": {"name": f"{tmp_path / 'environments.py'}:Lingers"},
+    }
+    wanted = resources.model_copy(update={"environment_processes": 1})
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, wanted)
+    assert result.cost["failed_rewards"] == 0
+    assert (made / "best" / "model.safetensors").exists()
