@@ -94,16 +94,16 @@ class Renderer:
         text = self._render(messages, add_generation_prompt=True)
         return Prompt(self.encode(text), text)
 
-    def told(self, text: str, role: str) -> Ids:
-        """What follows an assistant's turn, which ended with EOS, where somebody answers it: up to the next turn.
+    def told(self, messages: Messages) -> Ids:
+        """What follows an assistant's turn, which ended with EOS, where others answer it: up to the next turn.
 
         Raises UserError where the template shows a turn otherwise once another follows.
         """
         if not self._template:
-            return self.encode(text)
+            return self.encode("".join(message["content"] for message in messages))
         turn = [*_user("?"), *_assistant("!")]
         before = self._render(turn, add_generation_prompt=False)
-        after = self._render([*turn, {"role": role, "content": text}], add_generation_prompt=True)
+        after = self._render([*turn, *messages], add_generation_prompt=True)
         if not after.startswith(before):
             raise UserError("the chat template shows an assistant's turn otherwise once it was answered")
         behind = before[before.rindex("!") + 1 :]

@@ -15,7 +15,8 @@ from alignment_core.errors import UserError
 
 BUILT_IN = TASK, MATH, CODE = "task", "math", "code"
 FIELD = "evaluation.verifier"
-MATH_FUNCTION = "alignment_core.evaluation.math_answers:verify"
+FUNCTIONS = {MATH: "alignment_core.evaluation.math_answers:verify"}
+"""Built-in verifiers that are functions as those of the user are."""
 
 
 def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:

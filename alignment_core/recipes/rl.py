@@ -86,8 +86,9 @@ class EnvironmentConfig(Config):
 
     name: str
     """A class: `module:Class` or `file.py:Class`. `reset(prompt, label)` returns what the policy is told beside its prompt,
-    or None; `step(completion)` returns a dict with `observation` (what the policy is told next), `reward` and `done`. Both
-    may be `async`; a method `close()` is called at the end if there is one."""
+    or None; `step(completion)` returns a dict with `observation` (what the policy is told next: a text, or a list of
+    texts that are a message each), `reward` and `done`. Both may be `async`; a method `close()` is called at the end if there
+    is one. `alignment_core.rollout.tools:Tools` runs tools."""
     options: dict[str, Any] = {}
     """Arguments that the class is made with."""
     max_turns: int = Field(8, ge=1)

@@ -20,10 +20,10 @@ _EPISODES: dict[str, Any] = {}
 
 async def reset(episode: str, environment: str, options: dict[str, Any], prompt: str, label: str | None) -> Any:
     """Begin an episode; what the policy is told beside its prompt, None for nothing."""
-    _EPISODES[episode] = await _called(_factory(environment), **options)
-    observation = await _called(_EPISODES[episode].reset, prompt, label)
-    if not isinstance(observation, str | None):
-        raise TypeError(f"`reset` answered {observation!r}; a text or None is needed")
+    _EPISODES[episode] = await called(_factory(environment), **options)
+    observation = await called(_EPISODES[episode].reset, prompt, label)
+    if observation is not None and not _is_said(observation):
+        raise TypeError(f"`reset` answered {observation!r}; a text, a list of texts or None is needed")
     return {"observation": observation}
 
 
@@ -31,21 +31,28 @@ async def step(episode: str, completion: str) -> dict[str, Any]:
     """What the environment makes of the policy's turn."""
     if episode not in _EPISODES:
         raise LookupError("its process was ended by another episode")
-    answer = await _called(_EPISODES[episode].step, completion)
+    answer = await called(_EPISODES[episode].step, completion)
     done = isinstance(answer, dict) and bool(answer.get("done", False))
-    if not isinstance(answer, dict) or not (done or isinstance(answer.get("observation"), str)):
-        raise TypeError(f"`step` answered {answer!r}; a dict with `observation` (a text) or `done: true` is needed")
+    if not isinstance(answer, dict) or not (done or _is_said(answer.get("observation"))):
+        wanted = "a dict with `observation` (a text or a list of texts) or `done: true` is needed"
+        raise TypeError(f"`step` answered {answer!r}; {wanted}")
     reward = float(answer.get("reward", 0.0))
     if not math.isfinite(reward):
         raise ValueError(f"`step` answered the reward {reward}; a finite number is needed")
     return {"observation": answer.get("observation"), "reward": reward, "done": done}
 
 
+def _is_said(observation: Any) -> bool:
+    return isinstance(observation, str) or (
+        isinstance(observation, list) and all(isinstance(one, str) for one in observation)
+    )
+
+
 async def close(episode: str) -> Any:
     """Let go of an episode."""
     one = _EPISODES.pop(episode, None)
     if hasattr(one, "close"):
-        await _called(one.close)
+        await called(one.close)
     return {}
 
 
@@ -63,7 +70,7 @@ def _threads() -> ThreadPoolExecutor:
 _factory = functools.lru_cache(maxsize=1)(functools.partial(load_function, field=FIELD))
 
 
-async def _called(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+async def called(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
     """Await it if it is a coroutine function; otherwise it has a thread, so that one that hangs holds nobody up."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **options)

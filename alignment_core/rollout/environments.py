@@ -7,16 +7,33 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from alignment_core.data.template import Renderer
+from alignment_core.errors import UserError
 from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.function_process import FunctionProcess
+from alignment_core.evaluation.verifiers import function_content, load_function
 from alignment_core.recipes.rl import EnvironmentConfig
 from alignment_core.rollout.environment_calls import FIELD
 from alignment_core.rollout.episodes import Episode
+from alignment_core.rollout.tool_calls import TAGS
 
 ACT = "alignment_core.rollout.environment_calls:act"
+
+
+def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
+    """What of an environment decides a result, for stage keys, where that is more than the recipe says.
+
+    A class may say it of its options, by ``content(**options)``. Raises UserError if there is no such class.
+    """
+    found = {"name": function_content(config.name, FIELD)}
+    of_options = getattr(load_function(config.name, FIELD), "content", None)
+    try:
+        return {**found, "options": of_options(**config.options)} if of_options else found
+    except TypeError as error:
+        raise UserError(f"rl.environment.options: {error}") from None
 
 
 class Environments:
@@ -25,17 +42,17 @@ class Environments:
     def __init__(
         self,
         config: EnvironmentConfig,
-        encode: Callable[[str], list[int]],
-        decode: Callable[[Sequence[int]], str],
+        tokenizer: Any,
         room: int,
         processes: int,
         timeout: float,
     ) -> None:
-        """``encode`` gives the tokens of what an environment says, ``room`` is the longest completion in tokens.
-
-        An answer has ``timeout`` seconds.
-        """
-        self.config, self.encode, self.decode, self.room = config, encode, decode, room
+        """``room`` is the longest completion in tokens; an answer has ``timeout`` seconds."""
+        self.config, self.room = config, room
+        self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer)
+        added = tokenizer.added_tokens_decoder.items()
+        self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
+        """Special tokens, which an environment is not shown."""
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
 
     @property
@@ -67,7 +84,18 @@ class Environments:
             episode.began = time.monotonic()
             prompt = episode.prompt
             return ["reset", episode.name, self.config.name, self.config.options, prompt["prompt"], prompt["label"]]
-        return ["step", episode.name, self.decode(episode.ids[episode.turn :])]
+        return ["step", episode.name, self._said(episode)]
+
+    def _said(self, episode: Episode) -> str:
+        """The policy's last turn."""
+        return self._tokenizer.decode([one for one in episode.ids[episode.turn :] if one not in self._unheard])
+
+    def _told(self, said: str | list[str] | None) -> list[int]:
+        """Tokens of what an environment said: a message, or several."""
+        messages = [said] if isinstance(said, str) else said or []
+        if not any(messages):
+            return []
+        return self._renderer.told([{"role": self.config.role, "content": one} for one in messages])
 
     def _heard(self, episode: Episode, answer: Any) -> None:
         """Put an answer into its episode."""
@@ -75,7 +103,7 @@ class Environments:
             episode.failure, episode.over = answer, True
             return
         episode.reward += answer.get("reward", 0.0)
-        ids = self.encode(answer["observation"]) if answer["observation"] else []
+        ids = self._told(answer["observation"])
         full = len(episode.ids) + len(ids) >= self.room
         if full and not episode.ids:
             many = f"begins with {len(ids)} tokens, of {self.room} (rl.generation.max_completion_length)"
