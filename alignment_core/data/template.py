@@ -94,8 +94,14 @@ class Renderer:
         text = self._render(messages, add_generation_prompt=True)
         return Prompt(self.encode(text), text)
 
-    def told(self, messages: Messages) -> Ids:
-        """What follows an assistant's turn, which ended with EOS, where others answer it: up to the next turn.
+    def asked(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
+        """A conversation up to the assistant's next turn, with tools as the template shows them."""
+        return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
+
+    def told(self, messages: Messages, closed: bool = True) -> Ids:
+        """What follows an assistant's turn where others answer it, up to the next turn.
+
+        The turn ended with EOS, or else with ``closed`` false, where it was cut.
 
         Raises UserError where the template shows a turn otherwise once another follows.
         """
@@ -107,7 +113,7 @@ class Renderer:
         if not after.startswith(before):
             raise UserError("the chat template shows an assistant's turn otherwise once it was answered")
         behind = before[before.rindex("!") + 1 :]
-        return self.encode(behind.removeprefix(self._eos) + after.removeprefix(before))
+        return self.encode((behind.removeprefix(self._eos) if closed else behind) + after.removeprefix(before))
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
@@ -184,7 +190,7 @@ class Renderer:
         ids = self.encode(prompt)
         return ids if ids[: len(self._bos)] == self._bos else self._bos + ids
 
-    def _render(self, messages: Messages, add_generation_prompt: bool) -> str:
+    def _render(self, messages: Messages, add_generation_prompt: bool, tools: list[Any] | None = None) -> str:
         from jinja2 import TemplateError
 
         if not self._template:
@@ -196,6 +202,7 @@ class Renderer:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
+                    tools=tools,
                     chat_template=self._template if isinstance(self._template, str) else None,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,

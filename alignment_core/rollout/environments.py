@@ -16,7 +16,7 @@ from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.evaluation.verifiers import function_content, load_function
 from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.environment_calls import FIELD
+from alignment_core.rollout.environment_calls import AGENT, FIELD
 from alignment_core.rollout.episodes import Episode
 from alignment_core.rollout.tool_calls import TAGS
 
@@ -26,8 +26,10 @@ ACT = "alignment_core.rollout.environment_calls:act"
 def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     """What of an environment decides a result, for stage keys, where that is more than the recipe says.
 
-    A class may say it of its options, by ``content(**options)``. Raises UserError if there is no such class.
+    A class may say it of its options, by ``content(**options)``. Raises UserError if there is no such class or agent.
     """
+    if config.name is None:
+        return {"agent": function_content(str(config.agent), AGENT)}
     found = {"name": function_content(config.name, FIELD)}
     of_options = getattr(load_function(config.name, FIELD), "content", None)
     try:
@@ -43,12 +45,11 @@ class Environments:
         self,
         config: EnvironmentConfig,
         tokenizer: Any,
-        room: int,
         processes: int,
         timeout: float,
     ) -> None:
-        """``room`` is the longest completion in tokens; an answer has ``timeout`` seconds."""
-        self.config, self.room = config, room
+        """An answer has ``timeout`` seconds."""
+        self.config = config
         self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer)
         added = tokenizer.added_tokens_decoder.items()
         self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
@@ -80,15 +81,45 @@ class Environments:
                 pass
 
     def _call(self, episode: Episode) -> list[Any]:
+        config, prompt = self.config, episode.prompt
         if episode.began is None:
             episode.began = time.monotonic()
-            prompt = episode.prompt
-            return ["reset", episode.name, self.config.name, self.config.options, prompt["prompt"], prompt["label"]]
-        return ["step", episode.name, self._said(episode)]
+            return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
+        said = episode.ids[episode.turn :]
+        before = len(prompt["prompt_ids"]) + episode.turn
+        counts = {"prompt_tokens": before, "completion_tokens": len(said), "total_tokens": before + len(said)}
+        text = self._tokenizer.decode([one for one in said if one not in self._unheard])
+        return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
-    def _said(self, episode: Episode) -> str:
-        """The policy's last turn."""
-        return self._tokenizer.decode([one for one in episode.ids[episode.turn :] if one not in self._unheard])
+    def _heard(self, episode: Episode, answer: Any) -> None:
+        """Put an answer into its episode."""
+        try:
+            if isinstance(answer, Failed):
+                raise answer
+            self._take(episode, answer)
+        except Failed as failure:
+            episode.failure, episode.over = failure, True
+
+    def _take(self, episode: Episode, answer: dict[str, Any]) -> None:
+        """Raises Failed for what is no episode to learn from."""
+        episode.reward += answer.get("reward", 0.0)
+        observation = answer.get("observation")
+        try:
+            ids = self._requested(episode, observation) if isinstance(observation, dict) else self._told(observation)
+        except ValueError as error:
+            raise Failed("wrong_shape", f"said what cannot be told: {error}") from None
+        full = len(episode.ids) + len(ids) >= episode.room
+        if full and not episode.ids:
+            raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
+        if full or answer.get("done") or episode.turns == self.config.max_turns:
+            episode.over = True
+            if full and not answer.get("done"):
+                episode.finish_reason = "length"
+            return
+        if time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
+            late = f"was not over within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
+            raise Failed("timeout", late)
+        episode.hear(ids)
 
     def _told(self, said: str | list[str] | None) -> list[int]:
         """Tokens of what an environment said: a message, or several."""
@@ -97,27 +128,16 @@ class Environments:
             return []
         return self._renderer.told([{"role": self.config.role, "content": one} for one in messages])
 
-    def _heard(self, episode: Episode, answer: Any) -> None:
-        """Put an answer into its episode."""
-        if isinstance(answer, Failed):
-            episode.failure, episode.over = answer, True
-            return
-        episode.reward += answer.get("reward", 0.0)
-        ids = self._told(answer["observation"])
-        full = len(episode.ids) + len(ids) >= self.room
-        if full and not episode.ids:
-            many = f"begins with {len(ids)} tokens, of {self.room} (rl.generation.max_completion_length)"
-            episode.failure = Failed("wrong_shape", many)
-        if full or answer.get("done") or episode.turns == self.config.max_turns:
-            episode.over = True
-            if full and not answer.get("done"):
-                episode.finish_reason = "length"
-            return
-        if time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
-            late = f"was not over within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
-            episode.failure, episode.over = Failed("timeout", late), True
-            return
-        episode.hear(ids)
+    def _requested(self, episode: Episode, request: dict[str, Any]) -> list[int]:
+        """Tokens of an agent's request behind the policy's turns; before the first turn it becomes the prompt."""
+        episode.most = request["max_tokens"]
+        if episode.turns:
+            closed = episode.ids[-1] == self._tokenizer.eos_token_id
+            return self._renderer.told(request["messages"], closed)
+        ids = self._renderer.asked(request["messages"], request["tools"])
+        episode.room -= max(0, len(ids) - len(episode.prompt["prompt_ids"]))
+        episode.prompt = {**episode.prompt, "prompt_ids": ids}
+        return []
 
     def close(self) -> None:
         """End all processes."""

@@ -28,6 +28,10 @@ class Episode:
     number: int
     """Row of the prompt in the data."""
     prompt: dict[str, Any]
+    room: int
+    """Tokens that it may have."""
+    most: int | None = None
+    """Tokens that the policy's next turn may have, where that is fewer."""
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -106,7 +110,8 @@ class Draws:
         epoch, index = divmod(draw, len(self.prompts))
         number = epoch_order(len(self.prompts), self.seed, epoch)[index]
         return [
-            Episode(draw, sample, number, self.prompts[number]) for sample in range(self.generation.num_generations)
+            Episode(draw, sample, number, self.prompts[number], self.generation.max_completion_length)
+            for sample in range(self.generation.num_generations)
         ]
 
     def request(self, episode: Episode) -> Request:
@@ -114,5 +119,6 @@ class Draws:
         from alignment_core.rollout.engine import Request
 
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
-        left = self.generation.max_completion_length - len(episode.ids)
-        return Request(episode.name, [*episode.prompt["prompt_ids"], *episode.ids], left, seed)
+        left = episode.room - len(episode.ids)
+        most = min(left, episode.most or left)
+        return Request(episode.name, [*episode.prompt["prompt_ids"], *episode.ids], most, seed)

@@ -9,7 +9,7 @@ from typing import Any
 from alignment_core.errors import UserError
 from alignment_core.evaluation.verifiers import CODE, FUNCTIONS, TASK, function_content, load_function
 from alignment_core.rollout import tool_calls
-from alignment_core.rollout.environment_calls import called
+from alignment_core.rollout.calling import called
 from alignment_core.rollout.tool_calls import Call
 
 FIELD = "rl.environment.options"

@@ -153,7 +153,6 @@ class Loop:
         return Environments(
             config,
             self.tokenizer,
-            room=self.section.generation.max_completion_length,
             processes=resources.environment_processes,
             timeout=resources.reward_timeout_seconds,
         )
