@@ -28,8 +28,8 @@ class RewardConfig(Config):
 
     verifier: str | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
-    (the program passes the label's tests), `module:function` or `file.py:function`. It is called with prompt, completion and
-    label, and returns a number in [0, 1]."""
+    (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
+    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
     reward_model: Literal["ours"] | ModelConfig | None = None
     """A reward model: `ours` is that of the recipe's section `reward_model`, anything else names a model."""
     function: str | None = None
