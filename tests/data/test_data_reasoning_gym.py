@@ -7,10 +7,12 @@ import json
 import pytest
 
 from alignment_core.data import reasoning_gym, sources
+from alignment_core.data.build import build
 from alignment_core.data.pin import pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import verifier_content
+from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.data import DataConfig, DataSource
 
 NEEDED = "the extra `environments` is left out of the lock files: 140 MB"
@@ -53,6 +55,9 @@ def test_a_data_set_is_made_of_it() -> None:
     pinned = pin(DataSource(reasoning_gym="leg_counting", rows=3))
     found = [row for row in sources.read(pinned, 0, 7, "prompts") if isinstance(row, sources.Row)]
     assert [row.where for row in found] == [f"reasoning_gym:leg_counting/train:{number}" for number in (1, 2, 3)]
+    config = DataConfig(sources=(pinned.source,), shuffle=False)
+    table = build(config, [pinned], byte_tokenizer(), "prompts", 7).train.to_pylist()
+    assert [row["label"] for row in table] == [row.values["label"] for row in found]
     assert pinned.content()["reasoning_gym"] == ["leg_counting", reasoning_gym.version()]
     with pytest.raises(UserError, match="makes prompts alone"):
         list(sources.read(pinned, 0, 7, "sft"))
