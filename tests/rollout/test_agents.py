@@ -12,7 +12,7 @@ import pytest
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.rl import EnvironmentConfig
 from alignment_core.rollout.engine import Completion
-from alignment_core.rollout.environments import Environments
+from alignment_core.rollout.environments import Environments, environment_content
 from alignment_core.rollout.episodes import Episode
 
 AGENTS = """
@@ -216,3 +216,18 @@ def test_an_agent_that_asks_more_often_than_it_may_has_what_it_has(environments:
     say(one, turn("well"))
     places.answer_all([one])
     assert (one.over, one.reward, one.failure, one.turns) == (True, 0.0, None, 1)
+
+
+def test_an_environment_is_a_class_or_an_agent() -> None:
+    for fields in ({}, {"name": "a:B", "agent": "a:b"}):
+        with pytest.raises(ValueError, match=r"exactly one of `name` .* and `agent`"):
+            EnvironmentConfig(**fields)
+    assert "agent" not in EnvironmentConfig(name="a:B").model_dump(), "seeds of classes stay what they were"
+
+
+def test_the_source_of_an_agent_decides_a_result(tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:two_turns")
+    before = environment_content(config)
+    (tmp_path / "agents.py").write_text(AGENTS.replace("worth=1.0", "worth=2.0"))
+    assert environment_content(config) != before
