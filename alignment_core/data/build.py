@@ -203,7 +203,7 @@ def _counts(rows: Sequence[_Kept], sources_in_all: int) -> list[int]:
 
 
 def _expected_rows(pinned: Sequence[PinnedSource]) -> int | None:
-    """How many rows there will be, where that is known without reading: only built-in tasks promise a number."""
-    if not all(source.source.task for source in pinned):
+    """How many rows there will be, where that is known without reading: only procedural tasks promise a number."""
+    if not all(source.source.task or source.source.reasoning_gym for source in pinned):
         return None
     return sum(source.source.rows or tasks.DEFAULT_ROWS for source in pinned)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from alignment_core.canonical import digest_of_file
-from alignment_core.data import formats, tasks
+from alignment_core.data import formats, reasoning_gym, tasks
 from alignment_core.errors import UserError
 from alignment_core.hub import commit_of
 from alignment_core.recipes.data import DataSource
@@ -50,6 +50,7 @@ class PinnedSource(BaseModel):
             "files": [{"name": Path(file.path).name, "sha256": file.sha256} for file in self.files],
             "hub": f"{source.path}@{self.hub_commit}" if self.hub_commit else None,
             "task": source.task,
+            **({"reasoning_gym": [source.reasoning_gym, reasoning_gym.version()]} if source.reasoning_gym else {}),
             **source.model_dump(mode="json", include=_MEANING),
         }
 
@@ -58,6 +59,8 @@ class PinnedSource(BaseModel):
         """How rows and statistics call this source; the same on every machine."""
         if self.source.task:
             return f"task:{self.source.task}/{self.source.split}"
+        if self.source.reasoning_gym:
+            return f"reasoning_gym:{self.source.reasoning_gym}/{self.source.split}"
         if self.hub_commit:
             return str(self.source.path)
         return Path(str(self.source.path)).name  # not the whole path: statistics are part of a shared artifact
@@ -74,6 +77,9 @@ def pin(source: DataSource) -> PinnedSource:
     formats.check_columns(source.columns)
     if source.task is not None:
         tasks.check(source.task, source.split, source.options)
+        return PinnedSource(source=source)
+    if source.reasoning_gym is not None:
+        reasoning_gym.check(source.reasoning_gym, source.split, source.options)
         return PinnedSource(source=source)
     given = str(source.path)
     path = Path(given).expanduser()

@@ -126,13 +126,18 @@ def split_of(prompt: str) -> str:
 
 
 def verify(task: str, prompt: str, completion: str, label: str | None) -> float:
+    """What :func:`is_label` finds; raises UserError for an unknown task."""
+    check(task)
+    return is_label(prompt, completion, label)
+
+
+def is_label(prompt: str, completion: str, label: str | None) -> float:
     """1.0 if the completion, without surrounding white space, is the label; else 0.0.
 
-    Raises UserError for an unknown task, ValueError for a missing label: a reward that cannot be computed is no zero.
+    Raises ValueError for a missing label: a reward that cannot be computed is no zero.
     """
-    check(task)
     if label is None:
-        raise ValueError(f"task {task!r} cannot verify a prompt without a label: {prompt!r}")
+        raise ValueError(f"a prompt without a label cannot be verified: {prompt!r}")
     return float(completion.strip() == label.strip())
 
 

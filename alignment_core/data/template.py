@@ -94,31 +94,37 @@ class Renderer:
         text = self._render(messages, add_generation_prompt=True)
         return Prompt(self.encode(text), text)
 
-    def told(self, text: str, role: str) -> Ids:
-        """What follows an assistant's turn, which ended with EOS, where somebody answers it: up to the next turn.
+    def asked(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
+        """A conversation up to the assistant's next turn, with tools as the template shows them."""
+        return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
+
+    def told(self, messages: Messages, closed: bool = True) -> Ids:
+        """What follows an assistant's turn where others answer it, up to the next turn.
+
+        The turn ended with EOS, or else with ``closed`` false, where it was cut.
 
         Raises UserError where the template shows a turn otherwise once another follows.
         """
         if not self._template:
-            return self.encode(text)
+            return self.encode("".join(message["content"] for message in messages))
         turn = [*_user("?"), *_assistant("!")]
         before = self._render(turn, add_generation_prompt=False)
-        after = self._render([*turn, {"role": role, "content": text}], add_generation_prompt=True)
+        after = self._render([*turn, *messages], add_generation_prompt=True)
         if not after.startswith(before):
             raise UserError("the chat template shows an assistant's turn otherwise once it was answered")
         behind = before[before.rindex("!") + 1 :]
-        return self.encode(behind.removeprefix(self._eos) + after.removeprefix(before))
+        return self.encode((behind.removeprefix(self._eos) if closed else behind) + after.removeprefix(before))
 
-    def told_first(self, prompt: str, text: str, role: str) -> Ids:
-        """The ids of a rendered ``prompt`` (which waits for an answer) where somebody else speaks before it is answered.
+    def told_first(self, prompt: str, messages: Messages) -> Ids:
+        """The ids of a rendered ``prompt`` (which waits for an answer) where others speak before it is answered.
 
         Raises UserError where the template shows the prompt otherwise then.
         """
         if not self._template:
-            return [*self._plain(prompt), *self.encode(text)]
+            return [*self._plain(prompt), *self.encode("".join(message["content"] for message in messages))]
         before = self._render(_user("?"), add_generation_prompt=False)
         asked = self._render(_user("?"), add_generation_prompt=True)
-        after = self._render([*_user("?"), {"role": role, "content": text}], add_generation_prompt=True)
+        after = self._render([*_user("?"), *messages], add_generation_prompt=True)
         waits = asked.removeprefix(before)
         if not (asked.startswith(before) and after.startswith(before) and prompt.endswith(waits)):
             raise UserError("the chat template shows a prompt otherwise once somebody else speaks after it")
@@ -199,7 +205,7 @@ class Renderer:
         ids = self.encode(prompt)
         return ids if ids[: len(self._bos)] == self._bos else self._bos + ids
 
-    def _render(self, messages: Messages, add_generation_prompt: bool) -> str:
+    def _render(self, messages: Messages, add_generation_prompt: bool, tools: list[Any] | None = None) -> str:
         from jinja2 import TemplateError
 
         if not self._template:
@@ -211,6 +217,7 @@ class Renderer:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
+                    tools=tools,
                     chat_template=self._template if isinstance(self._template, str) else None,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,

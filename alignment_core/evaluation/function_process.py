@@ -231,6 +231,8 @@ def _plain(value: Any) -> Any:
 
 
 def _raised(number: int, error: Exception) -> bytes:
+    if isinstance(error, Failed):
+        return _line(call=number, failed=[error.reason, str(error)])
     return _line(call=number, failed=["raised", f"failed: {type(error).__name__}: {error}"])
 
 

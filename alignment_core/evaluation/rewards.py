@@ -10,7 +10,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.code_tests import CodeTests
 from alignment_core.evaluation.failures import Account, Answers, Failed
 from alignment_core.evaluation.function_process import FunctionProcess
-from alignment_core.evaluation.verifiers import CODE, FIELD, MATH, MATH_FUNCTION, TASK
+from alignment_core.evaluation.verifiers import CODE, FIELD, FUNCTIONS, TASK
 
 Rows = Sequence[dict[str, Any]]
 
@@ -39,7 +39,7 @@ class Verifier:
 
     def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
         self.name, self.field = name, field
-        self._process = FunctionProcess(MATH_FUNCTION if name == MATH else name, timeout, field)
+        self._process = FunctionProcess(FUNCTIONS.get(name, name), timeout, field)
         self._tests = CodeTests(field) if name == CODE else None
 
     def __call__(self, rows: Rows) -> Answers:

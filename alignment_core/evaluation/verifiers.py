@@ -11,11 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from alignment_core.data import reasoning_gym
 from alignment_core.errors import UserError
 
-BUILT_IN = TASK, MATH, CODE = "task", "math", "code"
+BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
 FIELD = "evaluation.verifier"
-MATH_FUNCTION = "alignment_core.evaluation.math_answers:verify"
+FUNCTIONS = {
+    MATH: "alignment_core.evaluation.math_answers:verify",
+    REASONING_GYM: "alignment_core.evaluation.reasoning_gym_answers:verify",
+}
+"""Built-in verifiers that are functions as those of the user are."""
 
 
 def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
@@ -42,6 +47,8 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
     """What a verifier is, for stage keys: a built-in one, or a function's name and the SHA-256 of its file."""
     if name == MATH:
         return {"name": MATH, "math-verify": importlib.metadata.version("math-verify")}
+    if name == REASONING_GYM:
+        return {"name": REASONING_GYM, "reasoning-gym": reasoning_gym.version()}
     if name in (TASK, CODE):
         return {"name": name}
     return function_content(name, field)

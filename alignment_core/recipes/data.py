@@ -18,12 +18,14 @@ class DataSource(Config):
     """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder."""
     task: str | None = None
     """Name of a built-in procedural task whose answers can be verified."""
+    reasoning_gym: str | None = Field(None, exclude_if=lambda name: name is None)
+    """Name of a task of reasoning-gym (extra `environments`), for prompts; scored by `verifier: reasoning_gym`."""
     format: RowFormat = "auto"
     """How a row is to be read; `auto` decides by the columns of the first row."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names by role, where they differ from the role: `{prompt: question, completion: answer}`."""
     split: str = "train"
-    """Split of a Hub data set or of a procedural task."""
+    """Split of a Hub data set, or `train` or `test` of a procedural task."""
     subset: str | None = None
     """Configuration name of a Hub data set."""
     revision: str | None = None
@@ -42,10 +44,12 @@ class DataSource(Config):
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSource:
-        if (self.path is None) == (self.task is None):
-            raise ValueError("give exactly one of `path` (file, folder or Hub name) and `task` (a built-in task)")
-        if self.options and self.task is None:
-            raise ValueError("`options` belong to a built-in `task`, not to a `path`")
+        if sum(origin is not None for origin in (self.path, self.task, self.reasoning_gym)) != 1:
+            raise ValueError(
+                "give exactly one of `path` (file, folder or Hub name), `task` (a built-in task) and `reasoning_gym`"
+            )
+        if self.options and self.path is not None:
+            raise ValueError("`options` belong to a `task` or to `reasoning_gym`, not to a `path`")
         return self
 
 
@@ -78,9 +82,9 @@ class DataConfig(Config):
             return {"sources": [value]}
         if isinstance(value, (list, tuple)):
             return {"sources": value}
-        if isinstance(value, dict) and ("path" in value or "task" in value):
+        if isinstance(value, dict) and {"path", "task", "reasoning_gym"} & value.keys():
             if "sources" in value:
-                raise ValueError("give either `sources` or the `path` or `task` of the only source")
+                raise ValueError("give either `sources` or the origin of the only source")
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}
             return {"sources": [source_fields], **{k: v for k, v in value.items() if k not in source_fields}}
         return value

@@ -20,8 +20,8 @@ class EvaluationConfig(Config):
     """Sampling."""
     verifier: str | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
-    (the program passes the label's tests), `module:function` or `file.py:function`. It is called with prompt, completion and
-    label, and returns a number in [0, 1]."""
+    (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
+    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
     max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
     """Share of the completions for which the verifier may fail or give no answer; they are counted and left out."""
     win_margin: float = Field(0.0, ge=0)
@@ -38,7 +38,7 @@ class EvaluationConfig(Config):
 
     def check_verifier(self, prompts: DataConfig, where: str) -> None:
         """Raise ValueError if the verifier is the built-in tasks' own and a source of ``prompts`` is none of them."""
-        other = next((source.path for source in prompts.sources if source.task is None), None)
+        other = next((source.path or source.reasoning_gym for source in prompts.sources if source.task is None), None)
         if self.verifier == "task" and other is not None:
             raise ValueError(
                 f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none; name a function"

@@ -28,8 +28,8 @@ class RewardConfig(Config):
 
     verifier: str | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
-    (the program passes the label's tests), `module:function` or `file.py:function`. It is called with prompt, completion and
-    label, and returns a number in [0, 1]."""
+    (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
+    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
     reward_model: Literal["ours"] | ModelConfig | None = None
     """A reward model: `ours` is that of the recipe's section `reward_model`, anything else names a model."""
     function: str | None = None
@@ -82,20 +82,30 @@ class RewardConfig(Config):
 
 
 class EnvironmentConfig(Config):
-    """What answers the policy between its turns. Each completion has an object of its own, in another process."""
+    """What answers the policy between its turns, a class or an agent. Each completion has its own, in another process."""
 
-    name: str
+    name: str | None = None
     """A class: `module:Class` or `file.py:Class`. `reset(prompt, label)` returns what the policy is told beside its prompt,
-    or None; `step(completion)` returns a dict with `observation` (what the policy is told next), `reward` and `done`. Both
-    may be `async`; a method `close()` is called at the end if there is one."""
+    or None; `step(completion)` returns a dict with `observation` (what the policy is told next: a text, or a list of
+    texts that are a message each), `reward` and `done`. Both may be `async`; a method `close()` is called at the end if there
+    is one. `alignment_core.rollout.tools:Tools` runs tools."""
+    agent: str | None = Field(None, exclude_if=_unset)
+    """A function, `module:function` or `file.py:function`, may be `async`: `agent(prompt, label, base_url, api_key)` asks the
+    policy by `POST {base_url}/chat/completions`, as OpenAI's API has it, and returns the episode's reward."""
     options: dict[str, Any] = {}
-    """Arguments that the class is made with."""
+    """Arguments that the class is made with, or further ones of the agent."""
     max_turns: int = Field(8, ge=1)
     """Turns of the policy after which an episode is over."""
     episode_seconds: float = Field(600.0, gt=0)
     """How long an episode may take; one that takes longer has no reward."""
     role: Literal["user", "tool"] = "user"
-    """As whom the chat template has the environment speak; without a template its words follow as they are."""
+    """As whom the chat template has a class speak; without a template its words follow as they are."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> EnvironmentConfig:
+        if (self.name is None) == (self.agent is None):
+            raise ValueError("give exactly one of `name` (a class) and `agent` (a function)")
+        return self
 
 
 class ShapingConfig(Config):

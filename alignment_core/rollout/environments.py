@@ -7,17 +7,35 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from alignment_core.data.template import Renderer
+from alignment_core.errors import UserError
 from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.function_process import FunctionProcess
+from alignment_core.evaluation.verifiers import function_content, load_function
 from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.environment_calls import FIELD
+from alignment_core.rollout.environment_calls import AGENT, FIELD
 from alignment_core.rollout.episodes import Episode
+from alignment_core.rollout.tool_calls import TAGS
 
 ACT = "alignment_core.rollout.environment_calls:act"
+
+
+def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
+    """What of an environment decides a result, for stage keys, where that is more than the recipe says.
+
+    A class may say it of its options, by ``content(**options)``. Raises UserError if there is no such class or agent.
+    """
+    if config.name is None:
+        return {"agent": function_content(str(config.agent), AGENT)}
+    found = {"name": function_content(config.name, FIELD)}
+    of_options = getattr(load_function(config.name, FIELD), "content", None)
+    try:
+        return {**found, "options": of_options(**config.options)} if of_options else found
+    except TypeError as error:
+        raise UserError(f"rl.environment.options: {error}") from None
 
 
 class Environments:
@@ -26,17 +44,17 @@ class Environments:
     def __init__(
         self,
         config: EnvironmentConfig,
-        renderer: Renderer,
-        decode: Callable[[Sequence[int]], str],
-        room: int,
+        tokenizer: Any,
         processes: int,
         timeout: float,
+        chat_template: str | None = None,
     ) -> None:
-        """``renderer`` gives the tokens of what an environment says, ``room`` is the longest completion in tokens.
-
-        An answer has ``timeout`` seconds.
-        """
-        self.config, self.renderer, self.decode, self.room = config, renderer, decode, room
+        """``chat_template`` is the prompts' own, if they have one. An answer has ``timeout`` seconds."""
+        self.config = config
+        self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, chat_template)
+        added = tokenizer.added_tokens_decoder.items()
+        self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
+        """Special tokens, which an environment is not shown."""
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
 
     @property
@@ -64,43 +82,71 @@ class Environments:
                 pass
 
     def _call(self, episode: Episode) -> list[Any]:
+        config, prompt = self.config, episode.prompt
         if episode.began is None:
             episode.began = time.monotonic()
-            prompt = episode.prompt
-            return ["reset", episode.name, self.config.name, self.config.options, prompt["prompt"], prompt["label"]]
-        return ["step", episode.name, self.decode(episode.ids[episode.turn :])]
+            return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
+        said = episode.ids[episode.turn :]
+        before = len(prompt["prompt_ids"]) + episode.turn
+        counts = {"prompt_tokens": before, "completion_tokens": len(said), "total_tokens": before + len(said)}
+        text = self._tokenizer.decode([one for one in said if one not in self._unheard])
+        return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
     def _heard(self, episode: Episode, answer: Any) -> None:
         """Put an answer into its episode."""
-        if isinstance(answer, Failed):
-            episode.failure, episode.over = answer, True
-            return
+        try:
+            if isinstance(answer, Failed):
+                raise answer
+            self._take(episode, answer)
+        except Failed as failure:
+            episode.failure, episode.over = failure, True
+
+    def _take(self, episode: Episode, answer: dict[str, Any]) -> None:
+        """Raises Failed for what is no episode to learn from."""
         episode.reward += answer.get("reward", 0.0)
         if answer.get("done") or (episode.turns and episode.turns == self.config.max_turns):
             episode.over = True
         elif time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
             late = f"was not over within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
-            episode.failure, episode.over = Failed("timeout", late), True
-        elif episode.finish_reason == "length":
+            raise Failed("timeout", late)
+        elif len(episode.ids) >= episode.room:
             episode.over = True
-        elif answer["observation"]:
-            self._tell(episode, answer["observation"])
+        else:
+            try:
+                self._tell(episode, answer["observation"])
+            except ValueError as error:
+                raise Failed("wrong_shape", f"said what cannot be told: {error}") from None
 
-    def _tell(self, episode: Episode, text: str) -> None:
-        """Let the policy hear this before its next turn, if there is room for both."""
+    def _tell(self, episode: Episode, said: Any) -> None:
+        """Let the policy hear this before its next turn, if there is room for both: texts, or the request of an agent."""
+        if isinstance(said, dict):
+            episode.most = said["max_tokens"]
         if episode.turns == 0:
-            prompt = self.renderer.told_first(episode.prompt["prompt"], text, self.config.role)
-            if len(prompt) - len(episode.prompt["prompt_ids"]) < self.room:
-                episode.prompt_ids = prompt
-            else:
-                many = f"says {len(text)} characters first: no room in rl.generation.max_completion_length {self.room}"
-                episode.failure, episode.over = Failed("wrong_shape", many), True
+            prompt = self._first(episode, said)
+            episode.room -= max(0, len(prompt) - len(episode.prompt["prompt_ids"]))
+            episode.prompt = {**episode.prompt, "prompt_ids": prompt}
+            if episode.room <= 0:
+                raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        ids = self.renderer.told(text, self.config.role)
-        if episode.length + len(ids) < self.room:
+        if isinstance(said, dict):
+            ids = self._renderer.told(said["messages"], closed=episode.ids[-1] == self._tokenizer.eos_token_id)
+        else:
+            ids = self._renderer.told(self._messages(said)) if said else []
+        if len(episode.ids) + len(ids) < episode.room:
             episode.hear(ids)
         else:
             episode.finish_reason, episode.over = "no room", True
+
+    def _first(self, episode: Episode, said: Any) -> list[int]:
+        """The prompt with what is said before the policy's first turn; an agent's request takes its place."""
+        if isinstance(said, dict):
+            return self._renderer.asked(said["messages"], said["tools"])
+        if not said:
+            return episode.prompt["prompt_ids"]
+        return self._renderer.told_first(episode.prompt["prompt"], self._messages(said))
+
+    def _messages(self, said: str | list[str]) -> list[dict[str, str]]:
+        return [{"role": self.config.role, "content": one} for one in ([said] if isinstance(said, str) else said)]
 
     def close(self) -> None:
         """End all processes."""

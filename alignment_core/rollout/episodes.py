@@ -28,10 +28,12 @@ class Episode:
     number: int
     """Row of the prompt in the data."""
     prompt: dict[str, Any]
+    room: int
+    """Tokens that it may have."""
     purpose: str = ""
     """What the draws are for, where it is not training."""
-    prompt_ids: list[int] = field(default_factory=list)
-    """The prompt's, with what an environment told the policy before its first turn."""
+    most: int | None = None
+    """Tokens that the policy's next turn may have, where that is fewer."""
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -52,14 +54,6 @@ class Episode:
     def name(self) -> str:
         """Tells it from the other episodes of the run."""
         return f"{self.purpose}{self.draw}/{self.sample}"
-
-    def __post_init__(self) -> None:
-        self.prompt_ids = self.prompt_ids or list(self.prompt["prompt_ids"])
-
-    @property
-    def length(self) -> int:
-        """Tokens beside the prompt's own."""
-        return len(self.ids) + len(self.prompt_ids) - len(self.prompt["prompt_ids"])
 
     @property
     def spoken(self) -> list[int]:
@@ -89,7 +83,7 @@ class Episode:
             "prompt": self.number,
             "sample": self.sample,
             "group": self.draw,
-            "prompt_ids": self.prompt_ids,
+            "prompt_ids": prompt["prompt_ids"],
             "completion_ids": np.asarray(self.ids, np.int32),
             "mask": np.asarray(self.mask, bool),
             "rollout_logps": np.asarray(self.logps, np.float32),
@@ -124,13 +118,14 @@ class Draws:
         """New episodes of the prompt at this place; an epoch takes each prompt once."""
         epoch, index = divmod(draw, len(self.prompts))
         number = epoch_order(len(self.prompts), self.seed, epoch)[index]
-        samples = range(self.generation.num_generations)
-        return [Episode(draw, sample, number, self.prompts[number], self.purpose) for sample in samples]
+        samples, room = range(self.generation.num_generations), self.generation.max_completion_length
+        return [Episode(draw, sample, number, self.prompts[number], room, self.purpose) for sample in samples]
 
     def request(self, episode: Episode) -> Request:
         """What an engine is to sample next for an episode."""
         from alignment_core.rollout.engine import Request
 
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
-        left = self.generation.max_completion_length - episode.length
-        return Request(episode.name, [*episode.prompt_ids, *episode.ids], left, seed)
+        left = episode.room - len(episode.ids)
+        most = min(left, episode.most or left)
+        return Request(episode.name, [*episode.prompt["prompt_ids"], *episode.ids], most, seed)

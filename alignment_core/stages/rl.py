@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, NumericError
-from alignment_core.evaluation.verifiers import function_content
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.environment_calls import FIELD as ENVIRONMENT
-from alignment_core.rollout.environments import Environments
+from alignment_core.rollout.environments import Environments, environment_content
 from alignment_core.rollout.episodes import Draws, version_of
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
 from alignment_core.rollout.in_step import InStep
@@ -56,7 +53,7 @@ class RlStageConfig(StageConfig):
         inputs: dict[str, Any] = {"prompts": True, "pretraining": {"data"}, "best": {"prompts"}}
         section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
         if self.section.environment:
-            section["environment"]["name"] = function_content(self.section.environment.name, ENVIRONMENT)
+            section["environment"] |= environment_content(self.section.environment)
             section["environment"]["chat_template"] = self.section.prompts.chat_template
         return section | {"rewards": reward_sources.content(self.section.rewards)}
 
@@ -156,11 +153,10 @@ class Loop:
             return None
         return Environments(
             config,
-            Renderer(self.tokenizer, self.section.prompts.chat_template),
-            decode=lambda ids: self.tokenizer.decode(ids, skip_special_tokens=True),
-            room=self.section.generation.max_completion_length,
+            self.tokenizer,
             processes=resources.environment_processes,
             timeout=resources.reward_timeout_seconds,
+            chat_template=self.section.prompts.chat_template,
         )
 
     def _sampling(self) -> Sampling:

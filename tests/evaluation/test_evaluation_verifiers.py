@@ -102,7 +102,10 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("accuracy", "'accuracy' is neither `task` nor `math` nor `code` nor `module:function` nor `file.py:function`"),
+        (
+            "accuracy",
+            "'accuracy' is neither `task` nor `math` nor `code` nor `reasoning_gym` nor `module:function` nor",
+        ),
         (":function", "is neither"),
         ("nowhere.py:f", "cannot be loaded: FileNotFoundError: no file nowhere.py"),
         ("no_such_module:f", "cannot be loaded: ModuleNotFoundError"),

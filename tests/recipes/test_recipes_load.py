@@ -255,10 +255,10 @@ def test_an_override_does_not_change_what_it_was_applied_to():
         (
             SFT,
             "sft.data=[{path: a, options: {correct: 1}}]",
-            "sft.data.sources.0: `options` belong to a built-in `task`",
+            "sft.data.sources.0: `options` belong to a `task`",
         ),
         (SFT, "sft.data=[{path: a, weight: 1}, b]", "sft.data: give `weight` for every source or for none"),
-        (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the `path` or `task`"),
+        (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the origin"),
         (SFT, "promotion={gates: [{metric: kl, max: 1}]}", "`promotion.gates` need an `evaluation`"),
         (SFT, "promotion={gates: [{metric: kl}]}", "promotion.gates.0: a gate needs at least one of `min`, `max`"),
         (ROUNDS, "reward_model=", "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`"),

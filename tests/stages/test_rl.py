@@ -84,7 +84,7 @@ def section(tmp_path: Path) -> dict[str, Any]:
 
 def prompts() -> pa.Table:
     tokenizer = byte_tokenizer()
-    texts = [f"{number}+{number}=" for number in range(8)]
+    texts = [f"<user>{number}+{number}=<assistant>" for number in range(8)]
     return pa.table(
         {
             "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],

@@ -29,7 +29,7 @@ class Echo:
         self.turns, self.said = turns, []
 
     def reset(self, prompt, label):
-        return f"[{prompt.strip()[-2:]}]"
+        return f"[{prompt.removesuffix('<assistant>')[-2:]}]"
 
     async def step(self, completion):
         await asyncio.sleep(0.001)
@@ -77,6 +77,24 @@ class Lingers(Echo):
 class Crash(Endless):
     def step(self, completion):
         os._exit(3)
+'''
+
+AGENT = '''
+import httpx
+
+
+async def agent(prompt, label, base_url, api_key):
+    """As `Echo`, but it is the one who asks."""
+    messages = [{"role": "system", "content": "Say it."}, {"role": "user", "content": prompt}]
+    async with httpx.AsyncClient(headers={"Authorization": "Bearer " + api_key}, timeout=60) as client:
+        for more in ({"max_tokens": 12}, {"temperature": 0.0}):
+            answer = await client.post(base_url + "/chat/completions", json={"messages": messages, "model": "", **more})
+            answer.raise_for_status()
+            said = answer.json()["choices"][0]["message"]
+            if not said["content"]:
+                raise ValueError("nothing was said")
+            messages += [said, {"role": "user", "content": "no: %d" % len(said["content"])}]
+    return len(said["content"]) / 10
 '''
 
 
@@ -132,10 +150,8 @@ def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
         assert (np.asarray(row["rollout_logps"])[~mask] == 0).all()
         turns = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
         said, told = turns[0::2], turns[1::2]
-        asked = row["prompt_text"]
-        assert tokenizer.decode(row["prompt_ids"]) == f"{asked}[{asked[-2:]}]", (
-            "what `reset` says is part of the prompt"
-        )
+        asked = row["prompt_text"].removesuffix("<assistant>")
+        assert tokenizer.decode(row["prompt_ids"]) == f"{asked}<user>[{asked[-2:]}]<assistant>", "`reset` speaks first"
         if row["finish_reason"] == "stop":
             ended += 1
             assert (len(said), len(told)) == (2, 1)
@@ -151,6 +167,34 @@ def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
         assert (advantages[~mask] == 0).all()
     assert ended > 0
     assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_agent_drives_the_policy_token_for_token(
+    staleness: int, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "agents.py").write_text(AGENT)
+    section["environment"] = {"agent": f"{tmp_path / 'agents.py'}:agent"}
+    section["rewards"][0]["max_failed"] = 0.5
+    section["execution"] = {"max_staleness": staleness}
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    tokenizer, cut = byte_tokenizer(), 0
+    for row in (row for rows in steps_of(made) for row in rows):
+        assert tokenizer.decode(row["prompt_ids"]) == f"<system>Say it.<user>{row['prompt_text']}<assistant>"
+        ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
+        first, told, last = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
+        was_cut = first[-1] != tokenizer.eos_token_id
+        cut += was_cut
+        assert len(first) == 12 if was_cut else len(first) <= 12
+        text = tokenizer.decode(first, skip_special_tokens=True)
+        assert tokenizer.decode(told) == f"{'<eos>' if was_cut else ''}<user>no: {len(text)}<assistant>"
+        assert row["rewards"] == pytest.approx([len(tokenizer.decode(last, skip_special_tokens=True)) / 10])
+        assert (np.asarray(row["versions"])[mask] >= 0).all()
+    assert cut > 0
+    assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
+    if staleness == 0:
+        _, again = run_rl(tmp_path / "again", tiny_model(), section, machines, resources)
+        assert again.reference == result.reference
 
 
 def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(

@@ -1,0 +1,103 @@
+"""Prompts of `reasoning-gym`, a library of procedural tasks (the extra `environments`), and what its labels hold."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from itertools import count as numbers
+from itertools import islice
+from typing import Any
+
+from alignment_core.canonical import derive_seed
+from alignment_core.data.tasks import SPLITS, split_of
+from alignment_core.errors import UserError
+
+FIELD = "reasoning_gym"
+BLOCK = 1000
+"""Rows that are made with one seed; tasks with fewer different ones repeat themselves."""
+
+
+def library() -> Any:
+    """The package. Raises UserError where it is not installed."""
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError as error:
+        raise UserError(f"{FIELD}: {error}; install the extra: pip install 'alignment[environments]'") from None
+    return reasoning_gym
+
+
+def version() -> str:
+    """Of the package, which decides what rows and scores are; raises what :func:`library` raises."""
+    library()
+    return importlib.metadata.version("reasoning-gym")
+
+
+def check(name: str, split: str, options: dict[str, Any]) -> None:
+    """Raise UserError if there is no such task or split, if it refuses the options, or makes other rows each time."""
+    if split not in SPLITS:
+        raise UserError(f"{FIELD}: {name!r} has no split {split!r}; choose one of {', '.join(SPLITS)}")
+    first, second = (_dataset(name, options, seed=0)[0] for _ in range(2))
+    if to_label(name, options, first) != to_label(name, options, second):
+        raise UserError(f"{FIELD}: {name!r} makes other rows each time, whatever the seed")
+
+
+def rows(name: str, split: str, count: int, seed: int, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """``count`` rows with prompt and label. The first n rows of a longer call are the rows of a shorter one.
+
+    No prompt of one split (train or test) occurs in the other, whatever the seed. Raises UserError for a split without
+    prompts.
+    """
+    return islice(_rows_of_split(name, split, seed, options), count)
+
+
+def _rows_of_split(name: str, split: str, seed: int, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for block in numbers():
+        dataset, made = _dataset(name, options, derive_seed(seed, FIELD, name, split, block) % 2**31), 0
+        for number in range(BLOCK):
+            entry = dataset[number]
+            if split_of(entry["question"]) == split:
+                made += 1
+                yield {"prompt": entry["question"], "label": to_label(name, options, entry)}
+        if not made:
+            raise UserError(f"{FIELD}: none of {BLOCK} prompts of {name!r} belongs to the split {split!r}")
+
+
+def _dataset(name: str, options: dict[str, Any], seed: int) -> Any:
+    try:
+        return library().create_dataset(name, seed=seed, size=BLOCK, **options)
+    except UserError:
+        raise
+    except Exception as error:  # it asserts, and raises whatever its tasks raise
+        raise UserError(f"{FIELD}: {name!r} with the options {options}: {type(error).__name__}: {error}") from None
+
+
+def to_label(name: str, options: dict[str, Any], entry: dict[str, Any]) -> str:
+    """All that scoring needs, as JSON."""
+    return json.dumps({"task": name, "options": options, "entry": _marked(entry)}, ensure_ascii=False)
+
+
+def from_label(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Task, options and entry. Raises ValueError for a label of anything else."""
+    try:
+        found = json.loads(label, object_hook=_unmarked)
+        return found["task"], found["options"], found["entry"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{label[:60]!r} is no label of a row of `reasoning_gym`") from None
+
+
+TUPLE = "(tuple)"
+
+
+def _marked(value: Any) -> Any:
+    """JSON has no tuples, which some tasks compare their answers with."""
+    if isinstance(value, dict):
+        return {key: _marked(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_marked(one) for one in value]
+        return {TUPLE: parts} if isinstance(value, tuple) else parts
+    return value
+
+
+def _unmarked(value: dict[str, Any]) -> Any:
+    return tuple(value[TUPLE]) if value.keys() == {TUPLE} else value

@@ -1,0 +1,27 @@
+"""`verifier: reasoning_gym`: what the library's own scorer gives a completion for one of its prompts."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from alignment_core.data.reasoning_gym import from_label, library
+
+OPEN, CLOSE = "<answer>", "</answer>"
+
+
+def verify(prompt: str, completion: str, label: str | None) -> float:
+    """The score in [0, 1] of the answer: what the last ``<answer>…</answer>`` holds, or else the whole completion.
+
+    Raises ValueError for a label that no row of `reasoning_gym` has.
+    """
+    name, options, entry = from_label(label or "")
+    _, found, after = completion.rpartition(OPEN)
+    answer = after.partition(CLOSE)[0] if found else completion
+    return float(_dataset(name, json.dumps(options)).score_answer(answer.strip(), entry))
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(name: str, options: str) -> Any:
+    return library().create_dataset(name, seed=0, size=1, **json.loads(options))

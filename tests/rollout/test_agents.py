@@ -1,0 +1,233 @@
+"""Agents: the endpoint that they ask, the conversation that they must keep to, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.rl import EnvironmentConfig
+from alignment_core.rollout.engine import Completion
+from alignment_core.rollout.environments import Environments, environment_content
+from alignment_core.rollout.episodes import Episode
+
+AGENTS = """
+import asyncio, json, time
+import httpx
+
+
+class Chat:
+    def __init__(self, url, key, prompt):
+        self.client = httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        self.messages = [{"role": "user", "content": prompt}]
+
+    async def post(self, **more):
+        return await self.client.post("/chat/completions", json={"model": "m", "messages": self.messages, **more})
+
+    async def ask(self, **more):
+        answer = await self.post(**more)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        self.messages.append(choice["message"])
+        return choice
+
+    def tell(self, text, role="user"):
+        self.messages.append({"role": role, "content": text})
+
+
+async def two_turns(prompt, label, base_url, api_key, worth=1.0):
+    chat = Chat(base_url, api_key, prompt)
+    first = await chat.ask(max_tokens=5, temperature=0.3)
+    chat.tell([{"type": "text", "text": "no: "}, {"type": "text", "text": first["finish_reason"]}])
+    second = await chat.ask()
+    return worth * len(second["message"]["content"])
+
+
+def with_openai(prompt, label, base_url, api_key):
+    import openai
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    messages = [{"role": "user", "content": prompt}]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    said = client.chat.completions.create(model="m", messages=messages, tools=tools)
+    (call,) = said.choices[0].message.tool_calls
+    messages += [said.choices[0].message.model_dump(exclude_none=True)]
+    messages += [{"role": "user", "content": str(sum(json.loads(call.function.arguments)["of"]))}]
+    assert said.choices[0].finish_reason == "tool_calls"
+    said = client.chat.completions.create(model="m", messages=messages, tools=tools)
+    messages += [said.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "again"}]
+    chunks = list(client.chat.completions.create(model="m", messages=messages, tools=tools, stream=True))
+    (call,) = chunks[0].choices[0].delta.tool_calls
+    messages += [{"role": "assistant", "tool_calls": [call.model_dump()]}, {"role": "user", "content": "streamed"}]
+    client.chat.completions.create(model="m", messages=messages, tools=tools)
+    return said.usage.completion_tokens
+
+
+async def raises(prompt, label, base_url, api_key):
+    await Chat(base_url, api_key, prompt).ask()
+    raise LookupError("lost")
+
+
+async def hangs(prompt, label, base_url, api_key):
+    await Chat(base_url, api_key, prompt).ask()
+    await asyncio.sleep(60)
+
+
+async def asks_nothing(prompt, label, base_url, api_key):
+    return 1.0
+
+
+async def edits(prompt, label, base_url, api_key):
+    chat = Chat(base_url, api_key, prompt)
+    await chat.ask()
+    chat.messages[0] = {"role": "user", "content": "something else"}
+    chat.tell("go on")
+    await chat.ask()
+
+
+async def branches(prompt, label, base_url, api_key):
+    chat = Chat(base_url, api_key, prompt)
+    await asyncio.gather(chat.post(), chat.post())
+
+
+async def no_number(prompt, label, base_url, api_key):
+    await Chat(base_url, api_key, prompt).ask()
+    return float("nan")
+
+
+async def refused(prompt, label, base_url, api_key):
+    stranger = Chat(base_url, "guess", prompt)
+    assert (await stranger.post()).status_code == 401
+    chat = Chat(base_url, api_key, prompt)
+    for more in ({"n": 2}, {"max_tokens": 0}, {"messages": "hi"}):
+        assert (await chat.post(**more)).status_code == 400, more
+    elsewhere = Chat(base_url.replace("/v1", "0/v1"), api_key, prompt)
+    assert (await elsewhere.post()).status_code == 404
+    await chat.ask()
+    return 0.5
+"""
+
+
+@pytest.fixture
+def environments(tmp_path: Path) -> Iterator[Callable[..., Environments]]:
+    """``environments("two_turns")`` runs that agent."""
+    (tmp_path / "agents.py").write_text(AGENTS)
+    made: list[Environments] = []
+
+    def make(name: str, timeout: float = 30, **fields: Any) -> Environments:
+        config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:{name}", **fields)
+        made.append(Environments(config, byte_tokenizer(), processes=1, timeout=timeout))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def episode(sample: int = 0) -> Episode:
+    row = {"prompt": "1+2", "label": None, "prompt_ids": list(b"1+2")}
+    return Episode(0, sample, 0, row, room=200)
+
+
+def say(one: Episode, ids: list[int], reason: str = "stop") -> None:
+    one.take(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
+
+
+def turn(text: str) -> list[int]:
+    return [*text.encode(), byte_tokenizer().eos_token_id]
+
+
+def test_sampled_ids_stay_as_they_are_and_only_new_messages_are_told(environments: Any) -> None:
+    one, other = episodes = [episode(0), episode(1)]
+    places = environments("two_turns", options={"worth": 2})
+    places.answer_all(episodes)
+    tokenizer = byte_tokenizer()
+    asked = tokenizer("<user>1+2<assistant>")["input_ids"]
+    assert one.prompt["prompt_ids"] == other.prompt["prompt_ids"] == asked
+    assert (one.ids, one.most, one.room) == ([], 5, 200 - (len(asked) - 3)), "the longer prompt comes off the room"
+    broken = [0xE2, 0x82, 0x41, 0xFF, tokenizer.eos_token_id]
+    say(one, broken)
+    say(other, list(b"abcde"), "length")
+    places.answer_all(episodes)
+    assert one.ids == broken + tokenizer("<user>no: stop<assistant>")["input_ids"]
+    assert other.ids == list(b"abcde") + tokenizer("<eos><user>no: length<assistant>")["input_ids"]
+    assert one.mask == [True] * 5 + [False] * (len(one.ids) - 5)
+    assert one.most is None
+    say(one, turn("four"))
+    say(other, turn("fifteen"))
+    places.answer_all(episodes)
+    assert [(each.over, each.reward, each.failure) for each in episodes] == [(True, 8.0, None), (True, 14.0, None)]
+
+
+def test_the_package_of_openai_drives_it_and_reads_tool_calls(environments: Any) -> None:
+    pytest.importorskip("openai")
+    one, places = episode(), environments("with_openai")
+    places.answer_all([one])
+    say(one, turn('adding <tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'))
+    places.answer_all([one])
+    assert byte_tokenizer().decode(one.ids).endswith("<eos><user>3<assistant>"), one.failure
+    say(one, turn("it is 3"))
+    places.answer_all([one])
+    say(one, turn('<tool_call>{"name": "add"}</tool_call>'))
+    places.answer_all([one])
+    assert byte_tokenizer().decode(one.ids).endswith("<eos><user>streamed<assistant>"), one.failure
+    say(one, turn("well"))
+    places.answer_all([one])
+    assert (one.reward, one.failure) == (8.0, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "says"),
+    [
+        ("raises", "raised", "failed: LookupError: lost"),
+        ("hangs", "timeout", "gave no answer within 3 seconds"),
+        ("asks_nothing", "wrong_shape", "ended before it asked the policy anything"),
+        ("edits", "wrong_shape", "changed what was said before"),
+        ("branches", "wrong_shape", "asked again before it was answered"),
+        ("no_number", "raised", "the reward is nan"),
+        ("no_such", "", "cannot be loaded"),
+    ],
+)
+def test_an_episode_that_goes_wrong_says_why(name: str, reason: str, says: str, environments: Any) -> None:
+    one, places = episode(), environments(name, timeout=3 if name == "hangs" else 30)
+    while not one.over:
+        places.answer_all([one])
+        if not one.over:
+            say(one, turn("well"))
+    assert one.failure
+    assert says in str(one.failure)
+    assert one.failure.reason == (reason or "raised")
+
+
+def test_what_the_endpoint_refuses_costs_no_episode(environments: Any) -> None:
+    one, places = episode(), environments("refused")
+    places.answer_all([one])
+    say(one, turn("well"))
+    places.answer_all([one])
+    assert (one.reward, one.failure) == (0.5, None)
+
+
+def test_an_agent_that_asks_more_often_than_it_may_has_what_it_has(environments: Any) -> None:
+    one, places = episode(), environments("two_turns", max_turns=1)
+    places.answer_all([one])
+    say(one, turn("well"))
+    places.answer_all([one])
+    assert (one.over, one.reward, one.failure, one.turns) == (True, 0.0, None, 1)
+
+
+def test_an_environment_is_a_class_or_an_agent() -> None:
+    for fields in ({}, {"name": "a:B", "agent": "a:b"}):
+        with pytest.raises(ValueError, match=r"exactly one of `name` .* and `agent`"):
+            EnvironmentConfig(**fields)
+    assert "agent" not in EnvironmentConfig(name="a:B").model_dump(), "seeds of classes stay what they were"
+
+
+def test_the_source_of_an_agent_decides_a_result(tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:two_turns")
+    before = environment_content(config)
+    (tmp_path / "agents.py").write_text(AGENTS.replace("worth=1.0", "worth=2.0"))
+    assert environment_content(config) != before

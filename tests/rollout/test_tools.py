@@ -1,0 +1,123 @@
+"""Tools: calls in a turn, their results, and what the answer is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.rl import EnvironmentConfig
+from alignment_core.rollout.engine import Completion
+from alignment_core.rollout.environments import Environments, environment_content
+from alignment_core.rollout.episodes import Episode
+from alignment_core.rollout.tool_calls import Call, parse
+
+TOOLS = """
+import asyncio
+
+def add(a, b=1):
+    return a + b
+
+async def greet(function):
+    await asyncio.sleep(0)
+    return f"hello {function}"
+"""
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def call(text: str) -> str:
+    return f"<tool_call>{text}</tool_call>"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EnvironmentConfig:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    tools = [f"{tmp_path / 'tools.py'}:{name}" for name in ("add", "greet")]
+    options = {"tools": tools, "verifier": "task"}
+    return EnvironmentConfig(name="alignment_core.rollout.tools:Tools", options=options, role="tool")
+
+
+@pytest.fixture(params=["plain", "special"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """Of bytes; also one that has the tags of a call as special tokens."""
+    made = byte_tokenizer(TEMPLATE)
+    if request.param == "special":
+        made.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    return made
+
+
+@pytest.fixture
+def environments(config: EnvironmentConfig, tokenizer: Any) -> Iterator[Environments]:
+    made = Environments(config, tokenizer, processes=1, timeout=20)
+    yield made
+    made.close()
+
+
+def say(episode: Episode, tokenizer: Any, text: str) -> None:
+    ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
+    episode.take(Completion(ids, np.zeros(len(ids)), np.zeros(len(ids)), "stop"))
+
+
+def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(
+    environments: Environments, tokenizer: Any
+) -> None:
+    episode = Episode(0, 0, 0, {"prompt": "1+2?", "label": "3", "prompt_ids": []}, room=4000)
+    environments.answer_all([episode])
+    assert (episode.ids, episode.over) == ([], False)
+    said = (
+        call('{"name": "add", "arguments": {"a": 1, "b": 2}}'),
+        call('{"name": "greet", "arguments": {"function": "ä"}}'),
+        call('{"name": "add", "arguments": {"c": 1}}'),
+        call('{"name": "sub", "arguments": {}}'),
+        call('{"name": "add"'),
+    )
+    say(episode, tokenizer, "let me see" + "\n".join(said))
+    environments.answer_all([episode])
+    told = tokenizer.decode([one for one, mine in zip(episode.ids, episode.mask, strict=True) if not mine])
+    messages = told.removesuffix("<assistant>").split("<tool>")[1:]
+    assert messages[:2] == ["3", "hello ä"]
+    assert messages[2].startswith("Error: TypeError: add() got an unexpected keyword")
+    assert messages[3] == "Error: there is no tool 'sub'; there are add, greet"
+    assert messages[4].startswith("Error: the tool call is not valid JSON")
+    assert told.endswith("<assistant>")
+    say(episode, tokenizer, " 3\n")
+    environments.answer_all([episode])
+    assert (episode.over, episode.reward, episode.failure) == (True, 1.0, None)
+
+
+def test_a_call_that_was_not_closed_is_one_and_other_text_is_none() -> None:
+    assert parse('a <tool_call>{"name": "f"}') == ("a", [Call("f", {})])
+    assert parse("a {} b") == ("a {} b", [])
+    assert [one.problem[:9] for one in parse(call("[]") + call('{"name": "f", "arguments": []}'))[1]] == [
+        "not of th",
+        "`argument",
+    ]
+
+
+def test_the_source_of_tools_and_verifier_decides_a_result(config: EnvironmentConfig) -> None:
+    before = environment_content(config)
+    path = Path(config.options["tools"][0].rpartition(":")[0])
+    path.write_text(TOOLS.replace("b=1", "b=2"))
+    assert environment_content(config) != before
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"tools": ["none.py:f"], "verifier": "math"}, "rl.environment.options.tools: 'none.py:f' cannot be loaded"),
+        ({"tools": [], "verifier": "maths"}, "rl.environment.options.verifier: 'maths' is neither `task` nor"),
+        ({"tools": [], "verifier": "code"}, "`code` is not for turns"),
+        ({"tools": []}, "rl.environment.options: .*missing 1 required positional argument: 'verifier'"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_when_the_key_is_made(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        environment_content(EnvironmentConfig(name="alignment_core.rollout.tools:Tools", options=options))
