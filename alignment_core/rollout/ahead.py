@@ -112,7 +112,8 @@ class Ahead:
             self._changed.notify_all()
             self._wait_for(lambda: self._has(count), f"the completions of {count} prompts")
             due = self._due()
-            chosen = due + [draw for draw in sorted(self._ready) if draw not in due][: count - len(due)]
+            others = [draw for draw in sorted(self._ready) if draw not in due]
+            chosen = due + others[: max(0, count - len(due))]
             self._wanted = 0
             for draw in chosen:
                 del self._began[draw]
