@@ -38,7 +38,8 @@ RL = {
     "rl.steps": STEPS,
     "rl.prompts_per_step": PROMPTS,
     "rl.generation": {"num_generations": GENERATIONS, "max_completion_length": 24, "shard_size": 2},
-    "rl.filter": {"low": 0.05, "high": 0.5, "max_refills": 4},
+    "rl.filter": {"low": 0, "high": 1, "max_refills": 4},
+    "rl.training.learning_rate": 1e-4,
     "rl.training.batch_size": PROMPTS * GENERATIONS,
     "evaluation": None,
 }
@@ -69,7 +70,7 @@ def command(name: str, urls: Sequence[str] = ()) -> list[str]:
     first = {"verifier": "tests.crash.answers:share_of_small_letters"}
     if "rl.environment" in variant:
         first = {"environment": True}
-    rewards = [first, {"urls": list(urls), "batch_size": 4, "weight": 0.02}]
+    rewards = [first, {"urls": list(urls), "batch_size": 4}]
     running = [{**reward, "normalise": "running"} for reward in rewards]
     return _command("grpo.yaml", RL | {"rl.rewards": running} | variant)
 

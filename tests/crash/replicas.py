@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -63,12 +64,16 @@ def replicas(count: int) -> Iterator[list[Replica]]:
         yield made
 
 
-def different_letters(content: dict[str, Any]) -> tuple[int, bytes]:
-    """How many different letters a completion has."""
-    return 200, json.dumps({"rewards": [len(set(one)) for one in content["completions"]]}).encode()
+def answer(content: dict[str, Any]) -> tuple[int, bytes]:
+    """A tenth of the share of different letters in a completion; 1 for every completion of each fourth prompt or so, which
+    the recipe's filter is to leave out."""
+    shares = [len(set(one)) / max(1, len(one)) / 10 for one in content["completions"]]
+    easy = [zlib.crc32(prompt.encode()) % 4 == 0 for prompt in content["prompts"]]
+    rewards = [1.0 if always else share for always, share in zip(easy, shares, strict=True)]
+    return 200, json.dumps({"rewards": rewards}).encode()
 
 
 if __name__ == "__main__":
-    Server(different_letters, int(sys.argv[1]))
+    Server(answer, int(sys.argv[1]))
     print("listens", flush=True)
     sys.stdin.read()
