@@ -23,8 +23,12 @@ from alignment_core.rollout.sampling import Sampling
 
 SLICE_SECONDS = 0.1
 """Of sampling per call of an engine: what new weights may have to wait for."""
+THREADS = "ahead: "
+"""What the names of all threads begin with."""
 CLOSING_SECONDS = 1.0
-"""How long a reward or an answer that is being given may delay the end."""
+"""How long what is under way may delay the end: an engine that hangs, a reward or an answer that is being given."""
+STOPPING_SECONDS = 0.2
+"""How long a wait goes on when the run is being stopped."""
 
 
 def choose(last: Mapping[int, int], ready: Container[int], step: int, count: int, per_step: int) -> list[int] | None:
@@ -144,10 +148,11 @@ class Ahead:
 
     def _start(self) -> None:
         self.engines.all("drop_all", timeout=self.sampling.wait)  # what a run before this left under way
-        tasks = [partial(self._serve, engine) for engine in range(self.engines.size)]
-        tasks += [partial(self._let_answer, place) for place in range(len(self._listen))]
-        for task in (*tasks, self._ask_for_rewards):
-            thread = threading.Thread(target=self._guarded, args=(task,), daemon=True)
+        tasks: dict[str, Callable[[], None]] = {"rewards": self._ask_for_rewards}
+        tasks |= {f"engine {number}": partial(self._serve, number) for number in range(self.engines.size)}
+        tasks |= {f"environments {place}": partial(self._let_answer, place) for place in range(len(self._listen))}
+        for name, task in tasks.items():
+            thread = threading.Thread(target=self._guarded, args=(task,), name=f"{THREADS}{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -283,12 +288,14 @@ class Ahead:
                 self._changed.notify_all()
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait, with the lock held. Raises what went wrong in a thread, or DeadlineExceeded."""
+        """Wait, with the lock held. Raises what went wrong in a thread, Stopped, or DeadlineExceeded."""
         deadline = time.monotonic() + self.sampling.wait
         while not condition():
             if self._error:
                 raise self._error
-            if not self._changed.wait(max(0.0, deadline - time.monotonic())) and not condition():
+            self.sampling.check()
+            self._changed.wait(STOPPING_SECONDS)
+            if time.monotonic() > deadline and not condition():
                 raise DeadlineExceeded(
                     f"waited {self.sampling.wait:g} seconds for {what} (resources.wait_timeout_seconds)"
                 )
@@ -298,5 +305,6 @@ class Ahead:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for number, thread in enumerate(self._threads):  # rewards and environments end when their processes do
-            thread.join(None if number < self.engines.size else CLOSING_SECONDS)
+        deadline = time.monotonic() + CLOSING_SECONDS
+        for thread in self._threads:  # what is left ends with the processes that it waits for
+            thread.join(max(0.0, deadline - time.monotonic()))

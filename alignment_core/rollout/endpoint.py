@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.errors import EnvironmentFault, Stopped, UserError
 from alignment_core.evaluation.failures import Answers, Failed
 
 Rows = Sequence[dict[str, Any]]
@@ -66,6 +66,7 @@ class Endpoint:
         self.batch_size, self.timeout, self.field, self.text = batch_size, timeout, field, text
         self.replicas = [Replica(url) for url in urls]
         self._headers: dict[str, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         if token_variable:
             token = os.environ.get(token_variable)
             if not token:
@@ -75,7 +76,7 @@ class Endpoint:
 
     def __call__(self, rows: Rows) -> Answers:
         with asyncio.Runner() as runner:
-            found = self._batches(rows)
+            self._loop, found = runner.get_loop(), self._batches(rows)
 
             async def next_batch() -> list[tuple[int, Any]] | None:
                 return await anext(found, None)
@@ -83,8 +84,17 @@ class Endpoint:
             try:
                 while (batch := runner.run(next_batch())) is not None:
                     yield from batch
+            except asyncio.CancelledError:
+                raise Stopped(f"{self.field}.urls: the endpoint was closed") from None
             finally:
+                self._loop = None
                 runner.run(found.aclose())
+
+    def close(self) -> None:
+        """End a call that is under way in another thread, with Stopped."""
+        if (loop := self._loop) is not None:
+            with suppress(RuntimeError):  # it has ended by now
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
     async def _batches(self, rows: Rows) -> AsyncGenerator[list[tuple[int, Any]], None]:
         """The answers of each batch, in the order in which they come."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alignment_core.errors import Stopped
 from alignment_core.rollout.environments import Environments
 from alignment_core.rollout.episodes import Draws, Episode, version_of
 from alignment_core.rollout.experience import Samples
@@ -23,11 +25,14 @@ class Sampling:
     """Reference of the policy before the first step."""
     wait: float
     """Seconds for one call of an engine."""
+    stopping: threading.Event
+    """Set when the run is being stopped."""
 
     def complete(self, draws: Sequence[int], version: int) -> Samples:
         """Rows of the completions of these draws. Equal weights and draws give equal completions.
 
-        The engines must hold the policy after ``version`` steps, and sample nothing else.
+        The engines must hold the policy after ``version`` steps, and sample nothing else. Raises Stopped between two
+        shards.
         """
         episodes = [one for draw in draws for one in self.draws.episodes(draw)]
         if self.environments:
@@ -49,9 +54,15 @@ class Sampling:
             for number, shard in enumerate(shards)
         ]
         for number, said in self.engines.spread("sample", jobs, timeout=self.wait):
+            self.check()
             for episode, completion in zip(shards[number], said, strict=True):
                 episode.take(completion)
                 episode.over = self.environments is None
+
+    def check(self) -> None:
+        """Raise Stopped if the run is being stopped."""
+        if self.stopping.is_set():
+            raise Stopped("stopped while it sampled")
 
     def rows(self, episodes: Sequence[Episode]) -> Samples:
         """Episodes that are over as rows without a reward."""

@@ -27,7 +27,7 @@ class RewardSources:
 
     Calling it with rows of completions gives one list for each source: a finite number for each row, or None where there is
     none. It may be called from any thread, one call at a time is worked on, and closing it ends every process that it
-    started and any call that is under way (with Stopped, where that needs a process). ``failed`` counts what had no reward, by
+    started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no reward, by
     reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step`` rows have none.
 
     Args: ``prompts`` are rows whose ``prompt_ids`` and ``prompt`` the policy's ``tokenizer`` made; ``step`` is how many
@@ -85,11 +85,11 @@ class RewardSources:
         reward, timeout = self._rewards[number], self._context.resources.reward_timeout_seconds
         if reward.environment:
             return _of_environment
+        source: Endpoint | Verifier | GroupFunction
         if reward.urls:
             text = self._whole_text
-            return Endpoint(reward.urls, reward.batch_size, reward.token_variable, timeout, field(number), text)
-        source: Verifier | GroupFunction
-        if reward.function is not None:
+            source = Endpoint(reward.urls, reward.batch_size, reward.token_variable, timeout, field(number), text)
+        elif reward.function is not None:
             source = GroupFunction(reward.function, timeout, f"{field(number)}.function")
         else:
             assert reward.verifier is not None

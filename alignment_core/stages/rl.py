@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.errors import DataError, NumericError
+from alignment_core.errors import DataError, NumericError, Stopped
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.environments import Environments, environment_content
@@ -126,14 +127,16 @@ class Loop:
             self._follow(step)
             context.report(step, section.steps, "steps")
             while step < section.steps:
-                metrics = self._step(step)
+                with self._saved_if_stopped(step):
+                    metrics = self._step(step)
                 step += 1
                 best = self.best if self.best and self.best.is_due(step) else None
                 if step < section.steps or best:
-                    metrics |= self._follow(step, best)
+                    with nullcontext() if best else self._saved_if_stopped(step):  # the look belongs to its step
+                        metrics |= self._follow(step, best)
                 due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
                 if due or context.stopping.is_set():
-                    self._save(step)
+                    self._save(step, self._driver())
                     saved = time.monotonic()
                 context.report(step, section.steps, "steps", **metrics)
             self.sampler.close()
@@ -162,7 +165,9 @@ class Loop:
     def _sampling(self) -> Sampling:
         section, policy = self.section, str(self.context.references["policy"])
         draws = Draws(self.prompts, section.generation, self.context.seed)
-        return Sampling(self.engines, self.environments, draws, self.tokenizer, policy, self.wait)
+        return Sampling(
+            self.engines, self.environments, draws, self.tokenizer, policy, self.wait, self.context.stopping
+        )
 
     def _sampler(self) -> InStep | Ahead:
         """What draws prompts and has them answered and rewarded."""
@@ -179,7 +184,7 @@ class Loop:
         )
 
     def _restore(self, driver: dict[str, Any]) -> None:
-        """Go on with what :meth:`_save` left."""
+        """Go on with what :meth:`_driver` gave."""
         self.sampler.restore(driver["sampler"])
         self.running = [RunningMean(one) for one in driver["running"]]
         self.kl_coefficient = driver["kl_coefficient"]
@@ -324,12 +329,24 @@ class Loop:
         self.trainers.relay(calls, self.engines, "take_bucket", timeout=self.wait)
         self.engines.all("end_update", version, step, timeout=self.wait)
 
-    def _save(self, step: int) -> None:
-        """Write a checkpoint; the older ones go once it is complete."""
+    @contextmanager
+    def _saved_if_stopped(self, step: int) -> Iterator[None]:
+        """Save the state at the beginning if this is stopped, which happens only while the trainers are still in it."""
+        driver = self._driver()
+        try:
+            yield
+        except Stopped:
+            self._save(step, driver)
+            raise
+
+    def _driver(self) -> dict[str, Any]:
+        """All that a run that goes on needs to know beside what its trainers save."""
         running = [one.state for one in self.running]
         driver = {"sampler": self.sampler.state, "running": running, "kl_coefficient": self.kl_coefficient}
-        if self.best:
-            driver["best"] = self.best.state
+        return driver | ({"best": self.best.state} if self.best else {})
+
+    def _save(self, step: int, driver: dict[str, Any]) -> None:
+        """Write a checkpoint; the older ones go once it is complete."""
         self.trainers.all("do", "save_progress", str(self.context.progress), driver, timeout=self.wait)
         drop_older(self.context.progress, step)
         if self.best:

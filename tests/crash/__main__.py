@@ -1,4 +1,4 @@
-"""``python -m tests.crash --kills 100``: kill processes of small quickstarts and compare digests; exit 1 if they differ."""
+"""``python -m tests.crash --kills 100``: kill processes of small runs and compare what comes out; exit 1 if it differs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.crash.campaign import Campaign, prefect_server, summary
-from tests.crash.recipe import COMMAND
+from tests.crash import recipe
+from tests.crash.campaign import Campaign, campaign_of, prefect_server, summary
+from tests.crash.replicas import replicas
 
 
 def main() -> int:
     """Run a campaign and say what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("--recipe", choices=recipe.NAMES, default="quickstart")
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--longest-pause", type=float, default=Campaign.longest_pause, help="seconds between two kills")
+    parser.add_argument("--begins-at", default="", help="label of a stage before which nothing is killed")
     parser.add_argument("--set", action="append", default=[], help="a field of the recipe, as in align run")
     options = parser.parse_args()
-    command = [*COMMAND, *(part for one in options.set for part in ("--set", one))]
-    with tempfile.TemporaryDirectory(prefix="crash-") as folder, prefect_server(Path(folder) / "server"):
-        campaign = Campaign(
-            Path(folder),
-            command,
-            random.Random(options.seed),
-            say=lambda text: print(text, flush=True),
-            longest_pause=options.longest_pause,
-        )
+    with (
+        tempfile.TemporaryDirectory(prefix="crash-") as folder,
+        prefect_server(Path(folder) / "server"),
+        replicas(2) as rewarding,
+    ):
+        campaign = campaign_of(options.recipe, Path(folder), random.Random(options.seed), rewarding)
+        campaign.command += [part for one in options.set for part in ("--set", one)]
+        campaign.longest_pause, campaign.begins_at = options.longest_pause, options.begins_at
+        campaign.say = lambda text: print(text, flush=True)
         print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
         campaign.run(options.kills)
     print(summary(campaign.kills))

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,9 @@ from alignment_core import journal
 from alignment_core.stages.training_loop import REPORT_SECONDS
 from flows import environment
 from flows.prefect_api import PrefectApi
+from tests.crash import recipe
+from tests.crash.outcome import Comparison, Digests, digests, each_prompt_once, equal_digests
+from tests.crash.replicas import Replica
 from tests.processes import processes_of, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +50,8 @@ SIGNS = (  # what a process is by its command line, the first sign that fits
     ("actor", "ray::_Cell"),
     ("agent", "ray::"),
 )
+OF_AN_ENGINE = "VLLM_CPU_OMP_THREADS_BIND"
+"""In the environment of an actor: it is an engine, and otherwise a trainer."""
 
 
 @contextmanager
@@ -89,16 +94,22 @@ class Campaign:
     say: Callable[[str], None] = print
     longest_pause: float = 15.0
     """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
-    expected: dict[str, str] = field(default_factory=dict)
+    begins_at: str = ""
+    """Label of a stage that a run is to have begun with before its processes are killed; none for any moment."""
+    compare: Comparison = equal_digests
+    replicas: Sequence[Replica] = ()
+    """Victims beside the processes of a run."""
+    expected: Digests = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
     def undisturbed(self) -> float:
         """Run once without a kill and keep the digests; seconds that it took."""
         started = time.monotonic()
-        process = self._start(self.folder / "undisturbed")
-        process.wait(LONGEST_ATTEMPT_SECONDS)
-        self.expected = _digests(self.folder / "undisturbed")
+        home = self.folder / "undisturbed"
+        if self._start(home).wait(LONGEST_ATTEMPT_SECONDS) != 0:
+            raise AssertionError((home / "output.txt").read_text()[-3000:])
+        self.expected = digests(home)
         return time.monotonic() - started
 
     def run(self, kills: int) -> None:
@@ -107,14 +118,9 @@ class Campaign:
         while len(self.kills) < kills:
             home = self.folder / f"run-{number}"
             self._one_run(home, min(kills, len(self.kills) + MOST_KILLS_OF_A_RUN))
-            found = _digests(home)
-            wrong = [
-                label for label in self.expected.keys() | found.keys() if self.expected.get(label) != found.get(label)
-            ]
-            self.differences += [f"run {number}: {label}" for label in sorted(wrong)]
-            self.say(
-                f"run {number}: {len(self.kills)} kills so far, {'differs in ' + str(wrong) if wrong else 'equal'}"
-            )
+            wrong = self.compare(home, self.expected)
+            self.differences += [f"run {number}: {what}" for what in wrong]
+            self.say(f"run {number}: {len(self.kills)} kills so far, {'; '.join(wrong) or 'nothing wrong'}")
             shutil.rmtree(home, ignore_errors=True)
             number += 1
 
@@ -137,6 +143,7 @@ class Campaign:
     def _disturb(self, process: subprocess.Popen[bytes], home: Path, kills: int) -> int:
         """Kill processes of this attempt now and then; its exit code."""
         deadline = time.monotonic() + LONGEST_ATTEMPT_SECONDS
+        wait_until(lambda: process.poll() is not None or self._has_begun(home), LONGEST_ATTEMPT_SECONDS)
         while True:
             pause = self.rng.uniform(0.0, self.longest_pause) if len(self.kills) < kills else LONGEST_ATTEMPT_SECONDS
             try:
@@ -153,9 +160,11 @@ class Campaign:
         for pid, line in processes_of(home).items():
             role = next((role for role, sign in SIGNS if sign in line), None)
             if role is not None:
-                by_role.setdefault(role, []).append(pid)
+                by_role.setdefault(_which_actor(pid) if role == "actor" else role, []).append(pid)
         if not by_role:
             return
+        if any(one.process.poll() is None for one in self.replicas):
+            by_role["replica"] = [one.process.pid for one in self.replicas if one.process.poll() is None]
         role = self.rng.choice(sorted(by_role))
         pid = self.rng.choice(sorted(by_role[role]))
         unsaved = _unsaved_seconds(home)
@@ -167,6 +176,13 @@ class Campaign:
         self.say(
             f"  kill {len(self.kills)}: {role}" + "".join(f", {s:.1f} s of {u} unsaved" for u, s in unsaved.items())
         )
+
+    def _has_begun(self, home: Path) -> bool:
+        """Whether this attempt is at the stage that kills wait for, or past it."""
+        if not self.begins_at:
+            return True
+        folder = _newest_run(home)
+        return folder is not None and self.begins_at in _progress(folder)
 
     def _start(self, home: Path) -> subprocess.Popen[bytes]:
         home.mkdir(parents=True, exist_ok=True)
@@ -180,22 +196,20 @@ class Campaign:
             )
 
 
-def _digests(home: Path) -> dict[str, str]:
-    """The artifact of each stage, as the run itself printed it at its end."""
-    last = (home / "output.txt").read_text().strip().splitlines()[-1]
-    outcome: dict[str, Any] = json.loads(last)
-    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
+def campaign_of(name: str, folder: Path, rng: random.Random, replicas: Sequence[Replica] = ()) -> Campaign:
+    """Of the recipe with this name. Sampling ahead depends on the clock: it gives another policy each time it runs."""
+    command = recipe.command(name, [one.url for one in replicas])
+    compare = each_prompt_once if name in recipe.AHEAD_OF_TRAINING else equal_digests
+    return Campaign(folder, command, rng, compare=compare, replicas=replicas if name != "quickstart" else ())
 
 
 def _unsaved_seconds(home: Path) -> dict[str, float]:
     """Seconds of work that no checkpoint or shard holds, of the stages that the newest run is at, by their units."""
-    records = sorted((home / "runs").glob(f"*/{journal.RUN}"), key=lambda path: path.stat().st_mtime)
-    if not records:
+    folder = _newest_run(home)
+    if folder is None:
         return {}
-    folder = records[-1].parent
     try:
-        seen = json.loads((folder / journal.PROGRESS).read_text())
-        news = (folder / journal.PROGRESS).stat().st_mtime
+        seen, news = _progress(folder), (folder / journal.PROGRESS).stat().st_mtime
     except OSError:
         return {}
     keys = {line["label"]: line.get("key") if line["state"] == "running" else None for line in journal.news(folder)}
@@ -209,6 +223,26 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
             until = min(time.time(), news + UNREPORTED_SECONDS * working)
             unsaved[unit] = max(0.0, unsaved.get(unit, 0.0), until - max(newest, progress["since"]))
     return unsaved
+
+
+def _newest_run(home: Path) -> Path | None:
+    records = sorted((home / "runs").glob(f"*/{journal.RUN}"), key=lambda path: path.stat().st_mtime)
+    return records[-1].parent if records else None
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    """How far the stages of this run are that this attempt has reported of."""
+    try:
+        return json.loads((folder / journal.PROGRESS).read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def _which_actor(pid: int) -> str:
+    try:
+        return "engine" if OF_AN_ENGINE in psutil.Process(pid).environ() else "trainer"
+    except psutil.Error:  # it has ended
+        return "trainer"
 
 
 def _modified(path: Path) -> float:

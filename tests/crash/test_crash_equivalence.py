@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.campaign import Campaign, prefect_server, summary
-from tests.crash.recipe import COMMAND
+from tests.crash.campaign import Campaign, campaign_of, prefect_server, summary
+from tests.crash.replicas import Replica, replicas
 
-KILLS, SEED = 25, 20
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SEED = 20
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_runs_give_the_digests_of_an_undisturbed_one(tmp_path: Path, measured: Any) -> None:
-    """`python -m tests.crash --kills 100` does the same with any number of kills."""
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with prefect_server(tmp_path_factory.mktemp("server")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def rewarding() -> Iterator[Sequence[Replica]]:
+    with replicas(2) as made:
+        yield made
+
+
+def check(campaign: Campaign, kills: int, measured: Any) -> None:
+    """Kill so often, and see that nothing came out wrong."""
     said: list[str] = []
-    with prefect_server(tmp_path / "server"):
-        campaign = Campaign(tmp_path, COMMAND, random.Random(SEED), said.append)
-        campaign.undisturbed()
-        campaign.run(KILLS)
+    campaign.say = said.append
+    campaign.run(kills)
     measured(f"{summary(campaign.kills)}; seed {SEED}")
     assert campaign.differences == [], "\n".join(said)
+
+
+def test_killed_runs_give_the_digests_of_an_undisturbed_one(tmp_path: Path, measured: Any) -> None:
+    """`python -m tests.crash --kills 100` does the same with any number of kills."""
+    campaign = campaign_of("quickstart", tmp_path, random.Random(SEED))
+    campaign.undisturbed()
+    check(campaign, 25, measured)
     assert len({kill.role for kill in campaign.kills}) >= 4
+
+
+def test_killed_reinforcement_learning_gives_that_policy_in_step_and_takes_each_prompt_once_ahead_of_training(
+    tmp_path: Path, rewarding: Sequence[Replica], measured: Any
+) -> None:
+    """`python -m tests.crash --recipe rl --begins-at rl`, and `--recipe rl-ahead`, with as many kills as you like."""
+    rng = random.Random(SEED)
+    in_step = campaign_of("rl", tmp_path / "in-step", rng, rewarding)
+    in_step.undisturbed()
+    ahead = campaign_of("rl-ahead", tmp_path / "ahead", rng, rewarding)
+    ahead.expected = in_step.expected  # up to the rl stage
+    for campaign, kills in ((in_step, 6), (ahead, 4)):
+        campaign.begins_at, campaign.longest_pause = "rl", 5.0
+        check(campaign, kills, measured)

@@ -12,10 +12,10 @@ Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
 
 
 class Server(ThreadingHTTPServer):
-    """Answers what ``answer`` says of the request; knows what it was asked."""
+    """Answers what ``answer`` says of the request; knows what it was asked. Port 0 is any that is free."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, answer: Answer, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
         self.tokens: set[str | None] = set()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.errors import DataError, EnvironmentFault, UserError
+from alignment_core.errors import DataError, EnvironmentFault, Stopped, UserError
 from alignment_core.evaluation.failures import Account
 from alignment_core.rollout.endpoint import Endpoint
 from tests.rollout.reward_server import Answer, Server, lengths
@@ -140,3 +140,27 @@ def test_an_endpoint_without_a_server_is_said_before_anything_is_asked_of_it() -
         url = f"http://127.0.0.1:{closing.getsockname()[1]}/"
     with pytest.raises(EnvironmentFault, match=rf"^rl\.rewards\.0\.urls: no server answers \({url}: .*refused"):
         endpoint([url])
+
+
+def test_closing_ends_a_call_that_is_under_way(serve: Any) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def hang(content: dict[str, Any]) -> tuple[int, bytes]:
+        asked.set()
+        released.wait(30)
+        return lengths(content)
+
+    source = endpoint([serve(hang).url], timeout=600.0)
+
+    def close() -> None:
+        asked.wait(30)
+        source.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    started = time.monotonic()
+    with pytest.raises(Stopped, match=r"rl\.rewards\.0\.urls"):
+        rewards(source, rows(3))
+    assert time.monotonic() - started < 10
+    released.set()
+    closing.join()

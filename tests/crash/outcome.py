@@ -1,0 +1,60 @@
+"""What came of a run, and what is wrong with it beside an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from alignment_core.artifacts import Reference, open_store
+from tests.crash.recipe import GENERATIONS, PROMPTS, STALENESS, STEPS
+
+Digests = dict[str, str]
+Comparison = Callable[[Path, Digests], list[str]]
+"""What is wrong with the run in this home, whose undisturbed fellow has these digests."""
+
+
+def digests(home: Path) -> Digests:
+    """The artifact of each stage, as the run itself printed it at its end."""
+    last = (home / "output.txt").read_text().strip().splitlines()[-1]
+    outcome: dict[str, Any] = json.loads(last)
+    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
+
+
+def equal_digests(home: Path, expected: Digests) -> list[str]:
+    """The labels of all stages that gave another artifact."""
+    found = digests(home)
+    labels = expected.keys() | found.keys()
+    return [f"another {label}" for label in sorted(labels) if expected.get(label) != found.get(label)]
+
+
+def each_prompt_once(home: Path, expected: Digests) -> list[str]:
+    """Whether all before the rl stage gave the same artifacts, and its steps lost no prompt and took none twice."""
+    found = digests(home)
+    before = sorted(expected.keys() - {"rl", "rl/policy"})
+    wrong = [f"another {label}" for label in before if found.get(label) != expected[label]]
+    run = open_store(home / "store").fetch(Reference.parse(found["rl"]))
+    steps = [pq.read_table(file).to_pylist() for file in sorted((run / "trajectories").iterdir())]
+    return wrong + wrong_draws(steps)
+
+
+def wrong_draws(steps: list[list[dict[str, Any]]]) -> list[str]:
+    """What is wrong with the draws that these steps took and with the age of the weights that sampled for them."""
+    wrong = [] if len(steps) == STEPS else [f"{len(steps)} steps of {STEPS}"]
+    taken = Counter((row["group"], row["sample"]) for rows in steps for row in rows)
+    wrong += [f"completion {sample} of draw {draw} {n} times" for (draw, sample), n in taken.items() if n > 1]
+    sizes = Counter(draw for draw, _ in taken)
+    wrong += [f"draw {draw} with {size} completions" for draw, size in sizes.items() if size != GENERATIONS]
+    missing = max(sizes) + 1 - len(sizes)
+    if missing > (1 + STALENESS) * PROMPTS:
+        wrong.append(f"{missing} draws lost of {max(sizes) + 1}")
+    for step, rows in enumerate(steps):
+        stale = step - np.concatenate([np.asarray(row["versions"])[row["mask"]] for row in rows])
+        if stale.min() < 0 or stale.max() > STALENESS:
+            wrong.append(f"step {step} trains on completions that are {stale.min()} to {stale.max()} steps old")
+    return wrong

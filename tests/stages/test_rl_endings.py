@@ -1,0 +1,242 @@
+"""How a run of the rl stage ends when it is stopped, or when what it waits for fails or hangs: soon, and without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.artifacts import Store
+from alignment_core.errors import DataError, DeadlineExceeded, RestartsExhausted, Stopped
+from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.stages.base import StageCall
+from alignment_core.stages.rl import RlStageConfig
+from alignment_core.stages.runner import run_stage
+from tests.processes import wait_until
+from tests.rollout.reward_server import Server
+from tests.stages.killing import Killer, store_with
+from tests.stages.test_rl import prompts
+from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once
+
+pytestmark = pytest.mark.slow
+
+STEPS, PROMPTS, GENERATIONS = 6, 3, 4
+SOON_SECONDS = 10.0
+"""What an end may take beside the wait that it follows: half of what `resources.stop_seconds` gives by default."""
+SCORES = """
+import time
+from pathlib import Path
+
+HANGS = Path(__file__).with_name("hangs")
+
+def small_letters(prompt, completion, label):
+    while HANGS.exists():
+        time.sleep(0.01)
+    return sum(c.islower() for c in completion) / max(1, len(completion))
+"""
+
+
+@pytest.fixture
+def resources() -> ResourcesConfig:
+    return ResourcesConfig(
+        device="cpu", trainers=2, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120, actor_restarts=0
+    )
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "scores.py").write_text(SCORES)
+    return {
+        "prompts": {"task": "reverse", "rows": 8},
+        "steps": STEPS,
+        "prompts_per_step": PROMPTS,
+        "generation": {"num_generations": GENERATIONS, "max_completion_length": 100},
+        "rewards": [{"verifier": f"{tmp_path / 'scores.py'}:small_letters"}],
+        "filter": {"low": 0.0, "high": 0.5, "max_refills": 2},
+        "training": {"batch_size": 12, "learning_rate": 1e-4},
+        "execution": {"max_staleness": 1},
+    }
+
+
+@pytest.fixture
+def run(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> Iterator[Callable[..., Any]]:
+    """Run the stage, or go on with it; gives its store and result. Nothing of it is left shortly after the test."""
+    store, policy, data = store_with(tmp_path / "run", tiny_model(), prompts())
+
+    def run(
+        reporter: Any = lambda *_: None, stopping: threading.Event | None = None, rerun: str = "", **changes: Any
+    ) -> Any:
+        config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
+        inputs = {"policy": policy, "prompts": data}
+        call = StageCall(stage="rl", label="rl", config=config, inputs=inputs, rerun=rerun)
+        given = resources.model_copy(update=changes)
+        return store, run_stage(store, call, machines(2), given, reporter, stopping=stopping)
+
+    machines(2).warm_up(engines=True)
+    before = set(threading.enumerate()), set(functions())
+    yield run
+    assert wait_until(lambda: not samplers(), SOON_SECONDS), samplers()
+    assert wait_until(lambda: set(functions()) <= before[1], SOON_SECONDS), functions()
+
+
+class Stopping:
+    """The wish that a run stops, which comes while it is at work."""
+
+    def __init__(self) -> None:
+        self.event, self._since = threading.Event(), 0.0
+
+    def soon(self, seconds: float = 1.0) -> None:
+        threading.Timer(seconds, self._now).start()
+
+    def _now(self) -> None:
+        self._since = self._since or time.monotonic()
+        self.event.set()
+
+    def took(self) -> float:
+        """Seconds since it came."""
+        assert self.event.is_set()
+        return time.monotonic() - self._since
+
+
+def samplers() -> list[str]:
+    """Threads that sample, or ask for rewards, behind a trainer's back."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ahead: ")]
+
+
+def functions() -> dict[int, str]:
+    """The processes of users' functions."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(child.cmdline())
+            if "function_process" in line and child.status() != psutil.STATUS_ZOMBIE:
+                found[child.pid] = line
+    return found
+
+
+def at(step: int, act: Callable[[], Any]) -> Callable[..., None]:
+    """A reporter that acts when so many steps are done."""
+    return lambda done, *_: act() if done == step else None
+
+
+def steps_of(store: Store, reference: Any) -> list[list[dict[str, Any]]]:
+    return [pq.read_table(one).to_pylist() for one in sorted((store.fetch(reference) / "trajectories").iterdir())]
+
+
+@pytest.mark.parametrize("execution", [{"max_staleness": 1}, {"max_staleness": 1, "partial_rollouts": False}])
+def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_and_goes_on_from_there(
+    execution: dict[str, Any], section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    section["execution"] = execution
+    stopping, hangs, done = Stopping(), tmp_path / "hangs", list[float]()
+
+    def watch(now: float, *_: Any) -> None:
+        done.append(now)
+        if now == 3:
+            hangs.touch()  # what has no reward by now gets none
+            stopping.soon()
+
+    with pytest.raises(Stopped):
+        run(watch, stopping.event)
+    assert stopping.took() < SOON_SECONDS
+    hangs.unlink()
+    again: list[float] = []
+    store, result = run(lambda now, *_: again.append(now))
+    assert again[0] >= done[-1], "no step is done again"
+    steps = steps_of(store, result.reference)
+    assert len(steps) == STEPS
+    check_that_each_prompt_was_taken_once(steps, staleness=1)
+
+
+def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an_undisturbed_one(
+    section: dict[str, Any], run: Callable[..., Any]
+) -> None:
+    section |= {"execution": {"max_staleness": 0}, "generation": {**section["generation"], "shard_size": 1}}
+    stopping, again = Stopping(), list[float]()
+    with pytest.raises(Stopped):
+        run(at(3, lambda: stopping.soon(0.05)), stopping.event)
+    _, resumed = run(lambda now, *_: again.append(now))
+    assert again[0] >= 3
+    assert resumed.reference == run(rerun="undisturbed")[1].reference
+
+
+@pytest.fixture
+def hang(machines: Any) -> Iterator[Callable[[], None]]:
+    """Have the engine hang."""
+    hanging: list[psutil.Process] = []
+
+    def hang() -> None:
+        engines = machines(2)._engines
+        pid = engines.ray.get(engines.actors[0].__ray_call__.remote(lambda _: os.getpid()))
+        hanging.append(psutil.Process(pid))
+        os.kill(pid, signal.SIGSTOP)
+
+    yield hang
+    for process in hanging:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_an_engine_that_hangs_ends_the_run_with_what_was_waited_for(hang: Any, run: Callable[..., Any]) -> None:
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"(`\w+` within|waited) 15 seconds.+resources\.wait_timeout_seconds"):
+        run(at(2, hang), wait_timeout_seconds=15.0)
+    assert time.monotonic() - started < 15 + 2 * SOON_SECONDS
+
+
+def test_an_engine_that_hangs_delays_no_stop(hang: Any, run: Callable[..., Any]) -> None:
+    stopping, again = Stopping(), list[float]()
+
+    def hang_and_stop() -> None:
+        hang()
+        stopping.soon()
+
+    with pytest.raises(Stopped):
+        run(at(2, hang_and_stop), stopping.event)
+    assert stopping.took() < SOON_SECONDS
+    run(lambda now, *_: again.append(now))
+    assert again[0] >= 2
+
+
+def test_after_its_last_step_nothing_samples_on(run: Callable[..., Any]) -> None:
+    run()
+    assert not samplers()
+
+
+def test_a_reward_that_fails_ends_all(section: dict[str, Any], run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "scores.py").write_text(SCORES.replace("return sum", "return 'many' or sum"))
+    with pytest.raises(DataError, match="'many'"):
+        run()
+
+
+@pytest.mark.parametrize("group", ["_engines", "_trainers"])
+def test_the_death_of_an_actor_ends_all(group: str, run: Callable[..., Any], machines: Any) -> None:
+    with pytest.raises(RestartsExhausted):
+        run(Killer(machines(2), group, at=2))
+
+
+def test_an_endpoint_that_does_not_answer_delays_no_stop(section: dict[str, Any], run: Callable[..., Any]) -> None:
+    stopping = Stopping()
+
+    def never(content: dict[str, Any]) -> tuple[int, bytes]:
+        stopping.soon()
+        time.sleep(60)
+        return 500, b""
+
+    server = Server(never)
+    section["rewards"].append({"urls": server.url})
+    with pytest.raises(Stopped):
+        run(stopping=stopping.event, reward_timeout_seconds=600.0)
+    assert stopping.took() < SOON_SECONDS
+    server.end()
