@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -86,7 +87,7 @@ class PackedModel(nn.Module):
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
 
 
-def run_packed(module: nn.Module, batch: MicroBatch) -> Tensor:
+def run_packed(module: Callable[..., Tensor], batch: MicroBatch) -> Tensor:
     """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch."""
     return module(batch.input_ids, batch.position_ids, batch.filled, batch.predict_K, batch.labels_K, batch.last_S)
 
