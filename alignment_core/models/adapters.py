@@ -86,7 +86,8 @@ def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, worked out in fp32.
 
-    The adapters of each layer in ``weights`` must be there, too. What is not adapted comes as it is, without a copy.
+    The adapters of each layer in ``weights`` must be there, too. What is merged lies on the CPU, so that a device holds one
+    such weight at a time; all else comes as it is.
     """
     found = {}
     for name, tensor in weights.items():
@@ -94,7 +95,7 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
         if base and kind == "weight":
             a, b = (weights[one].detach().float() for one in _names(layer))
             scaling: Any = model.get_submodule(layer).scaling
-            tensor = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER]).to(tensor.dtype)
+            tensor = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER]).to(tensor.dtype).cpu()
         if not _is_adapter(name):
             found[f"{layer}.{kind}" if base else name] = tensor
     return found

@@ -29,7 +29,8 @@ from alignment_core.training.batches import MicroBatch, Row, cut, pack
 from alignment_core.training.ranks import sum_over_ranks
 
 LEAST_BYTES_PER_PARAMETER = 12
-"""Of a progress checkpoint: fp32 (master) weights and AdamW's two moments, whatever the ZeRO stage and precision."""
+"""Of a progress checkpoint, for each that trains: fp32 (master) weights and AdamW's two moments, whatever the ZeRO
+stage and precision."""
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""
@@ -68,6 +69,7 @@ class ModelSource:
     head: Head
     head_seed: int | None = None
     adapter_seed: int = 0
+    """With ``training.lora``: what its adapters begin from."""
     trust_remote_code: bool = False
     with_entropy: bool = False
 
@@ -266,9 +268,8 @@ class Learner:
         torch.distributed.barrier()
 
     def _check_room(self, target: Path) -> None:
-        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * sum(
-            _size(p) for p in self.packed.parameters() if p.requires_grad
-        )
+        trained = sum(_size(p) for p in self.packed.parameters() if p.requires_grad)
+        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * trained
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:

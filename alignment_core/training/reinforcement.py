@@ -92,7 +92,7 @@ class PolicyTrainer:
         trust, training = job.trust_remote_code, job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         adapters = derive_seed(job.seed, "adapters")
-        policy = ModelSource(job.policy, "lm", None, adapters, trust, with_entropy=bonus)
+        policy = ModelSource(job.policy, "lm", None, adapters, trust, bonus)
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
