@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.models.adapters import adapters_of, merged, plain_names
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -20,10 +22,14 @@ BUCKET_BYTES = 32 << 20
 
 
 def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[list[str]]:
-    """Names of the parameters by bucket of ``size`` bytes, in the model's order; a tied one is named once."""
+    """Names of the parameters by bucket of ``size`` bytes, in the model's order; a tied one is named once.
+
+    Adapters are not named: they travel within the weights that they belong to.
+    """
     buckets: list[list[str]] = []
     room = 0
-    for name, parameter in model.named_parameters():
+    for name in plain_names(model):
+        parameter = model.get_parameter(name)
         needed = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
         if not buckets or needed > room:
             buckets.append([])
@@ -34,14 +40,14 @@ def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[list[str]]:
 
 
 def fill(model: Any, names: Sequence[str], rank: int, zero_stage: int) -> Bucket:
-    """These parameters under the names that a checkpoint has them by; nothing on other ranks than the first.
+    """These parameters under the names that a checkpoint has them by, with adapters merged in; nothing on other ranks.
 
     Call it on every rank: with ZeRO 3 each holds a part of each.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
     parameters = dict(model.named_parameters())
-    chosen = {name: parameters[name] for name in names}
+    chosen = {name: parameters[name] for name in [*names, *adapters_of(model, names)]}
     whole: Any = contextlib.nullcontext()
     if zero_stage == 3:
         import deepspeed
@@ -53,7 +59,9 @@ def fill(model: Any, names: Sequence[str], rank: int, zero_stage: int) -> Bucket
         plain = {
             name: parameter.data.clone() if zero_stage == 3 else parameter.data for name, parameter in chosen.items()
         }
-        return [(name, *_array(tensor)) for name, tensor in revert_weight_conversion(model, plain).items()]
+        return [
+            (name, *_array(tensor)) for name, tensor in revert_weight_conversion(model, merged(model, plain)).items()
+        ]
 
 
 def tensors(bucket: Bucket) -> list[tuple[str, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -88,7 +89,7 @@ class PackedModel(nn.Module):
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
 
 
-def run_packed(module: nn.Module, batch: MicroBatch, temperature: float = 1.0) -> Tensor:
+def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: float = 1.0) -> Tensor:
     """Call ``module`` (a :class:`PackedModel`, bare or within a DeepSpeed engine) on a micro-batch.
 
     ``temperature`` is that of the distribution over tokens that is asked for.

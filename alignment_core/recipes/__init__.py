@@ -23,6 +23,7 @@ from alignment_core.recipes.tracking import TrackingConfig, WandbConfig
 from alignment_core.recipes.training import (
     DpoConfig,
     DpoLossConfig,
+    LoraConfig,
     RewardModelConfig,
     SftConfig,
     TrainingConfig,
@@ -40,6 +41,7 @@ __all__ = [
     "GenerationConfig",
     "IterativeDpoConfig",
     "IterativeDpoRecipe",
+    "LoraConfig",
     "ModelConfig",
     "NightlyConfig",
     "NightlyRecipe",

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
 from alignment_core.recipes.model import ModelConfig
+
+
+class LoraConfig(Config):
+    """Low-rank adaptation: small matrices are trained beside the model's linear layers, which stay as they are."""
+
+    r: int = Field(16, ge=1)
+    """Rank of the matrices."""
+    lora_alpha: int = Field(32, ge=1)
+    """Their product is weighed by `lora_alpha` / `r`."""
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Every linear layer but the head, or those of these names, such as `q_proj`."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of a layer's inputs that its matrices do not see in a step. What is dropped depends on the number of trainers
+    and on `max_tokens_per_microbatch`."""
 
 
 class TrainingConfig(Config):
@@ -44,6 +58,9 @@ class TrainingConfig(Config):
     """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 leaves the routers alone. It is
     not linear in the tokens: that of a batch is the mean over its micro-batches, so `max_tokens_per_microbatch` and the
     number of trainers change it slightly. Not part of the stage's key and seed while 0."""
+    lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
+    """Train adapters and a new head alone; none trains all weights. What is saved are whole models, with the adapters
+    merged in. Not part of the stage's key and seed while unset."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
 

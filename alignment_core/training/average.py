@@ -35,15 +35,20 @@ class WeightAverage:
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
         """Every weight of ``module`` by name, averaged and in its own type; on rank 0 alone, though all ranks take part."""
+        from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
         first, found = torch.distributed.get_rank() == 0, {}
         own = self._own() if self.zero_stage == 0 else {}
         with self._in_place():
             for name, parameter in module.named_parameters():
-                whole = own[id(parameter)] if own else safe_get_full_fp32_param(parameter)
-                if first:
-                    found[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
+                frozen = not parameter.requires_grad  # the optimiser does not hold it
+                with GatheredParameters([parameter], enabled=frozen and self.zero_stage == 3):
+                    whole: Any = parameter
+                    if not frozen:
+                        whole = own[id(parameter)] if own else safe_get_full_fp32_param(parameter)
+                    if first:
+                        found[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
         kept = module.state_dict(keep_vars=True).keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         return {**found, **buffers} if first else {}

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from alignment_core.artifacts.faults import check_room
 from alignment_core.cluster.device import Device
 from alignment_core.errors import EnvironmentFault, NumericError
+from alignment_core.models.adapters import adapters_off, add_adapters, merged
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
@@ -28,7 +29,8 @@ from alignment_core.training.batches import MicroBatch, Row, cut, pack
 from alignment_core.training.ranks import sum_over_ranks
 
 LEAST_BYTES_PER_PARAMETER = 12
-"""Of a progress checkpoint: fp32 (master) weights and AdamW's two moments, whatever the ZeRO stage and precision."""
+"""Of a progress checkpoint, for each that trains: fp32 (master) weights and AdamW's two moments, whatever the ZeRO
+stage and precision."""
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""
@@ -68,6 +70,8 @@ class ModelSource:
     path: str
     head: Head
     head_seed: int | None = None
+    adapter_seed: int = 0
+    """With ``training.lora``: what its adapters begin from."""
     trust_remote_code: bool = False
     with_entropy: bool = False
 
@@ -97,6 +101,9 @@ class Learner:
         model = load_model(source.path, source.head, dtype, source.head_seed, source.trust_remote_code)
         if resources.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if training.lora:
+            head = model.get_output_embeddings() if source.head == "lm" else model.score
+            add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
         self.packed = PackedModel(model, source.head, source.with_entropy)
         if training.router_aux_loss_coef:
             self.packed.balance_routers()
@@ -135,8 +142,9 @@ class Learner:
 
     def _optimizer(self) -> Any:
         config = self.training
-        decayed = [p for _, p in self.packed.named_parameters() if p.dim() > 1]
-        plain = [p for _, p in self.packed.named_parameters() if p.dim() <= 1]
+        trained = [p for p in self.packed.parameters() if p.requires_grad]
+        decayed = [p for p in trained if p.dim() > 1]
+        plain = [p for p in trained if p.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         options: dict[str, Any] = {
             "lr": config.learning_rate,
@@ -152,7 +160,12 @@ class Learner:
 
     def parameters(self) -> int:
         """Parameters of the whole model, also where this rank holds a part of them."""
-        return sum(getattr(p, "ds_numel", p.numel()) for p in self.packed.parameters())
+        return sum(_size(p) for p in self.packed.parameters())
+
+    def base(self, *batch: torch.Tensor) -> torch.Tensor:
+        """A forward pass of the model that LoRA began with."""
+        with adapters_off(self.packed):
+            return self.engine(*batch)
 
     def step(self, terms: Sequence[Term], rate: float) -> None:
         """One optimiser step on the sum of the terms, of whose rows this rank takes its packs.
@@ -219,16 +232,17 @@ class Learner:
     def export(self, directory: Path, average: bool = False) -> None:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part)."""
         self.check_sound()
-        state = None
         if average:
             assert self.average is not None, "it was not asked for"
             state = self.average.state(self.packed)
         elif self.zero_stage == 3:
             state = self.engine._zero3_consolidated_16bit_state_dict()
+        else:
+            state = self.packed.state_dict()
         if self.rank == 0:
-            if state is not None:
-                state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-            save_checkpoint(self.packed.model, Path(self.source.path), directory, state)
+            model = self.packed.model
+            state = merged(model, {name.removeprefix("model."): tensor for name, tensor in state.items()})
+            save_checkpoint(model, Path(self.source.path), directory, state)
         torch.distributed.barrier()
 
     def layout(self) -> dict[str, Any]:
@@ -247,7 +261,7 @@ class Learner:
             self._check_room(target)
         torch.distributed.barrier()
         try:
-            self.engine.save_checkpoint(str(target), tag="state", save_latest=False)
+            self.engine.save_checkpoint(str(target), tag="state", save_latest=False, exclude_frozen_parameters=True)
             if self.average is not None:
                 self.average.save(target)
         except (RuntimeError, SafetensorError):  # they do not say why they could not write
@@ -256,7 +270,8 @@ class Learner:
         torch.distributed.barrier()
 
     def _check_room(self, target: Path) -> None:
-        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * self.parameters()
+        trained = sum(_size(p) for p in self.packed.parameters() if p.requires_grad)
+        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * trained
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:
@@ -270,7 +285,7 @@ class Learner:
 
     def restore(self, target: Path, steps: int) -> None:
         """Read what :meth:`save` wrote after so many steps."""
-        loaded, _ = self.engine.load_checkpoint(str(target), tag="state")
+        loaded, _ = self.engine.load_checkpoint(str(target), tag="state", load_module_strict=not self.training.lora)
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")
         if self.average is not None:
@@ -280,3 +295,8 @@ class Learner:
     def close(self) -> None:
         """Let go of what DeepSpeed holds."""
         self.engine.destroy()
+
+
+def _size(parameter: torch.Tensor) -> int:
+    """Of all of it, also where this rank holds a part."""
+    return getattr(parameter, "ds_numel", parameter.numel())

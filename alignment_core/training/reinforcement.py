@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,19 +91,22 @@ class PolicyTrainer:
         self.job, self.section, self.device, self.rank, self.world = job, job.section, device, rank, world
         trust, training = job.trust_remote_code, job.section.training
         bonus = job.section.loss.entropy_bonus > 0
-        policy = ModelSource(job.policy, "lm", trust_remote_code=trust, with_entropy=bonus)
+        adapters = derive_seed(job.seed, "adapters")
+        policy = ModelSource(job.policy, "lm", None, adapters, trust, bonus)
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
-            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), trust)
+            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, trust)
             own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
             self.learners["critic"] = Learner(source, own, resources, device, rank, world)
         self.pretraining: Pretraining | None = None
         if job.section.pretraining is not None:
             assert job.pretraining is not None, "the flow builds it"
             self.pretraining = Pretraining(job.section.pretraining, Path(job.pretraining), job.seed)
-        self.reference: PackedModel | None = None
-        if job.section.kl.coefficient > 0:
+        self.reference: Callable[..., Tensor] | None = None
+        if job.section.kl.coefficient > 0 and training.lora:
+            self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
+        elif job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
             model = load_model(job.policy, "lm", dtype, trust_remote_code=trust)
             self.reference = PackedModel(model, "lm").to(device.torch_device).eval()

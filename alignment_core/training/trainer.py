@@ -55,7 +55,8 @@ class Trainer:
         self.total_steps = min(planned, config.max_steps or planned)
         self.reference: ReferenceLogps | None = None
         self.frozen: Any = None  # the reference model, while it is needed
-        source = ModelSource(job.model, job.method.head, derive_seed(job.seed, "head"), job.trust_remote_code)
+        seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
+        source = ModelSource(job.model, job.method.head, *seeds, job.trust_remote_code)
         self.learner = Learner(source, config, resources, device, rank, world)
         self.engine = self.learner.engine
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from trl import DPOConfig, GRPOConfig, RewardConfig, RLOOConfig, SFTConfig
+from trl import DPOConfig, GRPOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = (DOCS / "recipes.md").read_text().split("## Names")[1]
@@ -35,7 +35,7 @@ def test_every_flag_of_openrlhf_in_the_docs_is_one() -> None:
 
 
 def test_every_name_of_trl_in_the_docs_is_a_field_of_one_of_its_configurations() -> None:
-    configs = (DPOConfig, GRPOConfig, RLOOConfig, RewardConfig, SFTConfig)
+    configs = (DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, RewardConfig, SFTConfig)
     fields = {field.name for config in configs for field in dataclasses.fields(config)}
     named = {name for row in ROWS for name in re.findall(r"`(\w+)", row[1])}
     assert len(named) > 20

@@ -11,7 +11,9 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.models import buckets
-from alignment_core.recipes import GenerationConfig
+from alignment_core.models.adapters import add_adapters, merged
+from alignment_core.models.saving import save_checkpoint
+from alignment_core.recipes import GenerationConfig, LoraConfig
 from alignment_core.rollout.engine import Request
 
 WAIT = 120
@@ -143,7 +145,10 @@ def update(engine: Any, models: dict[str, Path], name: str, version: int) -> Non
     """What trainers and :class:`ActorGroup` do, from this process: the weights in several buckets, not in layers' order."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(models[name])
+    send(engine, transformers.AutoModelForCausalLM.from_pretrained(models[name]), name, version)
+
+
+def send(engine: Any, model: Any, name: str, version: int) -> None:
     engine.one(0, "begin_update", timeout=WAIT)
     plan = buckets.plan(model, size=50_000)
     assert len(plan) > 3
@@ -173,6 +178,24 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Any, models: dict[str
         generate(engine, "b")
     load(engine, models, "a")
     assert parity(engine, models, "a") < 1e-4
+
+
+def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
+    engine: Any, models: dict[str, Path], tmp_path: Path
+) -> None:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
+    add_adapters(model, model.lm_head, LoraConfig(r=4), seed=3, train_head=False)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # as if it had been trained
+            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    save_checkpoint(model, models["a"], tmp_path / "merged", merged(model, model.state_dict()))
+    send(engine, model, "b", version=1)
+    assert parity(engine, {"merged": tmp_path / "merged"}, "merged") < 1e-4
+    assert parity(engine, models, "a") > 1e-3
 
 
 def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_whose(

@@ -199,6 +199,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "pretraining": {"data": "none.jsonl", "batch_size": 3},
     },
     "temperature": {"generation.temperature": 0.5, "kl": {"coefficient": 0.1}, "training.num_train_epochs": 2},
+    "LoRA": {"training.lora": {"r": 4}, "kl": {"coefficient": 0.04}},
     "TIS": {"mismatch": {"correction": "clip"}},
     "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
     "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},
@@ -228,6 +229,32 @@ def test_every_algorithm_trains(
     advantages = np.concatenate(table.column("advantages").to_pylist())
     if "baseline" in name or name == "PPO":
         assert (abs(advantages.mean()), advantages.std()) == pytest.approx((0, 1), abs=1e-4)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
+    zero_stage: int, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    section |= {
+        "steps": 2,
+        "advantage": {"estimator": "gae"},
+        "critic": {"learning_rate": 1e-3},
+        "kl": {"coefficient": 0.05, "place": "reward", "estimator": "k1"},
+        "ema": {"decay": 0.5},
+        "best": {"prompts": "none.jsonl", "eval_steps": 1},
+        "training": {**section["training"], "learning_rate": 1e-2, "lora": {"r": 4}},
+    }
+    resources = resources.model_copy(update={"zero_stage": zero_stage})
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    assert result.metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
+    before = load_file(tiny_model() / "model.safetensors")
+    for name in ("policy", "ema", "best", "critic"):
+        after = load_file(made / name / "model.safetensors")
+        moved = {one for one, weight in before.items() if not torch.equal(weight, after[one])}
+        assert moved == {one for one in before if "proj" in one}, name
+        assert after.keys() - before.keys() == ({"score.weight"} if name == "critic" else set())
+    rows = pq.read_table(made / "trajectories" / "step-000001.parquet").to_pylist()
+    assert all(np.abs(np.subtract(row["reference_logps"], row["old_logps"])).max() > 1e-4 for row in rows)
 
 
 def test_a_reward_model_and_a_verifier_that_fails_now_and_then(

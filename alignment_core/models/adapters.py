@@ -1,0 +1,109 @@
+"""LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and the plain model they amount to.
+
+A layer's output is W x + (lora_alpha / r) B A x, with A [r, in] random at first and B [out, r] zero: equation 3 of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import LoraConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ADAPTER = "default"
+"""PEFT's name for the one adapter that there is."""
+BASE = ".base_layer."
+"""What PEFT puts into the name of a parameter of an adapted layer: ``layer.base_layer.weight``."""
+
+
+def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, train_head: bool) -> None:
+    """Freeze ``model`` and put adapters, random from ``seed``, beside its linear layers other than ``head``.
+
+    With ``train_head`` the head is not frozen. Raises UserError where a name fits no linear layer.
+    """
+    import peft
+    import torch
+
+    options: dict[str, Any] = {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+    options["target_modules"] = _targets(model, head, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
+    if train_head:
+        head.requires_grad_(True)
+
+
+def _targets(model: nn.Module, head: nn.Module, config: LoraConfig) -> list[str]:
+    """Full names of the layers that get an adapter."""
+    from torch import nn
+
+    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head]
+    kinds = sorted({name.rpartition(".")[2] for name in linear})
+    wanted = kinds if config.target_modules == "all-linear" else config.target_modules
+    found = {one: [name for name in linear if f".{name}".endswith(f".{one}")] for one in wanted}
+    if unknown := [one for one, names in found.items() if not names]:
+        raise UserError(
+            f"training.lora.target_modules: beside its head this model has no linear layer {unknown[0]!r}; it has "
+            f"{', '.join(kinds)}"
+        )
+    if not linear:
+        raise UserError("training.lora: this model has no linear layer beside its head; train all of its weights")
+    return sorted({name for names in found.values() for name in names})
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within it a forward pass is that of the frozen model."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [one for one in model.modules() if isinstance(one, LoraLayer)]
+    for layer in layers:
+        layer.set_scale(ADAPTER, 0.0)  # what PEFT has for it changes `requires_grad`, on which DeepSpeed relies
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(ADAPTER, 1.0)
+
+
+def plain_names(model: nn.Module) -> list[str]:
+    """Names of the parameters, those of adapters left out."""
+    return [name for name, _ in model.named_parameters() if not _is_adapter(name)]
+
+
+def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Names of the adapters beside the layers whose parameters are named; none without LoRA."""
+    known = {name for name, _ in model.named_parameters() if _is_adapter(name)}
+    beside = [one for name in names if name.endswith(f"{BASE}weight") for one in _names(name.rpartition(BASE)[0])]
+    return [name for name in beside if name in known]
+
+
+def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, worked out in fp32.
+
+    The adapters of each layer in ``weights`` must be there, too. What is merged lies on the CPU, so that a device holds one
+    such weight at a time; all else comes as it is.
+    """
+    found = {}
+    for name, tensor in weights.items():
+        layer, base, kind = name.rpartition(BASE)
+        if base and kind == "weight":
+            a, b = (weights[one].detach().float() for one in _names(layer))
+            scaling: Any = model.get_submodule(layer).scaling
+            tensor = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER]).to(tensor.dtype).cpu()
+        if not _is_adapter(name):
+            found[f"{layer}.{kind}" if base else name] = tensor
+    return found
+
+
+def _names(layer: str) -> tuple[str, str]:
+    return f"{layer}.lora_A.{ADAPTER}.weight", f"{layer}.lora_B.{ADAPTER}.weight"
+
+
+def _is_adapter(name: str) -> bool:
+    return name.endswith((f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"))

@@ -1,0 +1,116 @@
+"""What adapters add to a model, what they amount to, and where they may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alignment_core.errors import UserError
+from alignment_core.models import buckets
+from alignment_core.models.adapters import adapters_off, add_adapters, merged
+from alignment_core.recipes import LoraConfig, TrainingConfig
+
+CONFIG = LoraConfig(r=4, lora_alpha=12)
+IDS = torch.arange(40)[None]
+
+
+def adapted(path: Any, config: LoraConfig = CONFIG, seed: int = 7, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose adapters do something, as if they had been trained."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    add_adapters(model, model.lm_head, config, seed, train_head=False)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model(IDS).logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_merged_is_base_plus_alpha_over_r_times_the_product(dtype: torch.dtype, tiny_model: Any) -> None:
+    model, base = (
+        adapted(tiny_model("qwen2"), dtype=dtype),
+        transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"), dtype=dtype),
+    )
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plain = merged(model, model.state_dict())
+    assert plain.keys() == base.state_dict().keys()
+    changed = set()
+    for name, weight in base.state_dict().items():
+        layer = name.removesuffix(".weight")
+        expected = weight
+        if f"{layer}.lora_A.default.weight" in before:
+            a, b = (before[f"{layer}.lora_{one}.default.weight"].float() for one in "AB")
+            assert (a.shape, b.shape) == ((4, weight.shape[1]), (weight.shape[0], 4))
+            expected = (weight.float() + 3.0 * (b @ a)).to(dtype)  # 12 / 4
+            changed.add(layer.rpartition(".")[2])
+        torch.testing.assert_close(plain[name], expected, rtol=0, atol=0 if dtype == torch.bfloat16 else 1e-7)
+    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "it is left alone"
+
+    base.load_state_dict(plain)
+    assert (logits(base) - logits(model)).abs().max() < (0.1 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(tiny_model: Any) -> None:
+    model, base = adapted(tiny_model()), transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
+    before = logits(model)
+    assert (before - logits(base)).abs().max() > 1e-2
+    with adapters_off(model):
+        assert torch.equal(logits(model), logits(base))
+    assert torch.equal(logits(model), before)
+    assert {name for name, one in model.named_parameters() if one.requires_grad} == {
+        name for name, _ in model.named_parameters() if ".lora_" in name
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, tiny_model: Any) -> None:
+    model = adapted(tiny_model("qwen2", tied))
+    plan = buckets.plan(model, size=50_000)
+    assert len(plan) > 3
+    parts = [buckets.tensors(buckets.fill(model, names, rank=0, zero_stage=0)) for names in plan]
+    sent = {name: tensor.clone() for part in parts for name, tensor in part}
+    plain = merged(model, model.state_dict())
+    assert sent.keys() == plain.keys() - ({"lm_head.weight"} if tied else set())
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in sent.items())
+
+
+def test_adapters_follow_from_their_seed_alone(tiny_model: Any) -> None:
+    torch.manual_seed(0)
+    state = torch.random.get_rng_state()
+    first = merged(one := adapted(tiny_model()), one.state_dict())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(1)
+    again = merged(one := adapted(tiny_model()), one.state_dict())
+    other = merged(one := adapted(tiny_model(), seed=8), one.state_dict())
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+    assert not torch.equal(first[name], other[name])
+
+
+def test_named_layers_alone_are_adapted(tiny_model: Any) -> None:
+    model = adapted(tiny_model(), LoraConfig(target_modules=("q_proj", "mlp.down_proj")))
+    names = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert names == {f"model.layers.{n}.{one}" for n in range(2) for one in ("self_attn.q_proj", "mlp.down_proj")}
+
+
+@pytest.mark.parametrize("name", ["q_prj", "lm_head", "embed_tokens", "proj"])
+def test_a_name_that_is_no_adaptable_layer_is_refused(name: str, tiny_model: Any) -> None:
+    says = rf"training\.lora\.target_modules: .* no linear layer '{name}'; it has down_proj, .*, v_proj"
+    with pytest.raises(UserError, match=says):
+        adapted(tiny_model(), LoraConfig(target_modules=("q_proj", name)))
+
+
+def test_what_is_not_asked_for_is_not_part_of_a_stage_s_key() -> None:
+    assert "lora" not in TrainingConfig().model_dump(mode="json")
+    stored = TrainingConfig(lora=LoraConfig(target_modules=("q_proj",))).model_dump(mode="json")
+    assert stored["lora"] == {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj"], "lora_dropout": 0.0}
+    assert TrainingConfig.model_validate(stored).model_dump(mode="json") == stored

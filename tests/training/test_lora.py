@@ -1,0 +1,217 @@
+"""LoRA on real DeepSpeed ranks: the same adapters however they are trained, and whole models of what they amount to."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from alignment_core.canonical import derive_seed
+from alignment_core.errors import UserError
+from alignment_core.recipes import DpoLossConfig
+from alignment_core.training.batches import batch_of_step
+from alignment_core.training.methods.dpo import Dpo
+from alignment_core.training.methods.reward_model import RewardModel
+from alignment_core.training.methods.sft import Sft
+from tests.training.test_policy_ranks import Policy, step_file
+from tests.training.test_trainer_ranks import WAIT, export, greatest_difference, open_job, train, trained
+
+pytestmark = pytest.mark.slow
+
+LORA = {"r": 4, "lora_alpha": 8}
+DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
+
+
+def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
+    """Two steps of fine-tuning in plain torch, row by row: W + 2 B A in the place of each adapted weight."""
+    from alignment_core.models.adapters import add_adapters
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.model)
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    add_adapters(model, model.lm_head, job.training.lora, derive_seed(job.seed, "adapters"), train_head=False)
+    initial = {name: one.detach().clone() for name, one in model.named_parameters()}
+    layers = [name.removesuffix(".lora_A.default.weight") for name in initial if name.endswith("lora_A.default.weight")]
+    assert len(layers) == 14, "seven in each of two blocks"
+    a = {name: initial[f"{name}.lora_A.default.weight"].requires_grad_() for name in layers}
+    b = {name: initial[f"{name}.lora_B.default.weight"].requires_grad_() for name in layers}
+    assert all(one.abs().max() > 0 for one in a.values())
+    assert all(one.abs().max() == 0 for one in b.values())
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.model)
+    optimizer = torch.optim.AdamW([*a.values(), *b.values()], lr=1e-3, eps=1e-5, weight_decay=0.1)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {f"{name}.weight": plain[f"{name}.weight"] + 2.0 * (b[name] @ a[name]) for name in layers}
+
+    for step in range(2):
+        optimizer.zero_grad()
+        total, tokens = torch.zeros(()), 0
+        for number in batch_of_step(step, 14, 6, job.seed):
+            ids = torch.tensor(table["input_ids"][int(number)].as_py())
+            mask = torch.tensor(table["loss_mask"][int(number)].as_py(), dtype=torch.bool)
+            logits = torch.func.functional_call(model, weights(), (ids[None],)).logits[0]
+            total = total - torch.log_softmax(logits[:-1], -1).gather(1, ids[1:, None])[:, 0][mask[1:]].sum()
+            tokens += int(mask[1:].sum())
+        (total / tokens).backward()
+        torch.nn.utils.clip_grad_norm_([*a.values(), *b.values()], 1.0)
+        optimizer.step()
+    return plain | {name: one.detach() for name, one in weights().items()}
+
+
+def test_steps_are_those_of_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), lora=LORA, lr_scheduler_type="constant", weight_decay=0.1)
+    before = load_file(Path(job.model) / "model.safetensors")
+    expected = expected_of_two_steps(job, tables["sft"])
+    found = trained(machines(1), job, tmp_path / "one", steps=2)
+    assert max(float((found[name] - before[name]).abs().max()) for name in found) > 1e-3
+    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-6
+    frozen = [name for name in found if "proj" not in name]
+    assert len(frozen) == 6, "embeddings and norms"
+    assert all(torch.equal(found[name], before[name]) for name in frozen)
+
+
+@pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
+def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learnt(
+    method: Any, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = make_job(method, lora=LORA)
+    one = trained(machines(1), job, tmp_path / "one")
+    before = load_file(Path(job.model) / "model.safetensors")
+    assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-4
+    for stage in (0, 1, 2, 3):
+        both = trained(
+            machines(2),
+            job,
+            tmp_path / f"both-{stage}",
+            zero_stage=stage,
+            max_tokens_per_microbatch=[32, 4096][stage % 2],
+        )
+        assert greatest_difference(one, both) < 1e-5
+    checkpointed = trained(machines(1), job, tmp_path / "checkpointed", gradient_checkpointing=True)
+    assert greatest_difference(one, checkpointed) < 1e-5
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_bf16_learns_as_fp32_does_up_to_its_rounding(
+    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    lora = {"r": 4, "lora_alpha": 256}  # so that weights move by more than bf16 rounds
+    job = make_job(Sft(), lora=lora)
+    before = load_file(Path(job.model) / "model.safetensors")
+    exact = trained(machines(1), job, tmp_path / "fp32")
+    rough = trained(machines(2), make_job(Sft(), lora=lora, bf16=True), tmp_path / "bf16", zero_stage=zero_stage)
+    assert {tensor.dtype for tensor in rough.values()} == {torch.bfloat16}
+    adapted = [name for name in exact if "proj" in name]
+    moved = torch.cat([(exact[name] - before[name]).flatten() for name in adapted])
+    moved_roughly = torch.cat([(rough[name].float() - before[name].bfloat16().float()).flatten() for name in adapted])
+    assert torch.nn.functional.cosine_similarity(moved, moved_roughly, dim=0) > 0.9
+
+
+@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)])
+def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
+    zero_stage: int, bf16: bool, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job, progress = make_job(RewardModel(), lora=LORA, bf16=bf16), tmp_path / "progress"
+    with machines(2).trainers() as group:
+        open_job(group, machines(2), job, progress, zero_stage=zero_stage)
+        train(group, 3)
+        group.all("do", "save_progress", str(progress), timeout=WAIT)
+        train(group, 3)
+        whole = export(group, tmp_path / "whole").read_bytes()
+        assert open_job(group, machines(2), job, progress, zero_stage=zero_stage)["step"] == 3
+        train(group, 3)
+        assert export(group, tmp_path / "resumed").read_bytes() == whole
+    size = sum(file.stat().st_size for file in (progress / "step-00000003").rglob("*") if file.is_file())
+    parameters = sum(one.numel() for one in load_file(tmp_path / "whole" / "model.safetensors").values())
+    assert size < 4 * parameters, "one of all weights takes 12 bytes for each, with the optimiser's moments"
+
+
+def test_fine_tuning_lowers_the_loss(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), lora=LORA, learning_rate=1e-2, num_train_epochs=10)
+    with machines(1).trainers() as group:
+        open_job(group, machines(1), job, tmp_path / "progress")
+        losses = []
+        for _ in range(30):
+            [report] = train(group, 1)
+            losses.append(report.sums["loss"] / report.normaliser)
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
+
+
+def test_layers_that_the_model_has_not_are_the_user_s_error(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), lora={"target_modules": ["q_proj", "query"]})
+    with (
+        machines(1).trainers() as group,
+        pytest.raises(
+            UserError, match=r"training\.lora\.target_modules: .* no linear layer 'query'; it has down_proj, "
+        ),
+    ):
+        open_job(group, machines(1), job, tmp_path / "progress")
+
+
+@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, False), (3, False), (0, True), (3, True)])
+def test_the_reference_of_a_policy_is_that_policy_without_its_adapters(
+    zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    step, found = str(step_file(tmp_path)), {}
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model(), model)
+    for lora in (None, {"r": 4, "lora_alpha": 64}):
+        section = {
+            "kl": {"coefficient": 0.1},
+            "loss": {"entropy_bonus": 0.01},
+            "training": {"bf16": bf16, "lora": lora},
+        }
+        with machines(2).trainers() as group:
+            policy = Policy(group, machines(2), model, tmp_path / str(bool(lora)), section, zero_stage=zero_stage)
+            policy.open()
+            policy.do("update", step, 0.1)
+            policy.do("update", step, 0.1)
+            ranks = policy.do("forward", step, True)
+            found[bool(lora)] = {
+                name: dict(pair for rank in ranks for pair in rank[name]) for name in ("reference_logps", "old_logps")
+            }
+    copy, own = found[False]["reference_logps"], found[True]["reference_logps"]
+    assert copy.keys() == own.keys() == set(range(7))
+    for number, expected in copy.items():
+        np.testing.assert_array_equal(own[number], expected)
+        assert abs(found[True]["old_logps"][number] - expected).max() > 1e-3, "the policy itself has moved"
+
+
+@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)])
+def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
+    zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    # In the first step B, which is zero, moves alone: A's gradient is B's product with something. So the average of the
+    # adapters, with half of the first step's B, is half of the way of the weights, too.
+    step = str(step_file(tmp_path))
+    section = {"ema": {"decay": 0.5}, "training": {"bf16": bf16, "lora": {"r": 4, "lora_alpha": 256}}}
+    with machines(2).trainers() as group:
+        policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
+        policy.open()
+        before = policy.export("policy")
+        initial = policy.export("ema")
+        assert all(torch.equal(initial[name], before[name]) for name in before)
+        policy.do("update", step, 0.0)
+        after, average = policy.export("policy"), policy.export("ema")
+        assert {one.dtype for one in average.values()} == {torch.bfloat16 if bf16 else torch.float32}
+        rounding = 0.02 if bf16 else 1e-6
+        for name, weight in average.items():
+            half = (before[name].double() + after[name].double()) / 2
+            assert float((weight.double() - half).abs().max()) <= rounding * float(half.abs().max()), name
+        assert greatest_difference(before, average) > 1e-3
+        again = policy.export("policy")
+        assert all(torch.equal(again[name], after[name]) for name in after), "it leaves the weights alone"
+
+        policy.do("save_progress", str(policy.folder), {})
+        policy.do("update", step, 0.0)
+        expected = policy.export("ema")
+        assert policy.open() == 1
+        policy.do("update", step, 0.0)
+        resumed = policy.export("ema")
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
