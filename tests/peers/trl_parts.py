@@ -264,9 +264,11 @@ def sft_loss(logps_ST: Tensor, mask_ST: Tensor, tokens_of_batch: int | None = No
 
 def _trainer(**fields: Any) -> Any:
     """A stand-in in training that goes without accumulation and auxiliary losses."""
+    model = torch.nn.Identity()  # a module, because TRL looks through it for adapters where PEFT is installed
+    model.is_gradient_checkpointing = False
     return SimpleNamespace(
         accelerator=Accelerator(cpu=True),
-        model=SimpleNamespace(training=True, is_gradient_checkpointing=False),
+        model=model,
         current_gradient_accumulation_steps=1,
         aux_loss_enabled=False,
         _metrics=defaultdict(lambda: defaultdict(list)),

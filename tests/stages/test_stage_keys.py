@@ -35,6 +35,8 @@ HELPERS = {
     "reward_sources",
     "training_loop",
     "turns",
+    "best",
+    "stopwatch",
 }
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
