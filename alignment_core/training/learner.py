@@ -162,7 +162,7 @@ class Learner:
         """Parameters of the whole model, also where this rank holds a part of them."""
         return sum(_size(p) for p in self.packed.parameters())
 
-    def base(self, *batch: torch.Tensor) -> torch.Tensor:
+    def base(self, *batch: Any) -> torch.Tensor:
         """A forward pass of the model that LoRA began with."""
         with adapters_off(self.packed):
             return self.engine(*batch)
