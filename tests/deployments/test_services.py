@@ -166,7 +166,7 @@ def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated
     try:
         state = services.align("up", "--port", str(services.port))
         assert state["database"] == f"sqlite, {tmp_path}/prefect/prefect.db"
-        assert len(services.get("/deployments/filter", {})) == 10
+        assert len(services.get("/deployments/filter", {})) == 11
     finally:
         services.align("down")
     assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
-from alignment_core.evaluation import sandbox, sandboxed
+from alignment_core.evaluation import code_tests, sandbox, sandboxed
 from alignment_core.evaluation.code_tests import CodeTests, code_of
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.sandbox import Ended, run_program
@@ -27,8 +27,8 @@ def row(completion: str, label: str | None = DOUBLES) -> dict:
     return {"source": "p.jsonl:1", "task": None, "prompt_text": "?", "completion_text": completion, "label": label}
 
 
-def run(program: str) -> Ended:
-    return run_program(program, "", threading.Event())
+def run(program: str, seconds: float = sandbox.SECONDS) -> Ended:
+    return run_program(program, "", threading.Event(), seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,16 @@ def test_a_program_takes_no_more_memory_disk_or_output_than_it_may(monkeypatch: 
     assert run(many).code is None
 
 
-def test_a_program_that_loops_or_sleeps_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+def test_a_program_that_loops_or_sleeps_is_ended() -> None:
     started = time.monotonic()
-    assert run("while True: pass").code is None
-    assert run("import time; time.sleep(600)").code is None
+    assert run("while True: pass", seconds=1.0).code is None
+    assert run("import time; time.sleep(600)", seconds=1.0).code is None
     assert time.monotonic() - started < 8
 
 
 @pytest.mark.slow
-def test_a_program_has_seconds_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 300.0)
-    assert run("while True: pass").code == -9, "ended by the kernel, before its wall time"
+def test_a_program_has_seconds_of_the_processor() -> None:
+    assert run("while True: pass", seconds=300.0).code == -9, "ended by the kernel, before its wall time"
 
 
 def test_closing_ends_the_programs_that_run() -> None:
@@ -178,3 +176,10 @@ def test_code_is_the_last_fenced_block_or_everything() -> None:
     assert code_of("a = 1") == "a = 1"
     assert code_of("```python\na\n```\n```\nb\n```") == "a\n"
     assert code_of("```py\na\n```\nand\n```Python\nb\n```") == "b\n"
+
+
+def test_all_inputs_of_a_program_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_tests, "SECONDS", 3.0)
+    label = json.dumps({"inputs": ["1"] * 20, "outputs": ["1"] * 20})
+    (_, score), *_ = CodeTests("evaluation.verifier")([("import time; time.sleep(1); print(input())", label)])
+    assert score == 0.0, "each alone would pass"
