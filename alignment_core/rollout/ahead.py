@@ -206,9 +206,10 @@ class Ahead:
             self._end(episode, engine)
 
     def _end(self, episode: Episode, engine: int) -> None:
-        episode.over = True
-        del self._under_way[engine][episode.name]
-        if all(one.over for one in self._groups[episode.draw]):
+        """This episode is over; the last of its group sends the group on. (One may be ``over`` before its thread says so.)"""
+        mine = self._under_way[engine]
+        del mine[episode.name]
+        if not any(one.name in mine for one in self._groups[episode.draw]):
             self._sampled.append(episode.draw)
 
     def _let_answer(self, place: int) -> None:

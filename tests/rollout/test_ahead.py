@@ -1,12 +1,15 @@
-"""Which draws a step takes when sampling runs ahead: as many as it asks for, none too late, whatever is slow."""
+"""Sampling ahead of training: which draws a step takes, whatever is slow, and that each group goes on once."""
 
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from alignment_core.rollout.ahead import choose
+from alignment_core.rollout.ahead import Ahead, choose
+from alignment_core.rollout.episodes import Episode
 
 
 def test_a_step_takes_the_earliest_that_are_ready() -> None:
@@ -49,3 +52,15 @@ def test_however_slow_some_are_no_step_takes_more_than_it_asked_for_and_none_com
             ready.remove(draw)
         taken += chosen
     assert len(set(taken)) == len(taken) == 200 * per_step
+
+
+def test_a_group_goes_on_once_also_where_two_environments_end_its_last_episodes_at_a_time() -> None:
+    # No engine: two threads that meet like this are a matter of chance.
+    sampling: Any = SimpleNamespace(engines=SimpleNamespace(size=1), environments=None, draws=None)
+    ahead = Ahead(sampling, lambda rows: rows, prompts_per_step=2, steps=9, max_staleness=1, partial=True)
+    group = [Episode(draw=7, sample=sample, number=0, prompt={}, room=8, over=True) for sample in range(2)]
+    ahead._groups, ahead._under_way = {7: group}, [{episode.name: episode for episode in group}]
+    ahead._answered(group[0])
+    assert not ahead._sampled, "the other is over too, but its thread has not said so"
+    ahead._answered(group[1])
+    assert list(ahead._sampled) == [7]
