@@ -15,7 +15,7 @@ from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
 from alignment_core.stages.machines import WarmMachines
 from alignment_core.training.reinforcement import RlJob
-from tests.stages.test_rl import run_rl
+from tests.stages.rl_runs import run_rl
 
 DELAY, STEPS, REPEATS, WAIT = 0.5, 12, 3, 300.0
 SLOW_REWARD = f"""

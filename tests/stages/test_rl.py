@@ -6,11 +6,9 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -19,14 +17,12 @@ from safetensors.torch import load_file
 
 from alignment_core.errors import DataError, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.recipes import ResourcesConfig
 from alignment_core.rollout.episodes import version_of
 from alignment_core.stages import rl
-from alignment_core.stages.base import StageCall, StageResult
-from alignment_core.stages.rl import RlStageConfig
-from alignment_core.stages.runner import run_stage
 from tests.rollout.reward_server import Server, lengths
-from tests.stages.killing import Killer, store_with
+from tests.stages.killing import Killer
+from tests.stages.rl_runs import RESOURCES, run_rl, section_of
 
 pytestmark = pytest.mark.slow
 
@@ -58,72 +54,18 @@ async def against_the_mean(rows):
 
 @pytest.fixture
 def resources() -> ResourcesConfig:
-    return ResourcesConfig(
-        device="cpu",
-        trainers=2,
-        engines=1,
-        kv_cache_mib=16,
-        zero_stage=1,
-        wait_timeout_seconds=120,
-        progress_seconds=1e-3,
-    )
+    return RESOURCES
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "letters.py").write_text(LETTERS)
-    return {
-        "prompts": {"task": "reverse", "rows": 8},
-        "steps": STEPS,
-        "prompts_per_step": 3,
-        "generation": {"num_generations": 4, "max_completion_length": 6, "shard_size": 2},
-        "rewards": [{"verifier": f"{tmp_path / 'letters.py'}:share_of_small_letters"}],
-        "training": {"batch_size": 12, "learning_rate": 1e-3, "adam_epsilon": 1e-5},
-    }
-
-
-def prompts() -> pa.Table:
-    tokenizer = byte_tokenizer()
-    texts = [f"<user>{number}+{number}=<assistant>" for number in range(8)]
-    return pa.table(
-        {
-            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
-            "prompt": texts,
-            "label": pa.nulls(8, pa.string()),
-            "task": pa.nulls(8, pa.string()),
-            "source": [f"rows.jsonl:{number}" for number in range(8)],
-        }
+    return section_of(
+        STEPS,
+        {"verifier": f"{tmp_path / 'letters.py'}:share_of_small_letters"},
+        generation={"max_completion_length": 6, "shard_size": 2},
+        training={"learning_rate": 1e-3, "adam_epsilon": 1e-5},
     )
-
-
-def demonstrations() -> pa.Table:
-    texts = [byte_tokenizer()(f"{number}+{number}={2 * number}")["input_ids"] for number in range(8)]
-    return pa.table({"input_ids": texts, "loss_mask": [[1] * len(ids) for ids in texts]})
-
-
-def run_rl(
-    folder: Path,
-    model: Path,
-    section: dict[str, Any],
-    machines: Any,
-    resources: ResourcesConfig,
-    reporter: Any = None,
-    judges: Mapping[str, Path] = MappingProxyType({}),
-) -> tuple[Path, StageResult]:
-    """The folder that the stage made, and what it says about it."""
-    store, policy, data = store_with(folder, model, prompts())
-    config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
-    inputs = {"policy": policy, "prompts": data}
-    inputs |= {role: store.publish(folder, "reward-model") for role, folder in judges.items()}
-    if "pretraining" in section:
-        (folder / "pretraining").mkdir()
-        pq.write_table(demonstrations(), folder / "pretraining" / "train.parquet")
-        inputs["pretraining"] = store.publish(folder / "pretraining", "dataset")
-    if "best" in section:
-        inputs["held_out"] = data
-    call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
-    result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
-    return store.fetch(result.reference), result
 
 
 @pytest.mark.parametrize("group", ["_trainers", "_engines"])

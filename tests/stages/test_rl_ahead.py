@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.killing import Killer
-from tests.stages.test_rl import run_rl
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, section_of, steps_of
 
 pytestmark = pytest.mark.slow
 
-STEPS, PROMPTS, GENERATIONS = 6, 3, 4
+STEPS = 6
 SCORES = """
 import time
 
@@ -37,33 +36,16 @@ def breaks_down(prompt, completion, label):
 
 @pytest.fixture
 def resources() -> ResourcesConfig:
-    return ResourcesConfig(
-        device="cpu",
-        trainers=2,
-        engines=1,
-        kv_cache_mib=16,
-        zero_stage=1,
-        wait_timeout_seconds=120,
-        progress_seconds=1e-3,
-    )
+    return RESOURCES
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "scores.py").write_text(SCORES)
-    return {
-        "prompts": {"task": "reverse", "rows": 8},
-        "steps": STEPS,
-        "prompts_per_step": PROMPTS,
-        "generation": {"num_generations": GENERATIONS, "max_completion_length": 100},
-        "rewards": [{"verifier": f"{tmp_path / 'scores.py'}:slowly"}],
-        "training": {"batch_size": 12, "learning_rate": 1e-4},
-        "execution": {"max_staleness": 1},
-    }
-
-
-def steps_of(made: Path) -> list[list[dict[str, Any]]]:
-    return [pq.read_table(file).to_pylist() for file in sorted((made / "trajectories").iterdir())]
+    reward = {"verifier": f"{tmp_path / 'scores.py'}:slowly"}
+    return section_of(
+        STEPS, reward, {"max_completion_length": 100}, {"learning_rate": 1e-4}, execution={"max_staleness": 1}
+    )
 
 
 def check_that_each_prompt_was_taken_once(steps: list[list[dict[str, Any]]], staleness: int) -> None:

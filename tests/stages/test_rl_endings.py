@@ -24,12 +24,12 @@ from alignment_core.stages.runner import run_stage
 from tests.processes import wait_until
 from tests.rollout.reward_server import Server
 from tests.stages.killing import Killer, store_with
-from tests.stages.test_rl import prompts
+from tests.stages.rl_runs import RESOURCES, prompts, section_of
 from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once
 
 pytestmark = pytest.mark.slow
 
-STEPS, PROMPTS, GENERATIONS = 6, 3, 4
+STEPS = 6
 SOON_SECONDS = 10.0
 """What an end may take beside the wait that it follows: half of what `resources.stop_seconds` gives by default."""
 SCORES = """
@@ -47,24 +47,21 @@ def small_letters(prompt, completion, label):
 
 @pytest.fixture
 def resources() -> ResourcesConfig:
-    return ResourcesConfig(
-        device="cpu", trainers=2, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120, actor_restarts=0
-    )
+    """Without restarts, and with a checkpoint only where the run is stopped."""
+    return RESOURCES.model_copy(update={"actor_restarts": 0, "progress_seconds": 60.0})
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "scores.py").write_text(SCORES)
-    return {
-        "prompts": {"task": "reverse", "rows": 8},
-        "steps": STEPS,
-        "prompts_per_step": PROMPTS,
-        "generation": {"num_generations": GENERATIONS, "max_completion_length": 100},
-        "rewards": [{"verifier": f"{tmp_path / 'scores.py'}:small_letters"}],
-        "filter": {"low": 0.0, "high": 0.5, "max_refills": 2},
-        "training": {"batch_size": 12, "learning_rate": 1e-4},
-        "execution": {"max_staleness": 1},
-    }
+    return section_of(
+        STEPS,
+        {"verifier": f"{tmp_path / 'scores.py'}:small_letters"},
+        {"max_completion_length": 100},
+        {"learning_rate": 1e-4},
+        filter={"low": 0.0, "high": 0.5, "max_refills": 2},
+        execution={"max_staleness": 1},
+    )
 
 
 @pytest.fixture

@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.killing import Killer
-from tests.stages.test_rl import run_rl
+from tests.stages.rl_runs import GENERATIONS, RESOURCES, run_rl, section_of, steps_of
 
 pytestmark = pytest.mark.slow
 
-STEPS, PROMPTS, GENERATIONS = 3, 3, 4
+STEPS = 3
 ENVIRONMENTS = '''
 import asyncio, os, time
 
@@ -100,34 +99,19 @@ async def agent(prompt, label, base_url, api_key):
 
 @pytest.fixture
 def resources() -> ResourcesConfig:
-    return ResourcesConfig(
-        device="cpu",
-        trainers=2,
-        engines=1,
-        kv_cache_mib=16,
-        zero_stage=1,
-        wait_timeout_seconds=120,
-        progress_seconds=1e-3,
-        reward_timeout_seconds=10,
-    )
+    return RESOURCES.model_copy(update={"reward_timeout_seconds": 10.0})
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "environments.py").write_text(ENVIRONMENTS)
-    return {
-        "prompts": {"task": "reverse", "rows": 8},
-        "steps": STEPS,
-        "prompts_per_step": PROMPTS,
-        "generation": {"num_generations": GENERATIONS, "max_completion_length": 200, "shard_size": 2},
-        "environment": {"name": f"{tmp_path / 'environments.py'}:Echo"},
-        "rewards": [{"environment": True}],
-        "training": {"batch_size": 12, "learning_rate": 1e-3, "adam_epsilon": 1e-5},
-    }
-
-
-def steps_of(made: Path) -> list[list[dict[str, Any]]]:
-    return [pq.read_table(file).to_pylist() for file in sorted((made / "trajectories").iterdir())]
+    return section_of(
+        STEPS,
+        {"environment": True},
+        {"max_completion_length": 200, "shard_size": 2},
+        {"learning_rate": 1e-3, "adam_epsilon": 1e-5},
+        environment={"name": f"{tmp_path / 'environments.py'}:Echo"},
+    )
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -1,0 +1,99 @@
+"""Runs of the rl stage on a tiny model: their smallest recipe, prompts, and what came of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig, RlConfig
+from alignment_core.stages.base import StageCall, StageResult
+from alignment_core.stages.rl import RlStageConfig
+from alignment_core.stages.runner import run_stage
+from tests.stages.killing import store_with
+
+PROMPTS, GENERATIONS = 3, 4
+"""Of each step, and of each prompt."""
+RESOURCES = ResourcesConfig(
+    device="cpu",
+    trainers=2,
+    engines=1,
+    kv_cache_mib=16,
+    zero_stage=1,
+    wait_timeout_seconds=120,
+    progress_seconds=1e-3,
+)
+"""A checkpoint after every step."""
+
+
+def section_of(
+    steps: int,
+    reward: dict[str, Any],
+    generation: Mapping[str, Any] = MappingProxyType({}),
+    training: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> dict[str, Any]:
+    """The section ``rl`` of a recipe; a step is one optimiser step."""
+    return {
+        "prompts": {"task": "reverse", "rows": 8},
+        "steps": steps,
+        "prompts_per_step": PROMPTS,
+        "generation": {"num_generations": GENERATIONS, **generation},
+        "rewards": [reward],
+        "training": {"batch_size": PROMPTS * GENERATIONS, **training},
+        **more,
+    }
+
+
+def prompts() -> pa.Table:
+    tokenizer = byte_tokenizer()
+    texts = [f"<user>{number}+{number}=<assistant>" for number in range(8)]
+    return pa.table(
+        {
+            "prompt_ids": [tokenizer(text)["input_ids"] for text in texts],
+            "prompt": texts,
+            "label": pa.nulls(8, pa.string()),
+            "task": pa.nulls(8, pa.string()),
+            "source": [f"rows.jsonl:{number}" for number in range(8)],
+        }
+    )
+
+
+def demonstrations() -> pa.Table:
+    texts = [byte_tokenizer()(f"{number}+{number}={2 * number}")["input_ids"] for number in range(8)]
+    return pa.table({"input_ids": texts, "loss_mask": [[1] * len(ids) for ids in texts]})
+
+
+def run_rl(
+    folder: Path,
+    model: Path,
+    section: dict[str, Any],
+    machines: Any,
+    resources: ResourcesConfig,
+    reporter: Any = None,
+    judges: Mapping[str, Path] = MappingProxyType({}),
+) -> tuple[Path, StageResult]:
+    """The folder that the stage made, and what it says about it."""
+    store, policy, data = store_with(folder, model, prompts())
+    config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
+    inputs = {"policy": policy, "prompts": data}
+    inputs |= {role: store.publish(folder, "reward-model") for role, folder in judges.items()}
+    if "pretraining" in section:
+        (folder / "pretraining").mkdir()
+        pq.write_table(demonstrations(), folder / "pretraining" / "train.parquet")
+        inputs["pretraining"] = store.publish(folder / "pretraining", "dataset")
+    if "best" in section:
+        inputs["held_out"] = data
+    call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
+    result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
+    return store.fetch(result.reference), result
+
+
+def steps_of(made: Path) -> list[list[dict[str, Any]]]:
+    """The trajectories of each step."""
+    return [pq.read_table(file).to_pylist() for file in sorted((made / "trajectories").iterdir())]
