@@ -46,10 +46,13 @@ class FunctionProcess:
     def answers(self, calls: Sequence[list[Any]]) -> Generator[tuple[int, Any]]:
         """The number of each call, and what the function answers to these arguments or the :class:`Failed` that says why not.
 
-        Calls that were under way when another one ended the process are made again, one by one. Raises UserError if there
-        is no such function, Stopped once this is closed.
+        Calls that were under way when the process ended are made again, one by one, and one that is alone when it ends has
+        crashed: a process may be killed from outside, too. Raises UserError if there is no such function, Stopped once this
+        is closed.
         """
         waiting, suspects = deque(range(len(calls))), deque[int]()
+        again: set[int] = set()
+        """Calls that were under way when the process ended."""
         since: dict[int, float] = {}
         """When each call that is under way began."""
         try:
@@ -65,9 +68,10 @@ class FunctionProcess:
                 try:
                     number, answer = self._answer(since)
                 except Failed as failure:
-                    if len(since) == 1:
+                    if len(since) == 1 and (failure.reason != "crashed" or since.keys() <= again):
                         yield since.popitem()[0], failure
                     suspects.extend(since)
+                    again |= since.keys()
                     since.clear()
                     continue
                 del since[number]

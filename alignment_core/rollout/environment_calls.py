@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.verifiers import load_function
 from alignment_core.rollout.agents import Agent
 from alignment_core.rollout.calling import called
@@ -37,7 +38,7 @@ async def reset(
 async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
     """What the environment makes of the policy's turn: its ``text``, and what an agent is told beside it."""
     if episode not in _EPISODES:
-        raise LookupError("its process was ended by another episode")
+        raise Failed("crashed", "was lost: its process ended")
     one = _EPISODES[episode]
     is_agent = isinstance(one, Agent)
     answer = await called(one.step, turn if is_agent else turn["text"])

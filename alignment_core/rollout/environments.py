@@ -67,10 +67,23 @@ class Environments:
         return zlib.crc32(episode.name.encode()) % self.size
 
     def answer(self, episodes: Sequence[Episode], place: int) -> Iterator[Episode]:
-        """Let the environments of these episodes, all at one place, speak; each episode as soon as it was answered."""
-        for number, answer in self._processes[place].answers([self._call(episode) for episode in episodes]):
-            self._heard(episodes[number], answer)
-            yield episodes[number]
+        """Let the environments of these episodes, all at one place, speak; each episode as soon as it was answered.
+
+        One whose environment is lost with its process under way begins again, once.
+        """
+        asked = episodes
+        while asked:
+            lost = []
+            for number, answer in self._processes[place].answers([self._call(episode) for episode in asked]):
+                episode = asked[number]
+                lost_it = isinstance(answer, Failed) and answer.reason == "crashed"
+                if lost_it and episode.turns and not episode.restarts:
+                    episode.restart()
+                    lost.append(episode)
+                else:
+                    self._heard(episode, answer)
+                    yield episode
+            asked = lost
         over = [["close", episode.name] for episode in episodes if episode.over]
         for _ in self._processes[place].answers(over):
             pass
@@ -87,7 +100,7 @@ class Environments:
             episode.began = time.monotonic()
             return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
         said = episode.ids[episode.turn :]
-        before = len(prompt["prompt_ids"]) + episode.turn
+        before = len(episode.prompt_ids) + episode.turn
         counts = {"prompt_tokens": before, "completion_tokens": len(said), "total_tokens": before + len(said)}
         text = self._tokenizer.decode([one for one in said if one not in self._unheard])
         return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
@@ -122,9 +135,7 @@ class Environments:
         if isinstance(said, dict):
             episode.most = said["max_tokens"]
         if episode.turns == 0:
-            prompt = self._first(episode, said)
-            episode.room -= max(0, len(prompt) - len(episode.prompt["prompt_ids"]))
-            episode.prompt = {**episode.prompt, "prompt_ids": prompt}
+            episode.opening = self._first(episode, said)
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
@@ -142,7 +153,7 @@ class Environments:
         if isinstance(said, dict):
             return self._renderer.asked(said["messages"], said["tools"])
         if not said:
-            return episode.prompt["prompt_ids"]
+            return []
         return self._renderer.told_first(episode.prompt["prompt"], self._messages(said))
 
     def _messages(self, said: str | list[str]) -> list[dict[str, str]]:

@@ -28,10 +28,14 @@ class Episode:
     number: int
     """Row of the prompt in the data."""
     prompt: dict[str, Any]
-    room: int
-    """Tokens that it may have."""
+    most_tokens: int
+    """That it may have, beside those of the prompt."""
     purpose: str = ""
     """What the draws are for, where it is not training."""
+    restarts: int = 0
+    """How often it began again."""
+    opening: list[int] = field(default_factory=list)
+    """Tokens that its environment puts in place of the prompt's, with what is said before the policy's first turn."""
     most: int | None = None
     """Tokens that the policy's next turn may have, where that is fewer."""
     ids: list[int] = field(default_factory=list)
@@ -56,6 +60,16 @@ class Episode:
         return f"{self.purpose}{self.draw}/{self.sample}"
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """What the policy's first turn follows."""
+        return self.opening or self.prompt["prompt_ids"]
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may have: what an opening has more than the prompt comes off."""
+        return self.most_tokens - max(0, len(self.prompt_ids) - len(self.prompt["prompt_ids"]))
+
+    @property
     def spoken(self) -> list[int]:
         """What the policy said in all of its turns."""
         return [token for token, said in zip(self.ids, self.mask, strict=True) if said]
@@ -76,6 +90,11 @@ class Episode:
         self.versions += [-1] * len(ids)
         self.mask += [False] * len(ids)
 
+    def restart(self) -> None:
+        """Forget all that was said."""
+        plan = (self.draw, self.sample, self.number, self.prompt, self.most_tokens, self.purpose)
+        vars(self).update(vars(Episode(*plan, restarts=self.restarts + 1)))
+
     def row(self, tokenizer: Any, policy: str) -> dict[str, Any]:
         """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
         prompt, version = self.prompt, max(self.versions, default=0)
@@ -83,7 +102,7 @@ class Episode:
             "prompt": self.number,
             "sample": self.sample,
             "group": self.draw,
-            "prompt_ids": prompt["prompt_ids"],
+            "prompt_ids": self.prompt_ids,
             "completion_ids": np.asarray(self.ids, np.int32),
             "mask": np.asarray(self.mask, bool),
             "rollout_logps": np.asarray(self.logps, np.float32),
@@ -118,8 +137,8 @@ class Draws:
         """New episodes of the prompt at this place; an epoch takes each prompt once."""
         epoch, index = divmod(draw, len(self.prompts))
         number = epoch_order(len(self.prompts), self.seed, epoch)[index]
-        samples, room = range(self.generation.num_generations), self.generation.max_completion_length
-        return [Episode(draw, sample, number, self.prompts[number], room, self.purpose) for sample in samples]
+        samples, most = range(self.generation.num_generations), self.generation.max_completion_length
+        return [Episode(draw, sample, number, self.prompts[number], most, self.purpose) for sample in samples]
 
     def request(self, episode: Episode) -> Request:
         """What an engine is to sample next for an episode."""
@@ -128,4 +147,4 @@ class Draws:
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
         left = episode.room - len(episode.ids)
         most = min(left, episode.most or left)
-        return Request(episode.name, [*episode.prompt["prompt_ids"], *episode.ids], most, seed)
+        return Request(episode.name, [*episode.prompt_ids, *episode.ids], most, seed)

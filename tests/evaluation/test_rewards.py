@@ -19,7 +19,7 @@ from alignment_core.rollout.records import SCORES, rollout_schema, score_schema,
 from alignment_core.stages import evaluate, select_pairs
 
 SOURCE = """
-import ctypes, os, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys, time
 from pathlib import Path
 
 calls = 0
@@ -32,6 +32,9 @@ def moody(prompt, completion, label):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(os.environ["CHILD"]).write_text(str(child.pid))
         time.sleep(600)
+    if completion == "killed once" and not Path(os.environ["KILLED"]).exists():
+        Path(os.environ["KILLED"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if completion == "crash":
         ctypes.string_at(0)
     if completion == "exit":
@@ -47,6 +50,7 @@ def moody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A verifier that does what the completion says, and answers 0.25 otherwise."""
     (tmp_path / "checks.py").write_text(SOURCE)
     monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    monkeypatch.setenv("KILLED", str(tmp_path / "killed"))
     return f"{tmp_path}/checks.py:moody"
 
 
@@ -66,6 +70,11 @@ def rows(*completions: str) -> list[dict[str, Any]]:
 def test_rows_that_fail_are_left_out_and_the_others_keep_their_rewards(moody: str) -> None:
     given = rows("a", "raise", "b", "crash", "c", "exit", "d")
     assert verify(moody, given, max_failed=0.5) == [0.25, None, 0.25, None, 0.25, None, 0.25]
+
+
+def test_a_row_whose_process_is_killed_from_outside_is_scored_by_another_process(moody: str, tmp_path: Path) -> None:
+    assert verify(moody, rows("a", "killed once", "b")) == [0.25, 0.25, 0.25]
+    assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.slow

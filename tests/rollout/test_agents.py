@@ -129,7 +129,7 @@ def environments(tmp_path: Path) -> Iterator[Callable[..., Environments]]:
 
 def episode(sample: int = 0) -> Episode:
     row = {"prompt": "1+2", "label": None, "prompt_ids": list(b"1+2")}
-    return Episode(0, sample, 0, row, room=200)
+    return Episode(0, sample, 0, row, most_tokens=200)
 
 
 def say(one: Episode, ids: list[int], reason: str = "stop") -> None:
@@ -146,7 +146,7 @@ def test_sampled_ids_stay_as_they_are_and_only_new_messages_are_told(environment
     places.answer_all(episodes)
     tokenizer = byte_tokenizer()
     asked = tokenizer("<user>1+2<assistant>")["input_ids"]
-    assert one.prompt["prompt_ids"] == other.prompt["prompt_ids"] == asked
+    assert one.prompt_ids == other.prompt_ids == asked
     assert (one.ids, one.most, one.room) == ([], 5, 200 - (len(asked) - 3)), "the longer prompt comes off the room"
     broken = [0xE2, 0x82, 0x41, 0xFF, tokenizer.eos_token_id]
     say(one, broken)

@@ -58,7 +58,7 @@ def test_a_group_goes_on_once_also_where_two_environments_end_its_last_episodes_
     # No engine: two threads that meet like this are a matter of chance.
     sampling: Any = SimpleNamespace(engines=SimpleNamespace(size=1), environments=None, draws=None)
     ahead = Ahead(sampling, lambda rows: rows, prompts_per_step=2, steps=9, max_staleness=1, partial=True)
-    group = [Episode(draw=7, sample=sample, number=0, prompt={}, room=8, over=True) for sample in range(2)]
+    group = [Episode(draw=7, sample=sample, number=0, prompt={}, most_tokens=8, over=True) for sample in range(2)]
     ahead._groups, ahead._under_way = {7: group}, [{episode.name: episode for episode in group}]
     ahead._answered(group[0])
     assert not ahead._sampled, "the other is over too, but its thread has not said so"

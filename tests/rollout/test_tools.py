@@ -69,7 +69,7 @@ def say(episode: Episode, tokenizer: Any, text: str) -> None:
 def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(
     environments: Environments, tokenizer: Any
 ) -> None:
-    episode = Episode(0, 0, 0, {"prompt": "1+2?", "label": "3", "prompt_ids": []}, room=4000)
+    episode = Episode(0, 0, 0, {"prompt": "1+2?", "label": "3", "prompt_ids": []}, most_tokens=4000)
     environments.answer_all([episode])
     assert (episode.ids, episode.over) == ([], False)
     said = (

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 3
 ENVIRONMENTS = '''
-import asyncio, os, time
+import asyncio, os, pathlib, signal, time
 
 
 class Echo:
@@ -76,6 +76,20 @@ class Lingers(Echo):
 class Crash(Endless):
     def step(self, completion):
         os._exit(3)
+
+
+class Killed(Echo):
+    """Its process is killed once, as if from outside, in the midst of the episodes of a step."""
+
+    def __init__(self, marker):
+        super().__init__(turns=3)
+        self.marker = pathlib.Path(marker)
+
+    async def step(self, completion):
+        if len(self.said) == 1 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().step(completion)
 '''
 
 AGENT = '''
@@ -160,6 +174,7 @@ def test_an_agent_drives_the_policy_token_for_token(
     (tmp_path / "agents.py").write_text(AGENT)
     section["environment"] = {"agent": f"{tmp_path / 'agents.py'}:agent"}
     section["rewards"][0]["max_failed"] = 0.5
+    section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
     tokenizer, cut = byte_tokenizer(), 0
@@ -202,6 +217,7 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
 ) -> None:
     section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Bad"
     section["rewards"][0]["max_failed"] = 0.5
+    section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
     wanted = resources.model_copy(update={"reward_timeout_seconds": 3.0, "environment_processes": 1})
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, wanted)
@@ -222,7 +238,7 @@ def test_an_episode_ends_at_its_last_turn(
     made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
     for row in steps_of(made)[0]:
         turns = (np.diff(np.asarray(row["mask"]).astype(int)) == -1).sum() + 1
-        if row["finish_reason"] == "stop":
+        if row["finish_reason"] == "stop" and len(row["completion_ids"]) < 200:  # nor stopped where the room ends
             assert (turns, row["rewards"]) == (3, [0.75])
         else:
             assert row["rewards"] == [0.25 * turns]
@@ -237,6 +253,22 @@ def test_a_process_that_dies_takes_its_episodes_and_the_run_says_so(
     )
     with pytest.raises(DataError, match=says):
         run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+
+
+def test_episodes_whose_process_is_killed_once_begin_again_and_the_policy_is_that_of_an_undisturbed_run(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    marker = tmp_path / "killed"
+    section["environment"] = {
+        "name": f"{tmp_path / 'environments.py'}:Killed",
+        "options": {"marker": str(marker)},
+        "max_turns": 3,
+    }
+    _, killed = run_rl(tmp_path / "killed-once", tiny_model(), section, machines, resources)
+    assert marker.exists()
+    assert killed.cost["failed_rewards"] == 0
+    _, undisturbed = run_rl(tmp_path / "undisturbed", tiny_model(), section, machines, resources)
+    assert killed.reference == undisturbed.reference
 
 
 def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
