@@ -94,6 +94,25 @@ class FunctionProcess:
         return Stopped(f"{self.field}: {self.name!r} was ended")
 
     def _start(self) -> None:
+        """Raises UserError if there is no such function; a process that ends before it says so has a second try."""
+        try:
+            try:
+                answer = self._first_words()
+            except Failed as error:
+                if error.reason != "crashed":
+                    raise
+                answer = self._first_words()
+            problem = answer["problem"]
+        except Failed as error:
+            problem = f"{self.field}: {self.name!r} cannot be loaded: it {error}"
+        if problem:
+            self._end()
+            raise UserError(problem)
+        self._concurrent = answer["concurrent"]
+        self._patience = self.timeout + (LAST_SECONDS if self._concurrent else 0.0)
+
+    def _first_words(self) -> dict[str, Any]:
+        """Of a new process."""
         with self._starting:
             if self._closed:
                 raise self._stopped()
@@ -109,16 +128,7 @@ class FunctionProcess:
                     env={**os.environ, "PYTHONPATH": path},
                     start_new_session=True,  # so that it can be ended with all that it started
                 )
-        try:
-            answer = self._read(time.monotonic() + self.timeout)
-            problem = answer["problem"]
-        except Failed as error:
-            problem = f"{self.field}: {self.name!r} cannot be loaded: it {error}"
-        if problem:
-            self._end()
-            raise UserError(problem)
-        self._concurrent = answer["concurrent"]
-        self._patience = self.timeout + (LAST_SECONDS if self._concurrent else 0.0)
+        return self._read(time.monotonic() + self.timeout)
 
     def _send(self, number: int, arguments: list[Any]) -> None:
         self._socket.settimeout(self._patience)

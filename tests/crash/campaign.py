@@ -45,13 +45,15 @@ SIGNS = (  # what a process is by its command line, the first sign that fits
     ("flow", "flows.cli run"),
     ("supervisor", "alignment_core.host.supervisor"),
     ("host", "alignment_core.host.server"),
+    ("environments", "rollout.environment_calls:act"),
+    ("verifier", "alignment_core.evaluation.function_process"),
     ("raylet", "raylet/raylet"),
     ("gcs", "gcs/gcs_server"),
     ("actor", "ray::_Cell"),
     ("agent", "ray::"),
 )
 OF_AN_ENGINE = "VLLM_CPU_OMP_THREADS_BIND"
-"""In the environment of an actor: it is an engine, and otherwise a trainer."""
+"""In the environment of an actor: it is an engine, and otherwise a trainer or a reward model."""
 
 
 @contextmanager

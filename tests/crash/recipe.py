@@ -55,9 +55,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rl.environment": {"name": "tests.crash.answers:Echo"},
         "rl.generation.max_completion_length": 80,
     },
+    "rl-critic": {
+        "reward_model": {
+            "data": {"sources": [{"task": "reverse", "rows": 200}], "test_rows": 20},
+            "training": {"batch_size": 16, "learning_rate": 1e-3, "max_steps": 10},
+        },
+        "rl.advantage": {"estimator": "gae", "whiten": "mean-and-deviation"},
+        "rl.critic": {"learning_rate": 1e-3, "steps_ahead": 1},
+        "rl.kl": {"coefficient": 0.1, "place": "reward"},
+        "rl.ema": {"decay": 0.9},
+    },
 }
 """Reinforcement learning: in step with sampling; ahead of it, the completions going on with new weights, or not; with an
-environment."""
+environment; with a reward model, a critic, a reference and a moving average."""
 AHEAD_OF_TRAINING = ("rl-ahead", "rl-ahead-whole")
 NAMES = ("quickstart", *VARIANTS)
 
@@ -67,9 +77,11 @@ def command(name: str, urls: Sequence[str] = ()) -> list[str]:
     if name == "quickstart":
         return _command("quickstart.yaml", QUICKSTART)
     variant = VARIANTS[name]
-    first = {"verifier": "tests.crash.answers:share_of_small_letters"}
+    first: dict[str, Any] = {"verifier": "tests.crash.answers:share_of_small_letters"}
     if "rl.environment" in variant:
         first = {"environment": True}
+    if "reward_model" in variant:
+        first = {"reward_model": "ours"}
     rewards = [first, {"urls": list(urls), "batch_size": 4}]
     running = [{**reward, "normalise": "running"} for reward in rewards]
     return _command("grpo.yaml", RL | {"rl.rewards": running} | variant)

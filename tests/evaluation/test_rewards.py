@@ -114,6 +114,16 @@ def test_what_went_wrong_is_said(moody: str, completion: str, says: str) -> None
         verify(moody, rows(completion))
 
 
+def test_a_process_that_is_killed_while_it_starts_has_a_second_try(tmp_path: Path) -> None:
+    dies = "import os, pathlib\n{when}os.kill(os.getpid(), 9)\ndef f(*_): return 0.5\n"
+    once = f"marker = pathlib.Path({str(tmp_path / 'marker')!r})\nif not marker.exists():\n marker.touch()\n "
+    (tmp_path / "once.py").write_text(dies.format(when=once))
+    assert verify(f"{tmp_path}/once.py:f", rows("a")) == [0.5]
+    (tmp_path / "always.py").write_text(dies.format(when=""))
+    with pytest.raises(UserError, match=r"cannot be loaded: it ended its process \(exit code -9\)"):
+        verify(f"{tmp_path}/always.py:f", rows("a"))
+
+
 def test_a_file_that_hangs_when_it_is_loaded_is_the_users_turn(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
     with pytest.raises(UserError, match=r"cannot be loaded: it gave no answer within 0\.5 seconds"):

@@ -29,6 +29,8 @@ MARGIN, MOST_SECONDS = 0.2, 180.0
 STEPS_SHOWN = 3
 """First and last steps that the two-turn environment is judged by."""
 
+OFF_POLICY = "rl.mismatch={correction: clip, stop_above: 1}"
+"""In one of these recipes' large steps a policy moves further than the usual bound."""
 PLAIN = ["rl.advantage.divide_by_deviation=false"]
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "GAE with a critic (PPO)": (
@@ -53,17 +55,11 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "disaggregated": ("grpo", ["resources.placement=disaggregated"]),
-    "ahead by 1, partial rollouts": ("grpo", ["rl.execution={max_staleness: 1}"]),
-    "ahead by 2, partial rollouts": (
-        "grpo",
-        [
-            "rl.execution={max_staleness: 2}",
-            "rl.mismatch={correction: clip, stop_above: 1}",  # in two of the recipe's large steps the policy moves far
-        ],
-    ),
-    "ahead by 1, whole rollouts": ("grpo", ["rl.execution={max_staleness: 1, partial_rollouts: false}"]),
+    "ahead by 1, partial rollouts": ("grpo", ["rl.execution={max_staleness: 1}", OFF_POLICY]),
+    "ahead by 2, partial rollouts": ("grpo", ["rl.execution={max_staleness: 2}", OFF_POLICY]),
+    "ahead by 1, whole rollouts": ("grpo", ["rl.execution={max_staleness: 1, partial_rollouts: false}", OFF_POLICY]),
     "two turns": ("agent", []),
-    "two turns, ahead by 1": ("agent", ["rl.execution={max_staleness: 1}"]),
+    "two turns, ahead by 1": ("agent", ["rl.execution={max_staleness: 1}", OFF_POLICY]),
 }
 
 
