@@ -64,6 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rl.critic": {"learning_rate": 1e-3, "steps_ahead": 1},
         "rl.kl": {"coefficient": 0.1, "place": "reward"},
         "rl.ema": {"decay": 0.9},
+        "rl.filter": None,
     },
 }
 """Reinforcement learning: in step with sampling; ahead of it, the completions going on with new weights, or not; with an
