@@ -156,6 +156,7 @@ class Device:
             return {
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
                 "tensor_parallel_size": resources.tensor_parallel_size,
+                "enable_sleep_mode": not self._apart(resources),
                 **({"distributed_executor_backend": "ray"} if resources.tensor_parallel_size > 1 else {}),
             }
         # Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM

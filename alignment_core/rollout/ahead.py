@@ -142,6 +142,9 @@ class Ahead:
             self._changed.notify_all()
             return [row for draw in sorted(chosen) for row in self._ready.pop(draw)]
 
+    def rest(self) -> None:
+        """Its engines go on."""
+
     def _chosen(self, count: int) -> list[int] | None:
         last = {draw: began + self.max_staleness for draw, began in self._began.items()}
         return choose(last, self._ready, self.version, count, self.prompts_per_step)

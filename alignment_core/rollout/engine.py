@@ -19,6 +19,8 @@ from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
 MOST_SEQUENCES = 256
 """Completions that an engine samples at a time; others wait."""
+WEIGHTS, CACHE = "weights", "kv_cache"
+"""What vLLM calls the two parts of its memory that sleep."""
 WORKER_EXTENSION = "alignment_core.rollout.weights.WeightUpdate"
 
 
@@ -95,6 +97,23 @@ class Engine:
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
         self.under_way: dict[str, _UnderWay] = {}
+        self._asleep: set[str] = set()
+        """What of its memory it gave away."""
+
+    def sleep(self) -> None:
+        """Give the GPU's memory away until new weights come: those that it holds are dropped, and what attention remembers.
+
+        On a CPU it only stops sampling.
+        """
+        if not self._asleep:
+            self.policy = ""
+            self.llm.sleep(level=2)
+            self._asleep = {WEIGHTS, CACHE}
+
+    def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            self.llm.wake_up([part])
+            self._asleep.remove(part)
 
     def load(self, model: str, policy: str) -> float:
         """Put the weights of the folder ``model`` into the running engine; seconds it took (0 if they are in it)."""
@@ -102,13 +121,15 @@ class Engine:
             return 0.0
         started = time.monotonic()
         self.policy = ""  # whatever happens now, the engine must not pass for the old policy
+        self._wake(WEIGHTS)
         self.llm.collective_rpc("load_checkpoint", args=(model,))
         self._holds(policy, 0)
         return time.monotonic() - started
 
     def begin_update(self) -> None:
-        """Make ready for new weights, which come in buckets; what is being sampled waits."""
+        """Make ready for new weights, which come in buckets; what is being sampled waits, and one that sleeps wakes up."""
         self.policy = ""
+        self._wake(WEIGHTS)
         self.llm.collective_rpc("begin_update")
 
     def take_bucket(self, bucket: Bucket) -> None:
@@ -122,6 +143,7 @@ class Engine:
 
     def _holds(self, policy: str, version: int) -> None:
         """What attention remembers of the old weights goes, also that of completions under way: they are read again."""
+        self._wake(CACHE)
         self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
         self.policy, self.version = policy, version
 

@@ -13,9 +13,9 @@ from alignment_core.rollout.sampling import Sampling
 class InStep:
     """Samples when it is asked, and is idle otherwise."""
 
-    def __init__(self, sampling: Sampling, reward: Callable[[Samples], Samples]) -> None:
-        """``reward`` gives rows their rewards."""
-        self.sampling, self.reward = sampling, reward
+    def __init__(self, sampling: Sampling, reward: Callable[[Samples], Samples], sleeps: bool) -> None:
+        """``reward`` gives rows their rewards. Engines that share their devices with the trainers are to sleep meanwhile."""
+        self.sampling, self.reward, self.sleeps = sampling, reward, sleeps
         self.drawn, self.version = 0, 0
 
     @property
@@ -38,6 +38,11 @@ class InStep:
         draws = range(self.drawn, self.drawn + count)
         self.drawn += count
         return self.reward(self.sampling.complete(draws, self.version))
+
+    def rest(self) -> None:
+        """Nothing more is taken before new weights come."""
+        if self.sleeps:
+            self.sampling.engines.all("sleep", timeout=self.sampling.wait)
 
     def close(self) -> None:
         """Nothing goes on behind the caller's back."""

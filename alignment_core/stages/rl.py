@@ -173,7 +173,7 @@ class Loop:
         """What draws prompts and has them answered and rewarded."""
         section, execution = self.section, self.section.execution
         if execution.max_staleness == 0:
-            return InStep(self._sampling(), self._reward)
+            return InStep(self._sampling(), self._reward, self.context.resources.placement == "colocated")
         return Ahead(
             self._sampling(),
             self._reward,
@@ -205,6 +205,8 @@ class Loop:
     def _step(self, step: int) -> dict[str, float]:
         """One step, up to and with the update of the policy; its metrics."""
         samples, found = self._experience(step)
+        with self.watch.part("transfer"):
+            self.sampler.rest()
         path = self.trajectories / f"step-{step:06d}.parquet"
         section, used = self.section, [row for row in samples if row["used"]]
         needed = self._asks_for_old(len(used))

@@ -164,6 +164,30 @@ def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Any, m
     assert parity(engine, models, "a") < 1e-4
 
 
+def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(engine: Any, models: dict[str, Path]) -> None:
+    for _ in range(2):
+        engine.one(0, "sleep", timeout=WAIT)
+    assert asleep(engine) == (True, {"weights", "kv_cache"})
+    with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):
+        generate(engine, "a")
+    update(engine, models, "b", version=1)
+    assert asleep(engine) == (False, set())
+    assert parity(engine, models, "b") < 1e-4
+    engine.one(0, "sleep", timeout=WAIT)
+    assert load(engine, models, "a") > 0
+    assert parity(engine, models, "a") < 1e-4
+
+
+def asleep(engine: Any) -> Any:
+    """Whether vLLM takes no requests, and what of its memory is away (which on a CPU it only says)."""
+
+    def look(cell: Any) -> Any:
+        core = cell.object.llm.llm_engine.engine_core.engine_core
+        return core.is_sleeping(), set(core.model_executor.sleeping_tags)
+
+    return engine.ray.get(engine.actors[0].__ray_call__.remote(look))
+
+
 def test_an_update_that_lacks_weights_is_no_policy(engine: Any, models: dict[str, Path]) -> None:
     import transformers
 
