@@ -119,20 +119,24 @@ class Device:
         first = index * size + (self.trainers(resources) if self._apart(resources) else 0)
         return Place(tuple(range(first, first + size)), ENGINE_SHARE if size == 1 else 0.0)
 
+    @property
+    def _loopback(self) -> dict[str, str]:
+        """Keeps gloo's connections within this machine, where everything runs on it."""
+        return {"GLOO_SOCKET_IFNAME": "lo"} if self.private else {}
+
     def trainer_environment(self, resources: ResourcesConfig) -> dict[str, str]:
         """Environment variables of a trainer's process."""
         shared = {**QUIET, "OMP_NUM_THREADS": str(resources.threads), "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared
-        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if self.private else {}
-        return {**shared, **loopback, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        return {**shared, **self._loopback, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
     def engine_environment(self, resources: ResourcesConfig, place: Place) -> dict[str, str]:
         """Environment variables of an engine's process."""
         shared = {
             **QUIET,
             "OMP_NUM_THREADS": str(resources.threads),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if resources.tensor_parallel_size == 1 else "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CONFIGURE_LOGGING": "1",
@@ -145,6 +149,7 @@ class Device:
         # Without TORCHDYNAMO_DISABLE the first call compiles for seconds even in eager mode.
         return {
             **shared,
+            **self._loopback,
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "CUDA_VISIBLE_DEVICES": "",
@@ -152,16 +157,19 @@ class Device:
 
     def engine_options(self, resources: ResourcesConfig) -> dict[str, Any]:
         """Arguments of ``vllm.LLM`` that depend on the device."""
+        parallel: dict[str, Any] = {"tensor_parallel_size": resources.tensor_parallel_size}
+        if resources.tensor_parallel_size > 1:
+            parallel["distributed_executor_backend"] = "ray" if self.kind == "cuda" else "mp"
         if self.kind == "cuda":
             return {
+                **parallel,
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
-                "tensor_parallel_size": resources.tensor_parallel_size,
                 "enable_sleep_mode": not self._apart(resources),
-                **({"distributed_executor_backend": "ray"} if resources.tensor_parallel_size > 1 else {}),
             }
         # Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM
         # then rewinds the random generator, which a CPU generator cannot do.
         return {
+            **parallel,
             "enforce_eager": True,
             "kv_cache_memory_bytes": resources.kv_cache_mib * MIB,
             "block_size": 32,

@@ -136,15 +136,6 @@ class RlRecipe(BaseRecipe):
         return True
 
     @model_validator(mode="after")
-    def _has_engines_that_follow(self) -> RlRecipe:
-        if self.resources.tensor_parallel_size > 1:
-            raise ValueError(
-                "`resources.tensor_parallel_size` is above 1, and engines over several GPUs do not take new weights from the "
-                "trainers yet: set it to 1 with `method: rl`"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _has_its_rewards(self) -> RlRecipe:
         _check_judge(self.reward_model, None, None)
         ours = any(reward.reward_model == "ours" for reward in self.rl.rewards)

@@ -26,7 +26,7 @@ class ResourcesConfig(Config):
     environment_processes: int = Field(2, ge=1)
     """Processes that the environments of reinforcement learning are spread over."""
     tensor_parallel_size: int = Field(1, ge=1)
-    """GPUs per engine."""
+    """GPUs per engine; on a CPU, worker processes."""
     threads: int = Field(1, ge=1)
     """CPU threads per trainer rank and engine."""
     zero_stage: Literal[0, 1, 2, 3] | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +32,17 @@ def prepare() -> None:
         import vllm
 
         vllm.LLM  # noqa: B018 (imported on first use)
+
+
+def _end_with(workers: Sequence[Any]) -> None:
+    """End this process when one of vLLM's worker processes dies: an engine that has lost a part of its weights is none."""
+    sentinels = [worker.proc.sentinel for worker in workers]
+
+    def watch() -> None:
+        multiprocessing.connection.wait(sentinels)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,8 @@ class Engine:
             seed=0,
             **device.engine_options(resources),
         )
+        if resources.tensor_parallel_size > 1 and device.kind == "cpu":  # Ray knows when one of its own dies
+            _end_with(self.llm.llm_engine.model_executor.workers)
         self.policy, self.trust_remote_code = policy, trust_remote_code
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""

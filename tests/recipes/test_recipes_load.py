@@ -427,10 +427,6 @@ RL: dict[str, Any] = {
         (["rl.generation.temperature=0"], "`rl.generation` samples from the policy itself"),
         (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
         (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
-        (
-            ["resources.tensor_parallel_size=2"],
-            "engines over several GPUs do not take new weights from the trainers yet",
-        ),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (
