@@ -32,7 +32,7 @@ class ResourcesConfig(Config):
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage; none means 0 for one trainer, where there is nothing to share, and 2 for several."""
     offload_optimizer: bool = False
-    """Keep optimiser states in CPU memory and step with DeepSpeed's CPU Adam."""
+    """Keep optimiser states in CPU memory and step there."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     max_tokens_per_microbatch: int = Field(1024, ge=16)

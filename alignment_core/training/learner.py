@@ -152,11 +152,9 @@ class Learner:
             "eps": config.adam_epsilon,
         }
         groups = [group for group in groups if group["params"]]
-        if self.resources.offload_optimizer:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-            return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
-        return torch.optim.AdamW(groups, **options)
+        # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own is not exact after a resume: it multiplies up its powers
+        # of beta as it goes, and takes them anew from the step's number when it begins again.
+        return torch.optim.AdamW(groups, fused=self.resources.offload_optimizer or None, **options)
 
     def parameters(self) -> int:
         """Parameters of the whole model, also where this rank holds a part of them."""

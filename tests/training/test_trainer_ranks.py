@@ -84,13 +84,14 @@ def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+@pytest.mark.parametrize(("zero_stage", "offload"), [(0, False), (2, False), (3, False), (2, True), (3, True)])
 def test_every_zero_stage_trains_the_same_weights(
-    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+    zero_stage: int, offload: bool, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(DPO)
     one = trained(machines(1), job, tmp_path / "one")
-    two = trained(machines(2), job, tmp_path / "two", zero_stage=zero_stage, max_tokens_per_microbatch=64)
+    wanted = {"zero_stage": zero_stage, "offload_optimizer": offload, "max_tokens_per_microbatch": 64}
+    two = trained(machines(2), job, tmp_path / "two", **wanted)
     assert greatest_difference(one, two) < 1e-5
 
 
@@ -183,22 +184,23 @@ def test_a_checkpoint_without_the_log_probabilities_of_its_reference_counts_for_
         assert open_job(group, machines(1), make_job(DPO), progress)["step"] == 0
 
 
+@pytest.mark.parametrize("offload", [False, True])
 def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
-    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+    offload: bool, make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
     reference = tmp_path / "reference"
     shutil.copytree(tiny_model(seed=2), reference)
     job = make_job(DPO, reference=reference)
     progress = tmp_path / "progress"
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, progress)
+        open_job(group, machines(2), job, progress, offload_optimizer=offload)
         train(group, 3)
         group.all("do", "save_progress", str(progress), timeout=WAIT)  # on the way; the run goes on to its end
         train(group, 3)
         whole = export(group, tmp_path / "whole").read_bytes()
 
         shutil.rmtree(reference)  # its log-probabilities are in the progress
-        assert open_job(group, machines(2), job, progress)["step"] == 3
+        assert open_job(group, machines(2), job, progress, offload_optimizer=offload)["step"] == 3
         assert [report.steps for report in train(group, 100)] == [3, 3]
         resumed = export(group, tmp_path / "resumed").read_bytes()
     assert resumed == whole
