@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import GENERATIONS, RESOURCES, run_rl, section_of, steps_of
+from tests.stages.rl_runs import GENERATIONS, RESOURCES, prompts, run_rl, section_of, steps_of
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +94,15 @@ class Killed(Echo):
             os.kill(os.getpid(), signal.SIGKILL)
         return await super().step(completion)
 '''
+
+TOOLS = """
+def dice():
+    return "six"
+
+
+def is_six(prompt, completion, label):
+    return float(completion == "6")
+"""
 
 AGENT = '''
 import httpx
@@ -228,6 +240,41 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
     assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "said with what was wrong"
     assert {tuple(row["rewards"]) for row in rows} == {(1.0,)}
     assert len({row["prompt_text"] for row in rows}) == 7, "all but the one whose episodes went wrong"
+
+
+def test_a_policy_that_calls_a_tool_is_told_the_result_and_rewarded_for_its_answer(
+    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    call, told, answer = '<tool_call>{"name": "dice"}</tool_call><eos>', "<user>six<assistant>", "6<eos>"
+    texts = [f"{prompt}{call}{told}{answer}" for prompt in prompts().column("prompt").to_pylist()]
+    policy = taught(tiny_model(), texts, tmp_path / "policy")
+    (tmp_path / "tools.py").write_text(TOOLS)
+    options = {"tools": [f"{tmp_path / 'tools.py'}:dice"], "verifier": f"{tmp_path / 'tools.py'}:is_six"}
+    section["environment"] = {"name": "alignment_core.rollout.tools:Tools", "options": options}
+    made, result = run_rl(tmp_path / "run", policy, section | {"steps": 1}, machines, resources)
+    assert result.cost["failed_rewards"] == 0
+    (rows,) = steps_of(made)
+    parts = [byte_tokenizer()(text)["input_ids"] for text in (call, told, answer)]
+    ids, mask = np.concatenate(parts), [number != 1 for number, part in enumerate(parts) for _ in part]
+    did = [row for row in rows if np.array_equal(row["completion_ids"], ids)]
+    assert len(did) > len(rows) / 2, [row["completion_text"] for row in rows]
+    assert {(tuple(row["mask"]), tuple(row["rewards"])) for row in did} == {(tuple(mask), (1.0,))}
+
+
+def taught(model: Path, texts: list[str], folder: Path) -> Path:
+    """The model after it has learned these texts by heart."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    learner = transformers.AutoModelForCausalLM.from_pretrained(model)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-3)
+    ids = torch.tensor([tokenizer(text)["input_ids"] for text in texts])
+    for _ in range(120):
+        loss = learner(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    shutil.copytree(model, folder)
+    learner.save_pretrained(folder)
+    return folder
 
 
 def test_an_episode_ends_at_its_last_turn(
