@@ -168,6 +168,25 @@ def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an
     assert resumed.reference == run(rerun="undisturbed")[1].reference
 
 
+def test_in_step_a_reward_that_takes_long_delays_no_stop_and_no_step_is_done_again(
+    section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+) -> None:
+    section |= {"execution": {"max_staleness": 0}}
+    stopping, hangs, again = Stopping(), tmp_path / "hangs", list[float]()
+
+    def hang_and_stop() -> None:
+        hangs.touch()
+        stopping.soon()
+
+    with pytest.raises(Stopped):
+        run(at(3, hang_and_stop), stopping.event, progress_seconds=3600.0)
+    assert stopping.took() < SOON_SECONDS
+    hangs.unlink()
+    _, resumed = run(lambda now, *_: again.append(now))
+    assert again[0] == 3
+    assert resumed.reference == run(rerun="undisturbed")[1].reference
+
+
 @pytest.fixture
 def hang(machines: Any) -> Iterator[Callable[[], None]]:
     """Have the engine hang."""
