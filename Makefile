@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/rollout/test_verifiers_environments.py \
+	tests/stages/test_rl_libraries.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo up down test peers lint bench lock clean
@@ -20,7 +22,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 peers: $(PEERS)/.run
-	$(PEERS)/bin/python -m pytest tests/peers $(PYTEST)
+	$(PEERS)/bin/python -m pytest tests/peers $(ENVIRONMENTS) $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -43,12 +45,13 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run
 
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
 
-# Sees what lies in $(VENV), and adds the peers to it without touching it.
-$(PEERS)/.run: requirements/peers.txt $(VENV)/.test
+# Sees what lies in $(VENV), and adds the peers and the extra `environments` to it without touching it.
+$(PEERS)/.run: requirements/peers.txt requirements/environments.txt $(VENV)/.test
 	rm -rf $(PEERS)
 	$(BIN)/python -m venv --without-pip $(PEERS)
 	$(BIN)/python $(PURELIB) > "$$($(PEERS)/bin/python $(PURELIB))/shared.pth"
-	$(BIN)/pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes -r requirements/peers.txt
+	$(BIN)/pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes \
+		-r requirements/peers.txt -r requirements/environments.txt
 	touch $@
 
 LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requirements/overrides.txt --generate-hashes \
@@ -57,6 +60,10 @@ LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requireme
 lock:
 	$(LOCK) --extra cpu --extra tracking -o requirements/cpu.txt
 	$(LOCK) --extra cpu --extra tracking --extra test -c requirements/cpu.txt -o requirements/test.txt
+	cp requirements/test.txt requirements/.all
+	$(LOCK) --extra cpu --extra tracking --extra test --extra environments -o requirements/.all
+	grep -vxF -f requirements/test.txt requirements/.all > requirements/environments.txt
+	rm requirements/.all
 
 clean:
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache

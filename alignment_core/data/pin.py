@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from alignment_core.canonical import digest_of_file
-from alignment_core.data import formats, reasoning_gym, tasks
+from alignment_core.data import formats, reasoning_gym, tasks, verifiers_tasksets
 from alignment_core.errors import UserError
 from alignment_core.hub import commit_of
 from alignment_core.recipes.data import DataSource
@@ -51,6 +51,11 @@ class PinnedSource(BaseModel):
             "hub": f"{source.path}@{self.hub_commit}" if self.hub_commit else None,
             "task": source.task,
             **({"reasoning_gym": [source.reasoning_gym, reasoning_gym.version()]} if source.reasoning_gym else {}),
+            **(
+                {"verifiers": [source.verifiers, verifiers_tasksets.content(source.verifiers)]}
+                if source.verifiers
+                else {}
+            ),
             **source.model_dump(mode="json", include=_MEANING),
         }
 
@@ -61,6 +66,8 @@ class PinnedSource(BaseModel):
             return f"task:{self.source.task}/{self.source.split}"
         if self.source.reasoning_gym:
             return f"reasoning_gym:{self.source.reasoning_gym}/{self.source.split}"
+        if self.source.verifiers:
+            return f"verifiers:{self.source.verifiers}"
         if self.hub_commit:
             return str(self.source.path)
         return Path(str(self.source.path)).name  # not the whole path: statistics are part of a shared artifact
@@ -80,6 +87,9 @@ def pin(source: DataSource) -> PinnedSource:
         return PinnedSource(source=source)
     if source.reasoning_gym is not None:
         reasoning_gym.check(source.reasoning_gym, source.split, source.options)
+        return PinnedSource(source=source)
+    if source.verifiers is not None:
+        verifiers_tasksets.check(source.verifiers, source.split, source.options)
         return PinnedSource(source=source)
     given = str(source.path)
     path = Path(given).expanduser()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from alignment_core.canonical import derive_seed, digest_of_file
-from alignment_core.data import reasoning_gym, tasks
+from alignment_core.data import reasoning_gym, tasks, verifiers_tasksets
 from alignment_core.data.formats import Purpose
 from alignment_core.data.pin import PinnedSource, cache_folder
 from alignment_core.errors import DataError, UserError
@@ -54,13 +54,15 @@ def _read(pinned: PinnedSource, index: int, seed: int, purpose: Purpose) -> Iter
         count = source.rows or tasks.DEFAULT_ROWS
         made = tasks.rows(source.task, purpose, source.split, count, derive_seed(seed, index), source.options)
         yield from _located(enumerate(made, start=1), pinned.name, index)
-    elif source.reasoning_gym:
+    elif source.reasoning_gym or source.verifiers:
         if purpose != "prompts":
-            raise UserError(
-                f"{pinned.name}: `reasoning_gym` makes prompts alone, neither demonstrations nor preferences"
-            )
-        count, derived = source.rows or tasks.DEFAULT_ROWS, derive_seed(seed, index)
-        made = reasoning_gym.rows(source.reasoning_gym, source.split, count, derived, source.options)
+            library = "reasoning_gym" if source.reasoning_gym else "verifiers"
+            raise UserError(f"{pinned.name}: `{library}` makes prompts alone, neither demonstrations nor preferences")
+        if source.verifiers:
+            made = verifiers_tasksets.rows(source.verifiers, source.rows, source.options)
+        else:
+            count, derived = source.rows or tasks.DEFAULT_ROWS, derive_seed(seed, index)
+            made = reasoning_gym.rows(str(source.reasoning_gym), source.split, count, derived, source.options)
         yield from _located(enumerate(made, start=1), pinned.name, index)
     elif pinned.hub_commit:
         yield from _located(_hub(pinned), str(source.path), index)

@@ -20,6 +20,8 @@ class DataSource(Config):
     """Name of a built-in procedural task whose answers can be verified."""
     reasoning_gym: str | None = Field(None, exclude_if=lambda name: name is None)
     """Name of a task of reasoning-gym (extra `environments`), for prompts; scored by `verifier: reasoning_gym`."""
+    verifiers: str | None = Field(None, exclude_if=lambda name: name is None)
+    """Name of a taskset of verifiers (extra `environments`), for prompts; its environments give the reward."""
     format: RowFormat = "auto"
     """How a row is to be read; `auto` decides by the columns of the first row."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -35,21 +37,27 @@ class DataSource(Config):
     weight: float | None = Field(None, gt=0)
     """Probability of this source in the mixture; give it for every source or for none."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of a procedural task, such as the share of correct demonstrations."""
+    """Options of a procedural task, such as the share of correct demonstrations, or of a taskset of verifiers."""
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
 
+    @property
+    def origin(self) -> str | None:
+        """Where rows come from that no built-in task makes."""
+        return self.path or self.reasoning_gym or self.verifiers
+
     @model_validator(mode="after")
     def _one_origin(self) -> DataSource:
-        if sum(origin is not None for origin in (self.path, self.task, self.reasoning_gym)) != 1:
+        if sum(origin is not None for origin in (self.path, self.task, self.reasoning_gym, self.verifiers)) != 1:
             raise ValueError(
-                "give exactly one of `path` (file, folder or Hub name), `task` (a built-in task) and `reasoning_gym`"
+                "give exactly one of `path` (file, folder or Hub name), `task` (a built-in task), `reasoning_gym` "
+                "and `verifiers`"
             )
         if self.options and self.path is not None:
-            raise ValueError("`options` belong to a `task` or to `reasoning_gym`, not to a `path`")
+            raise ValueError("`options` belong to a `task`, to `reasoning_gym` or to `verifiers`, not to a `path`")
         return self
 
 
@@ -82,7 +90,7 @@ class DataConfig(Config):
             return {"sources": [value]}
         if isinstance(value, (list, tuple)):
             return {"sources": value}
-        if isinstance(value, dict) and {"path", "task", "reasoning_gym"} & value.keys():
+        if isinstance(value, dict) and {"path", "task", "reasoning_gym", "verifiers"} & value.keys():
             if "sources" in value:
                 raise ValueError("give either `sources` or the origin of the only source")
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}

@@ -38,7 +38,7 @@ class EvaluationConfig(Config):
 
     def check_verifier(self, prompts: DataConfig, where: str) -> None:
         """Raise ValueError if the verifier is the built-in tasks' own and a source of ``prompts`` is none of them."""
-        other = next((source.path or source.reasoning_gym for source in prompts.sources if source.task is None), None)
+        other = next((source.origin for source in prompts.sources if source.task is None), None)
         if self.verifier == "task" and other is not None:
             raise ValueError(
                 f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none; name a function"

@@ -148,9 +148,7 @@ class RlRecipe(BaseRecipe):
                 {"rl.best.prompts": self.rl.best.prompts} if self.rl.best else {}
             )
             for where, prompts in asked.items() if reward.verifier == "task" else ():
-                other = next(
-                    (source.path or source.reasoning_gym for source in prompts.sources if source.task is None), None
-                )
+                other = next((source.origin for source in prompts.sources if source.task is None), None)
                 if other is not None:
                     raise ValueError(
                         f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none"

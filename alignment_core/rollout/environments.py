@@ -26,12 +26,11 @@ ACT = "alignment_core.rollout.environment_calls:act"
 def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     """What of an environment decides a result, for stage keys, where that is more than the recipe says.
 
-    A class may say it of its options, by ``content(**options)``. Raises UserError if there is no such class or agent.
+    A class, or an agent, may say it of its options, by ``content(**options)``. Raises UserError if there is none of this name.
     """
-    if config.name is None:
-        return {"agent": function_content(str(config.agent), AGENT)}
-    found = {"name": function_content(config.name, FIELD)}
-    of_options = getattr(load_function(config.name, FIELD), "content", None)
+    kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
+    found = {kind: function_content(name, field)}
+    of_options = getattr(load_function(name, field), "content", None)
     try:
         return {**found, "options": of_options(**config.options)} if of_options else found
     except TypeError as error:

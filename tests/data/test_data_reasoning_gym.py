@@ -15,7 +15,7 @@ from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.data import DataConfig, DataSource
 
-NEEDED = "the extra `environments` is left out of the lock files: 140 MB"
+NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
 
 
 def rows(name: str, split: str = "train", count: int = 20, seed: int = 0, **options: object) -> list[dict]:

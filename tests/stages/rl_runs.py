@@ -77,9 +77,10 @@ def run_rl(
     resources: ResourcesConfig,
     reporter: Any = None,
     judges: Mapping[str, Path] = MappingProxyType({}),
+    rows: pa.Table | None = None,
 ) -> tuple[Path, StageResult]:
-    """The folder that the stage made, and what it says about it."""
-    store, policy, data = store_with(folder, model, prompts())
+    """The folder that the stage made, and what it says about it. ``rows`` are prompts other than :func:`prompts`."""
+    store, policy, data = store_with(folder, model, prompts() if rows is None else rows)
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
     inputs = {"policy": policy, "prompts": data}
     inputs |= {role: store.publish(folder, "reward-model") for role, folder in judges.items()}

@@ -1,0 +1,91 @@
+"""Prompts of the tasksets of `verifiers`, a library of environments (the extra `environments`), and what decides them."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from alignment_core.canonical import digest_of, digest_of_file
+from alignment_core.data.tasks import DEFAULT_ROWS
+from alignment_core.errors import UserError
+
+FIELD = "verifiers"
+
+
+def loaders(field: str = FIELD) -> Any:
+    """The package's module that finds tasksets and environments. Raises UserError where it is not installed."""
+    try:
+        import verifiers.v1.utils.loaders
+    except ModuleNotFoundError as error:
+        raise UserError(f"{field}: {error}; install the extra: pip install 'alignment[environments]'") from None
+    return verifiers.v1.utils.loaders
+
+
+def content(taskset: str, environment: str = "", field: str = FIELD) -> dict[str, Any]:
+    """What decides tasks and rewards beside the options, for stage keys: the package's version and the Python sources of
+    the module or package that has the taskset, and of that which has the environment, if it is named.
+
+    Raises UserError if there is no such module.
+    """
+    found = loaders(field)
+    modules = {"taskset": (found.import_taskset, taskset), "environment": (found.import_environment, environment)}
+    try:
+        sources = {kind: _sources(find(name)) for kind, (find, name) in modules.items() if name}
+    except Exception as error:  # an installed package's code runs here
+        raise problem(field, taskset, error) from None
+    return {"verifiers": importlib.metadata.version("verifiers"), **sources}
+
+
+def _sources(module: Any) -> str:
+    file = Path(str(module.__file__))
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    return digest_of([[one.relative_to(file.parent).as_posix(), digest_of_file(one)] for one in files])
+
+
+def check(name: str, split: str, options: dict[str, Any]) -> None:
+    """Raise UserError if there is no such taskset, if it refuses the options, has no task, or others each time."""
+    if split != "train":
+        raise UserError(f"{FIELD}: {name!r} has no splits of ours; which rows it loads is for its own options to say")
+    first, second = (next(_tasks(name, load(name, options)), None) for _ in range(2))
+    if first is None or second is None:
+        raise UserError(f"{FIELD}: {name!r} with the options {options} has no tasks")
+    if first.data != second.data:
+        raise UserError(f"{FIELD}: {name!r} makes other tasks each time; is there an option for a seed?")
+
+
+def rows(name: str, count: int | None, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each of the first ``count`` tasks, or for all, ``DEFAULT_ROWS`` where there is no end to them: the text of
+    its prompt, and as the label its number in the taskset, from 0. Raises UserError for a task that cannot be made.
+    """
+    taskset = load(name, options)
+    most = count or (None if taskset.bounded else DEFAULT_ROWS)
+    for number, task in enumerate(islice(_tasks(name, taskset), most)):
+        yield {"prompt": task.data.prompt_text or f"{name}: task {number}", "label": str(number)}
+
+
+def load(name: str, options: dict[str, Any]) -> Any:
+    """A taskset of `verifiers`. Raises UserError if there is none of this name, or none with these options."""
+    found = loaders()
+    try:
+        config = found.taskset_config_type(name).model_validate(
+            {**copy.deepcopy(options), "id": name}
+        )  # it fills them in
+        return found.load_taskset(config)
+    except Exception as error:  # an installed package's code runs here
+        raise problem(FIELD, name, error) from None
+
+
+def _tasks(name: str, taskset: Any) -> Iterator[Any]:
+    try:
+        yield from taskset
+    except Exception as error:  # an installed package's code runs here
+        raise problem(FIELD, name, error) from None
+
+
+def problem(field: str, name: str, error: Exception) -> UserError:
+    """What is to be said of an error that `verifiers`, or a package made for it, raised."""
+    return UserError(f"{field}: {name!r}: {type(error).__name__}: {' '.join(str(error).split())}")

@@ -1,0 +1,217 @@
+"""Environments of verifiers: its tasks are prompts, its own code runs the episodes and gives the reward."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.data import sources
+from alignment_core.data.pin import pin
+from alignment_core.errors import UserError
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.data import DataConfig, DataSource
+from alignment_core.recipes.rl import EnvironmentConfig
+from alignment_core.rollout.engine import Completion
+from alignment_core.rollout.environments import Environments, environment_content
+from alignment_core.rollout.episodes import Episode
+
+NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
+ROLLOUT = "alignment_core.rollout.verifiers_environments:rollout"
+TASKSETS = Path(__file__).parent / "tasksets"
+SUMS, AGAIN = "sums_taskset", "asked_again"
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""The byte tokenizer's own has no tools."""
+
+
+@pytest.fixture
+def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a taskset that verifiers finds, as it would find an installed one."""
+    pytest.importorskip("verifiers", reason=NEEDED)
+    for name in (SUMS, AGAIN):
+        shutil.copy(TASKSETS / f"{name}.py", tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / f"{SUMS}.py"
+
+
+@pytest.fixture
+def environments(sums: Path) -> Iterator[Callable[..., Environments]]:
+    """``environments(taskset=…)`` runs episodes with these options."""
+    made: list[Environments] = []
+
+    def make(**options: Any) -> Environments:
+        options = {"taskset": {"id": SUMS}, **options}
+        config = EnvironmentConfig(agent=ROLLOUT, options=options)
+        made.append(Environments(config, byte_tokenizer(), processes=1, timeout=60, chat_template=TEMPLATE))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def episode(label: str | None, sample: int = 0) -> Episode:
+    row = {"prompt": "1+1", "label": label, "prompt_ids": list(b"1+1")}
+    return Episode(0, sample, 0, row, most_tokens=2000)
+
+
+def say(one: Episode, text: str, reason: str = "stop") -> None:
+    ids = [*text.encode(), byte_tokenizer().eos_token_id]
+    one.take(Completion(np.array(ids, np.int32), np.zeros(len(ids)), np.zeros(len(ids)), reason))
+
+
+def heard(one: Episode) -> str:
+    return byte_tokenizer().decode(one.prompt_ids + one.ids)
+
+
+def test_a_task_is_asked_and_rewarded_by_its_own_code(environments: Any) -> None:
+    right, wrong = episodes = [episode("2", 0), episode("2", 1)]
+    places = environments()
+    places.answer_all(episodes)
+    assert heard(right) == "<system>Say it.<user>2+2<assistant>"
+    say(right, "4")
+    say(wrong, "5")
+    places.answer_all(episodes)
+    assert [(one.over, one.reward, one.failure) for one in episodes] == [(True, 2.25, None), (True, 0.25, None)]
+
+
+def test_an_environment_speaks_between_the_policys_turns(environments: Any) -> None:
+    one, places = episode("1"), environments(id=AGAIN, times=2)
+    for said in ("three", "4", "2"):
+        places.answer_all([one])
+        say(one, said)
+    places.answer_all([one])
+    told = "<system>Say it.<user>1+1<assistant>three<eos><user>no: 5<assistant>4<eos><user>no: 1<assistant>2<eos>"
+    assert (heard(one), one.reward, one.failure) == (told, 2.0 + 0.25 * 7, None)
+    trained = [token for token, is_trained in zip(one.ids, one.mask, strict=True) if is_trained]
+    assert byte_tokenizer().decode(trained) == "three<eos>4<eos>2<eos>"
+
+
+def test_a_tool_of_a_task_is_called(environments: Any) -> None:
+    one, places = episode("3"), environments(taskset={"id": SUMS, "task": {"tools": {}}})
+    places.answer_all([one])
+    say(one, '<tool_call>{"name": "sums_add", "arguments": {"a": 3, "b": 3}}</tool_call>')
+    places.answer_all([one])
+    assert heard(one).endswith("<eos><tool>6<assistant>"), one.failure
+    say(one, '<tool_call>{"name": "subtract", "arguments": {}}</tool_call>')
+    places.answer_all([one])
+    assert heard(one).endswith("<eos><tool>Error: there is no tool 'subtract'; there are sums_add<assistant>")
+    say(one, "6")
+    places.answer_all([one])
+    assert (one.over, one.reward, one.failure) == (True, 2.25, None)
+
+
+def test_the_limits_of_a_seat_hold(environments: Any) -> None:
+    one, places = episode("1"), environments(id=AGAIN, times=5, agent={"max_turns": 1, "sampling": {"max_tokens": 3}})
+    places.answer_all([one])
+    assert one.most == 3
+    say(one, "2")
+    places.answer_all([one])
+    assert (one.over, one.reward, one.failure) == (True, 2.25, None), "what was said so far is rewarded"
+
+
+def test_an_episode_that_goes_wrong_says_why_and_the_others_go_on(environments: Any) -> None:
+    places = environments()
+    unknown = [episode("4", 0), episode("two", 1), episode(None, 2)]
+    raising, right = episode("1", 3), episode("1", 4)
+    places.answer_all([*unknown, raising, right])
+    for one in unknown:
+        assert f"the label {one.prompt['label']!r} is no number of a task of '{SUMS}'" in str(one.failure)
+    say(raising, "raise")
+    say(right, "2")
+    places.answer_all([raising, right])
+    assert "TaskError" in str(raising.failure)
+    assert "the scorer is lost" in str(raising.failure)
+    assert (right.reward, right.failure) == (2.25, None)
+
+
+def test_an_environment_of_many_conversations_is_no_episode_to_learn_from(environments: Any) -> None:
+    one, places = episode("1"), environments(id="best-of-n", n=2)
+    places.answer_all([one])
+    say(one, "2")
+    places.answer_all([one])
+    assert "changed what was said before" in str(one.failure)
+
+
+def test_prompts_are_those_of_the_tasks_and_labels_their_numbers(sums: Path) -> None:
+    pinned = pin(DataSource(verifiers=SUMS, options={"largest": 5}))
+    found = [row for row in sources.read(pinned, 0, 7, "prompts") if isinstance(row, sources.Row)]
+    assert [row.values for row in found] == [
+        {"prompt": f"{number}+{number}", "label": str(number)} for number in range(6)
+    ]
+    assert found[0].where == f"verifiers:{SUMS}:1"
+    fewer = pin(DataSource(verifiers=SUMS, rows=2))
+    assert len(list(sources.read(fewer, 0, 7, "prompts"))) == 2
+    with pytest.raises(UserError, match="`verifiers` makes prompts alone"):
+        list(sources.read(pinned, 0, 7, "sft"))
+
+
+def test_the_source_of_a_taskset_decides_a_result(sums: Path) -> None:
+    options = {"taskset": {"id": SUMS, "task": {"judges": [{"id": "reference"}]}}, "id": AGAIN}
+    config = EnvironmentConfig(agent=ROLLOUT, options=copy.deepcopy(options))
+    more = {"task": options["taskset"]["task"]}
+    source = pin(DataSource(verifiers=SUMS, options=copy.deepcopy(more)))
+    before = environment_content(config), source.content()
+    assert environment_content(config)["options"]["verifiers"] == source.content()["verifiers"][1]["verifiers"]
+    sums.write_text(sums.read_text().replace("weight=2.0", "weight=3.0"))
+    assert environment_content(config) != before[0]
+    assert source.content() != before[1]
+    assert (config.options, source.source.options) == (options, more), "verifiers fills in copies"
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (
+            {"verifiers": "no_such_taskset"},
+            "'no_such_taskset': ModuleNotFoundError: taskset 'no_such_taskset' not found",
+        ),
+        ({"verifiers": SUMS, "options": {"smallest": 1}}, "smallest"),
+        ({"verifiers": SUMS, "options": {"largest": -1}}, "has no tasks"),
+        ({"verifiers": SUMS, "split": "test"}, "has no splits of ours"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_when_it_is_pinned(source: dict, problem: str, sums: Path) -> None:
+    with pytest.raises(UserError, match=rf"^verifiers: .*{problem}"):
+        pin(DataSource.model_validate(source))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, r"taskset: an object with the `id` of a taskset"),
+        ({"taskset": {"id": "no_such_taskset"}}, "taskset: 'no_such_taskset': ModuleNotFoundError: taskset 'no_such_t"),
+        ({"taskset": {"id": SUMS}, "id": "no_such"}, "environment 'no_such' not found"),
+        ({"taskset": {"id": SUMS}, "agents": {}}, "agents"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_runs(options: dict, problem: str, sums: Path) -> None:
+    with pytest.raises(UserError, match=rf"^rl\.environment\.options.*{problem}"):
+        environment_content(EnvironmentConfig(agent=ROLLOUT, options=options))
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    monkeypatch.setitem(sys.modules, "verifiers.v1.utils.loaders", None)
+    config = EnvironmentConfig(agent=ROLLOUT, options={"taskset": {"id": "sums"}})
+    for use in (lambda: pin(DataSource(verifiers="sums")), lambda: environment_content(config)):
+        with pytest.raises(UserError, match=r"install the extra: pip install 'alignment\[environments\]'"):
+            use()
+
+
+def test_a_source_is_one_thing() -> None:
+    (source,) = DataConfig.model_validate({"verifiers": "sums", "options": {"largest": 2}}).sources
+    assert source.verifiers == "sums"
+    assert "verifiers" not in DataSource(task="reverse").model_dump(), "seeds of other sources stay what they were"
+    with pytest.raises(ValueError, match="give exactly one"):
+        DataSource(verifiers="sums", reasoning_gym="leg_counting")

@@ -1,0 +1,84 @@
+"""Libraries of environments: their prompts go through the whole stage, and their own code gives the rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from alignment_core.data.build import build
+from alignment_core.data.pin import pin
+from alignment_core.evaluation.rewards import verify
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.data import DataConfig
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, section_of, steps_of
+
+pytestmark = pytest.mark.slow
+NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
+TASKSETS = Path(__file__).parents[1] / "rollout" / "tasksets"
+STEPS = 2
+
+
+def prompts_of(source: dict[str, Any]) -> pa.Table:
+    config = DataConfig.model_validate(source)
+    return build(config, [pin(config.sources[0])], byte_tokenizer(), "prompts", 7).train
+
+
+@pytest.mark.parametrize("environment", [{}, {"id": "asked_again"}], ids=["one turn", "two turns"])
+def test_an_environment_of_verifiers_drives_the_policy_token_for_token(
+    environment: dict, machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verifiers", reason=NEEDED)
+    monkeypatch.syspath_prepend(TASKSETS)
+    options = {"largest": 7}
+    section = section_of(
+        STEPS,
+        {"environment": True},
+        {"max_completion_length": 100, "shard_size": 2},
+        {"learning_rate": 1e-3, "adam_epsilon": 1e-5},
+        prompts={"verifiers": "sums_taskset", "options": options},
+        environment={
+            "agent": "alignment_core.rollout.verifiers_environments:rollout",
+            "options": {
+                "taskset": {"id": "sums_taskset", **options},
+                "agent": {"sampling": {"max_tokens": 10}},
+                **environment,
+            },
+        },
+    )
+    rows = prompts_of(section["prompts"])
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, RESOURCES, rows=rows)
+    tokenizer, turns = byte_tokenizer(), 2 if environment else 1
+    found = [row for rows in steps_of(made) for row in rows]
+    assert len(found) == STEPS * PROMPTS * GENERATIONS
+    for row in found:
+        number = int(row["label"])
+        assert tokenizer.decode(row["prompt_ids"]) == f"<system>Say it.<user>{number}+{number}<assistant>"
+        ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
+        said = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
+        assert len(said) == 2 * turns - 1
+        texts = [tokenizer.decode(one, skip_special_tokens=True) for one in said[0::2]]
+        for text, told in zip(texts, said[1::2], strict=False):
+            assert tokenizer.decode(told).removeprefix("<eos>") == f"<user>no: {len(text.strip())}<assistant>"
+        right, characters = texts[-1].strip() == str(2 * number), sum(map(len, texts))
+        assert row["rewards"] == [2.0 * right + 0.25 * characters]
+    assert len({row["rewards"][0] for row in found}) > 3
+    assert result.metrics["mismatch"] < 1e-6, "the trainer reads what the engine read"
+
+
+def test_prompts_and_scores_of_reasoning_gym_go_through_the_stage(
+    machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("reasoning_gym", reason=NEEDED)
+    source = {"reasoning_gym": "letter_counting", "rows": 8, "options": {"min_words": 1, "max_words": 2}}
+    section = section_of(STEPS, {"verifier": "reasoning_gym"}, {"max_completion_length": 20}, prompts=source)
+    rows = prompts_of(source)
+    made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, RESOURCES, rows=rows)
+    found = [row for rows in steps_of(made) for row in rows]
+    assert len(found) == STEPS * PROMPTS * GENERATIONS
+    scores = [row["rewards"][0] for row in found]
+    assert scores == pytest.approx(verify("reasoning_gym", found)), "as fp32"
+    assert len(set(scores)) > 1
