@@ -228,7 +228,10 @@ class Learner:
         return [pack(part, self.device.torch_device) for part in packs]
 
     def export(self, directory: Path, average: bool = False) -> None:
-        """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part)."""
+        """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).
+
+        Raises EnvironmentFault where the disk has no room for it.
+        """
         self.check_sound()
         if average:
             assert self.average is not None, "it was not asked for"
@@ -240,6 +243,8 @@ class Learner:
         if self.rank == 0:
             model = self.packed.model
             state = merged(model, {name.removeprefix("model."): tensor for name, tensor in state.items()})
+            size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
+            check_room(directory.parent, size, f"the model of step {self.steps}")
             save_checkpoint(model, Path(self.source.path), directory, state)
         torch.distributed.barrier()
 

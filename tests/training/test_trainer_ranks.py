@@ -314,6 +314,10 @@ def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_noth
             pytest.skip("mounting a small file system takes root")
         stack.callback(subprocess.run, ["umount", disk], check=True)
         train(group, 1)
+        (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 3 * parameters))
+        with pytest.raises(EnvironmentFault, match=r"the model of step 1 needs 0\.\d MiB in .*: the disk is full"):
+            export(group, disk / "model")
+        (disk / "other").unlink()
         with pytest.raises(Exception) as caught:  # noqa: PT011 (what the flow would see of it is what counts)
             group.all("do", "save_progress", str(disk), timeout=WAIT)
         error = rebuild(describe(caught.value))
