@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 import uuid
@@ -38,11 +39,16 @@ class _Cell:
         self.object = getattr(importlib.import_module(module), name)(**arguments)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self.object, method)(*arguments)
+        try:
+            return getattr(self.object, method)(*arguments)
+        except Exception:
+            if hasattr(self.object, "is_lost") and self.object.is_lost():
+                os._exit(1)  # whoever waits for it shall see that it is dead
+            raise
 
     def take(self, method: str, payload: Any) -> None:
         """Call ``method`` with what another actor made; Ray brings it, over shared memory on one node."""
-        getattr(self.object, method)(payload)
+        self.call(method, (payload,))
 
     def node(self) -> str:
         import ray

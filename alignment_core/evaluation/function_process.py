@@ -22,6 +22,8 @@ from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
 from typing import Any
 
+import psutil
+
 from alignment_core.errors import Stopped, UserError
 from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.verifiers import FIELD, load_function
@@ -168,8 +170,12 @@ class FunctionProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         code = process.returncode
+        sessions = _children(process.pid)  # what it started in sessions of their own
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        for child in sessions:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         process.wait()
         self._lines.close()
         self._socket.close()
@@ -180,6 +186,13 @@ class FunctionProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    """All below this process, if it is still there."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
 
 
 def _late(timeout: float) -> Failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 
@@ -32,7 +32,7 @@ class ResourcesConfig(Config):
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage; none means 0 for one trainer, where there is nothing to share, and 2 for several."""
     offload_optimizer: bool = False
-    """Keep optimiser states in CPU memory and step there."""
+    """Keep optimiser states in CPU memory and step there; with ZeRO stage 1 and above (none means 2 then)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     max_tokens_per_microbatch: int = Field(1024, ge=16)
@@ -55,3 +55,11 @@ class ResourcesConfig(Config):
     """How often a stage begins again from its progress, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)
     """How often a stage is tried again in a new run host, after the host died or a deadline passed."""
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> ResourcesConfig:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError(
+                "`offload_optimizer` needs `zero_stage` 1, 2 or 3, also with one trainer: leave it out for 2"
+            )
+        return self

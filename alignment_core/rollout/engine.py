@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing.connection
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from alignment_core.imports import uncollected
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
+from alignment_core.training.memory import memory_explained
 
 MOST_SEQUENCES = 256
 """Completions that an engine samples at a time; others wait."""
@@ -32,17 +31,6 @@ def prepare() -> None:
         import vllm
 
         vllm.LLM  # noqa: B018 (imported on first use)
-
-
-def _end_with(workers: Sequence[Any]) -> None:
-    """End this process when one of vLLM's worker processes dies: an engine that has lost a part of its weights is none."""
-    sentinels = [worker.proc.sentinel for worker in workers]
-
-    def watch() -> None:
-        multiprocessing.connection.wait(sentinels)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -106,14 +94,21 @@ class Engine:
             seed=0,
             **device.engine_options(resources),
         )
-        if resources.tensor_parallel_size > 1 and device.kind == "cpu":  # Ray knows when one of its own dies
-            _end_with(self.llm.llm_engine.model_executor.workers)
         self.policy, self.trust_remote_code = policy, trust_remote_code
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
         self.under_way: dict[str, _UnderWay] = {}
         self._asleep: set[str] = set()
         """What of its memory it gave away."""
+        self._tokens = resources.max_tokens_per_microbatch
+
+    def is_lost(self) -> bool:
+        """Whether one of its workers died; the others, which may wait for that one, are ended then."""
+        executor = self.llm.llm_engine.model_executor
+        lost = getattr(executor, "is_failed", False)
+        for worker in getattr(executor, "workers", ()) if lost else ():
+            worker.proc.kill()
+        return lost
 
     def sleep(self) -> None:
         """Give the GPU's memory away until new weights come: those that it holds are dropped, and what attention remembers.
@@ -127,7 +122,8 @@ class Engine:
 
     def _wake(self, part: str) -> None:
         if part in self._asleep:
-            self.llm.wake_up([part])
+            with memory_explained(self._tokens):  # trainers that work on less leave more of it
+                self.llm.wake_up([part])
             self._asleep.remove(part)
 
     def load(self, model: str, policy: str) -> float:

@@ -33,12 +33,14 @@ class Best:
         self.draws = Draws(prompts, section.generation, context.derive("best"), "best/")
         self.state: dict[str, Any] | None = None
         """Its step and reward."""
+        self.looked = 0
+        """The last step that it looked at; this, too, belongs into the checkpoints."""
         self.named: dict[str, Any] | None = None
         """The state in the newest checkpoint."""
 
-    def resume(self, state: dict[str, Any] | None) -> None:
+    def resume(self, state: dict[str, Any] | None, looked: int = 0) -> None:
         """Go on from what a checkpoint says, none at the start of a run."""
-        self.state = state
+        self.state, self.looked = state, looked
         self.checkpointed()
 
     def checkpointed(self) -> None:
@@ -48,7 +50,7 @@ class Best:
 
     def is_due(self, step: int) -> bool:
         """Whether to look at the policy after so many steps."""
-        return step % self.config.eval_steps == 0 or step == self.section.steps
+        return step > self.looked and (step % self.config.eval_steps == 0 or step == self.section.steps)
 
     def look(
         self, step: int, sampling: Sampling, sources: RewardSources, export: Callable[[str], Any]
@@ -59,6 +61,7 @@ class Best:
         )
         if self.state is None or reward > self.state["reward"]:
             self.keep(step, reward, export)
+        self.looked = step
         return {"held_out_reward": reward}
 
     def keep(self, step: int, reward: float, export: Callable[[str], Any]) -> None:

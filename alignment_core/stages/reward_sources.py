@@ -20,16 +20,14 @@ from alignment_core.rollout.judges import FORWARD, Judge, check_tokenizer
 from alignment_core.stages.base import StageContext
 
 Source = Callable[[Samples], Answers]
-STOPPING_SECONDS = 0.2
-"""How long a reward goes on when the run is being stopped."""
 
 
 class RewardSources:
     """Everything that ``rewards`` names; a context manager to enter while trainers or engines are held.
 
     Calling it with rows of completions gives one list for each source: a finite number for each row, or None where there is
-    none. It may be called from any thread, one call at a time is worked on, and closing it, or stopping the run, ends every
-    process that it started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no
+    none. It may be called from any thread, one call at a time is worked on, and closing it ends every process that it
+    started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no
     reward, by reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step`` rows have none.
 
     Args: ``prompts`` are rows whose ``prompt_ids`` and ``prompt`` the policy's ``tokenizer`` made; ``step`` is how many
@@ -47,7 +45,7 @@ class RewardSources:
     ) -> None:
         self._context, self._rewards, self._trust = context, rewards, trust_remote_code
         self._prompts, self._tokenizer = prompts, tokenizer
-        self._calling, self._closed, self._over = threading.Lock(), False, threading.Event()
+        self._calling, self._closed = threading.Lock(), False
         self._open = ExitStack()
         self._light_sources: list[Endpoint | Verifier | GroupFunction] = []
         self._accounts = [
@@ -63,22 +61,17 @@ class RewardSources:
             judges = [number for number, reward in enumerate(self._rewards) if reward.reward_model is not None]
             self._sources |= {number: self._judge(number, opening) for number in judges}
             self._open = opening.pop_all()
-        threading.Thread(target=self._end_when_stopped, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed = True
-        self._over.set()
+        self.stop()
         self._open.close()
 
-    def _end_when_stopped(self) -> None:
-        """A reward that is being given delays no stop of the run, unless it is a judge's."""
-        while not self._over.wait(STOPPING_SECONDS):
-            if self._context.stopping.is_set():
-                self._closed = True
-                for source in self._light_sources:
-                    source.close()
-                return
+    def stop(self) -> None:
+        """Give no more rewards, and end the call that is under way, unless it is a judge's. From any thread."""
+        self._closed = True
+        for source in self._light_sources:
+            source.close()
 
     def __call__(self, rows: Samples) -> list[list[float | None]]:
         with self._calling:

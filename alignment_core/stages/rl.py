@@ -32,6 +32,7 @@ from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.best import Best
 from alignment_core.stages.generate import check_length
 from alignment_core.stages.reward_sources import RewardSources
+from alignment_core.stages.stopping import ended_when
 from alignment_core.stages.stopwatch import Stopwatch
 from alignment_core.training.checkpoints import drop_incomplete, drop_older
 
@@ -117,22 +118,24 @@ class Loop:
             self.sources,
             closing(self.environments) if self.environments else nullcontext(),
             closing(self._sampler()) as self.sampler,
+            ended_when(context.stopping, self.sources.stop, *([self.environments.close] if self.environments else [])),
         ):
             state = self.trainers.all("open_rl", job, context.resources, str(context.progress), timeout=self.wait)[0]
-            step, saved, metrics = state["step"], time.monotonic(), {}
+            step, saved = state["step"], time.monotonic()
+            metrics: dict[str, float] = {}
             if step > 0:
                 self._restore(state["driver"])
             if self.best:
-                self.best.resume(state["driver"].get("best"))
-            self._follow(step)
+                self.best.resume(state["driver"].get("best"), state["driver"].get("looked", 0))
+            metrics |= self._follow(step, self._best_at(step))
             context.report(step, section.steps, "steps")
             while step < section.steps:
                 with self._saved_if_stopped(step):
                     metrics = self._step(step)
                 step += 1
-                best = self.best if self.best and self.best.is_due(step) else None
+                best = self._best_at(step)
                 if step < section.steps or best:
-                    with nullcontext() if best else self._saved_if_stopped(step):  # the look belongs to its step
+                    with self._saved_if_stopped(step):
                         metrics |= self._follow(step, best)
                 due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
                 if due or context.stopping.is_set():
@@ -149,6 +152,10 @@ class Loop:
         context.cost.update({f"failed_rewards_{reason}": count for reason, count in self.sources.failed.items()})
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
         return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
+
+    def _best_at(self, step: int) -> Best | None:
+        """The best policy, if a look is due after so many steps."""
+        return self.best if self.best and self.best.is_due(step) else None
 
     def _environments(self) -> Environments | None:
         config, resources = self.section.environment, self.context.resources
@@ -345,7 +352,7 @@ class Loop:
         """All that a run that goes on needs to know beside what its trainers save."""
         running = [one.state for one in self.running]
         driver = {"sampler": self.sampler.state, "running": running, "kl_coefficient": self.kl_coefficient}
-        return driver | ({"best": self.best.state} if self.best else {})
+        return driver | ({"best": self.best.state, "looked": self.best.looked} if self.best else {})
 
     def _save(self, step: int, driver: dict[str, Any]) -> None:
         """Write a checkpoint; the older ones go once it is complete."""

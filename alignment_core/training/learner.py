@@ -92,7 +92,8 @@ class Learner:
         """With ``ema_decay`` an exponential moving average of the weights is kept beside them."""
         self.source, self.training, self.resources, self.device = source, training, resources, device
         self.rank, self.world = rank, world
-        self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if world == 1 else 2
+        alone = world == 1 and not resources.offload_optimizer  # nothing to share, and nothing to keep elsewhere
+        self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if alone else 2
         self.steps = 0
         """Optimiser steps that are in the weights."""
         self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind

@@ -249,7 +249,12 @@ class PolicyTrainer:
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
 
     def buckets(self) -> list[list[str]]:
-        """Which of the policy's weights travel together to the engines."""
+        """Which of the policy's weights travel together to the engines.
+
+        Engines on the same GPUs that slept during the update have back what it alone took of their memory.
+        """
+        if self.device.kind == "cuda":
+            torch.cuda.empty_cache()
         return buckets.plan(self.policy.packed.model)
 
     def bucket(self, names: Sequence[str]) -> Bucket:

@@ -427,6 +427,7 @@ RL: dict[str, Any] = {
         (["rl.generation.temperature=0"], "`rl.generation` samples from the policy itself"),
         (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
         (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
+        (["resources={offload_optimizer: true, zero_stage: 0}"], "`offload_optimizer` needs `zero_stage` 1, 2 or 3"),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (

@@ -24,7 +24,7 @@ from alignment_core.stages.runner import run_stage
 from tests.processes import wait_until
 from tests.rollout.reward_server import Server
 from tests.stages.killing import Killer, store_with
-from tests.stages.rl_runs import RESOURCES, prompts, section_of
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, prompts, section_of
 from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once
 
 pytestmark = pytest.mark.slow
@@ -37,12 +37,30 @@ import time
 from pathlib import Path
 
 HANGS = Path(__file__).with_name("hangs")
+seen = 0
+
+
+def hang():
+    global seen
+    seen += HANGS.exists()
+    while HANGS.exists() and seen > int(HANGS.read_text() or 0):
+        HANGS.with_name("hung").touch()
+        time.sleep(0.01)
+
 
 def small_letters(prompt, completion, label):
-    while HANGS.exists():
-        time.sleep(0.01)
+    hang()
     return sum(c.islower() for c in completion) / max(1, len(completion))
+
+
+class Environment:
+    def reset(self, prompt, label):
+        return None
+
+    def step(self, completion):
+        return {"reward": small_letters("", completion, None), "done": True}
 """
+"""What hangs where there is a file beside it, after as many calls as are in the file."""
 
 
 @pytest.fixture
@@ -75,7 +93,7 @@ def run(
         reporter: Any = lambda *_: None, stopping: threading.Event | None = None, rerun: str = "", **changes: Any
     ) -> Any:
         config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
-        inputs = {"policy": policy, "prompts": data}
+        inputs = {"policy": policy, "prompts": data, **({"held_out": data} if "best" in section else {})}
         call = StageCall(stage="rl", label="rl", config=config, inputs=inputs, rerun=rerun)
         given = resources.model_copy(update=changes)
         return store, run_stage(store, call, machines(2), given, reporter, stopping=stopping)
@@ -95,6 +113,9 @@ class Stopping:
 
     def soon(self, seconds: float = 1.0) -> None:
         threading.Timer(seconds, self._now).start()
+
+    def once(self, condition: Callable[[], bool]) -> None:
+        threading.Thread(target=lambda: wait_until(condition, 120) and self._now(), daemon=True).start()
 
     def _now(self) -> None:
         self._since = self._since or time.monotonic()
@@ -168,23 +189,33 @@ def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an
     assert resumed.reference == run(rerun="undisturbed")[1].reference
 
 
-def test_in_step_a_reward_that_takes_long_delays_no_stop_and_no_step_is_done_again(
-    section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("calls", "goes_on_at"), [(0, 3), (PROMPTS * GENERATIONS, 4)], ids=["in a step", "in a look at the best"]
+)
+@pytest.mark.parametrize("who", ["verifier", "environment"])
+def test_in_step_nobody_who_takes_long_delays_a_stop_and_no_step_is_done_again(
+    who: str, calls: int, goes_on_at: int, section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    section |= {"execution": {"max_staleness": 0}}
+    del section["filter"]
+    section |= {"execution": {"max_staleness": 0}, "best": {"prompts": "none.jsonl", "eval_steps": 2}}
+    if who == "environment":
+        section["environment"] = {"name": f"{tmp_path / 'scores.py'}:Environment"}
+        section["rewards"] = [{"environment": True}]
     stopping, hangs, again = Stopping(), tmp_path / "hangs", list[float]()
 
     def hang_and_stop() -> None:
-        hangs.touch()
-        stopping.soon()
+        hangs.write_text(str(calls))
+        stopping.once((tmp_path / "hung").exists)
 
+    once = {"environment_processes": 1, "reward_timeout_seconds": 600.0}
     with pytest.raises(Stopped):
-        run(at(3, hang_and_stop), stopping.event, progress_seconds=3600.0)
+        run(at(3, hang_and_stop), stopping.event, **once)
     assert stopping.took() < SOON_SECONDS
     hangs.unlink()
-    _, resumed = run(lambda now, *_: again.append(now))
-    assert again[0] == 3
-    assert resumed.reference == run(rerun="undisturbed")[1].reference
+    _, resumed = run(lambda now, *_: again.append(now), **once)
+    assert again[0] == goes_on_at
+    assert resumed.metrics["best_step"] > 0
+    assert resumed.reference == run(rerun="undisturbed", **once)[1].reference
 
 
 @pytest.fixture

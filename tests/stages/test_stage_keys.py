@@ -36,6 +36,7 @@ HELPERS = {
     "training_loop",
     "turns",
     "best",
+    "stopping",
     "stopwatch",
 }
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
