@@ -37,6 +37,9 @@ print("[align] trainers serve sft", flush=True)
 group = ActorGroup(ray, "trainers", [Place(), Place()], [{}, {}])
 group.make("tests.cluster.visible:Mortal", [{}, {}], 60)
 group.all("speak", timeout=60)
+deadline = time.monotonic() + 60
+while Path(sys.argv[3]).read_text().count("I speak") < 2 and time.monotonic() < deadline:
+    time.sleep(0.1)  # Ray brings what actors print when it finds the time
 before = ray_cluster.actor_processes()
 try:
     group.one(1, "die", timeout=60)
@@ -56,7 +59,7 @@ def test_waiting_for_gpus_ending_actors_and_their_last_words(short_folder: Path,
     log, answers = tmp_path / "run.log", tmp_path / "answers.json"
     with log.open("wb") as output:
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(short_folder), str(answers)],
+            [sys.executable, "-c", SCRIPT, str(short_folder), str(answers), str(log)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
             cwd=ROOT,
             stdout=output,
