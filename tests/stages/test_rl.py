@@ -87,7 +87,8 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
 
     whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources, watch)
     killer = Killer(machines(2), group, at=2)
-    _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
+    apart = resources.model_copy(update={"placement": "disaggregated"})  # engines do not sleep then
+    _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, apart, killer)
     assert (first.cost.get("restarts"), killed.cost["restarts"]) == (None, 1)
     assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
     assert killed.reference == first.reference
