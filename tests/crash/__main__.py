@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--longest-pause", type=float, default=Campaign.longest_pause, help="seconds between two kills")
     parser.add_argument("--begins-at", default="", help="label of a stage before which nothing is killed")
+    parser.add_argument("--roles", nargs="+", default=[], help="what is killed, as the output names it; none for all")
     parser.add_argument("--set", action="append", default=[], help="a field of the recipe, as in align run")
     options = parser.parse_args()
     with (
@@ -32,6 +33,7 @@ def main() -> int:
         campaign = campaign_of(options.recipe, Path(folder), random.Random(options.seed), rewarding)
         campaign.command += [part for one in options.set for part in ("--set", one)]
         campaign.longest_pause, campaign.begins_at = options.longest_pause, options.begins_at
+        campaign.roles = options.roles
         campaign.say = lambda text: print(text, flush=True)
         print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
         campaign.run(options.kills)

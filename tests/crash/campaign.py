@@ -98,6 +98,8 @@ class Campaign:
     """A kill comes at a random moment of so many seconds after the start, or after the kill before it."""
     begins_at: str = ""
     """Label of a stage that a run is to have begun with before its processes are killed; none for any moment."""
+    roles: Sequence[str] = ()
+    """What is killed; none for everything."""
     compare: Comparison = equal_digests
     replicas: Sequence[Replica] = ()
     """Victims beside the processes of a run."""
@@ -163,11 +165,12 @@ class Campaign:
             role = next((role for role, sign in SIGNS if sign in line), None)
             if role is not None:
                 by_role.setdefault(_which_actor(pid) if role == "actor" else role, []).append(pid)
-        if not by_role:
-            return
-        if any(one.process.poll() is None for one in self.replicas):
+        if by_role and any(one.process.poll() is None for one in self.replicas):
             by_role["replica"] = [one.process.pid for one in self.replicas if one.process.poll() is None]
-        role = self.rng.choice(sorted(by_role))
+        chosen = sorted(role for role in by_role if not self.roles or role in self.roles)
+        if not chosen:
+            return
+        role = self.rng.choice(chosen)
         pid = self.rng.choice(sorted(by_role[role]))
         unsaved = _unsaved_seconds(home)
         try:
