@@ -170,10 +170,10 @@ class FunctionProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         code = process.returncode
-        sessions = _children(process.pid)  # what it started in sessions of their own
+        children = _children(process.pid)  # some may have begun a session of their own
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        for child in sessions:
+        for child in children:
             with contextlib.suppress(psutil.Error):
                 child.kill()
         process.wait()

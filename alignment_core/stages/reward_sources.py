@@ -27,8 +27,8 @@ class RewardSources:
 
     Calling it with rows of completions gives one list for each source: a finite number for each row, or None where there is
     none. It may be called from any thread, one call at a time is worked on, and closing it ends every process that it
-    started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no
-    reward, by reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step`` rows have none.
+    started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no reward, by
+    reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step`` rows have none.
 
     Args: ``prompts`` are rows whose ``prompt_ids`` and ``prompt`` the policy's ``tokenizer`` made; ``step`` is how many
     completions a step has.
@@ -47,6 +47,7 @@ class RewardSources:
         self._prompts, self._tokenizer = prompts, tokenizer
         self._calling, self._closed = threading.Lock(), False
         self._open = ExitStack()
+        self._open.callback(self.stop)
         self._light_sources: list[Endpoint | Verifier | GroupFunction] = []
         self._accounts = [
             Account(_who(reward), reward.max_failed, f"{field(number)}.max_failed", step)
@@ -101,7 +102,6 @@ class RewardSources:
         else:
             assert reward.verifier is not None
             source = Verifier(reward.verifier, timeout, f"{field(number)}.verifier")
-        self._open.callback(source.close)
         self._light_sources.append(source)
         return source
 
