@@ -1,4 +1,8 @@
-"""The ``align`` command: parses, calls, prints. Exit codes: 0 done, 1 a run failed, 2 wrong input, 3 wrong environment."""
+"""The ``align`` command: parses, calls, prints.
+
+Exit codes: 0 done, 1 a run failed, 2 wrong input, 3 wrong environment, 4 not promoted (a gate refused, or another run
+moved the tag first), 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ from alignment_core.errors import AlignmentError
 from alignment_core.journal import RunRecord
 from flows import cli_doctor, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
+
+NOT_PROMOTED = 4
+"""Exit code of a run that is complete, but whose policy may not take the tag."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
@@ -60,6 +67,14 @@ def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_
         print_json(outcome)
     else:
         _print_outcome(outcome)
+    if not_promoted(outcome):
+        raise typer.Exit(NOT_PROMOTED)
+
+
+def not_promoted(outcome: dict[str, Any]) -> bool:
+    """Whether the run (or its night) was to promote its policy and did not: a gate refused, or the tag had moved."""
+    judged = outcome["night"] or outcome["promotion"]
+    return judged is not None and judged["state"] in ("refused", "conflict")
 
 
 def _run_flow(recipe: Any, host: Any, api: Any, from_stage: str | None, resumes: RunRecord | None) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from flows.cli import NOT_PROMOTED
+
 LARGE_ROUND = ("evaluation=null", "promotion=null", "iterative_dpo.prompts_per_round=4800")
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
 
@@ -24,8 +26,9 @@ def run(home: str, *overrides: str) -> tuple[float, float, dict[str, Any]]:
         env={**os.environ, "ALIGN_HOME": home},
         capture_output=True,
         text=True,
-        check=True,
     )
+    if done.returncode != NOT_PROMOTED:  # as slow as one that is promoted
+        done.check_returncode()
     return began, time.time() - began, json.loads(done.stdout.strip().splitlines()[-1])
 
 

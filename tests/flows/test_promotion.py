@@ -12,6 +12,7 @@ from prefect.logging import disable_run_logger
 
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.recipes import Gate, PromotionConfig
+from flows.cli import not_promoted
 from tasks.evaluation import promote
 from tasks.stage import CURRENT
 
@@ -67,3 +68,21 @@ def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
     outcome = promote.fn(SECTION, model("first"), {"accuracy": 0.25}, {"accuracy": 0.5}, expected=None)
     assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", None)
     assert "accuracy gained -0.25 over the baseline" in outcome["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    ("promotion", "night", "expected"),
+    [
+        (None, None, False),
+        ("promoted", None, False),
+        ("unchanged", None, False),
+        ("refused", None, True),
+        ("conflict", None, True),
+        ("unchanged", "refused", True),
+        (None, "empty", False),
+        (None, "refused", True),
+    ],
+)
+def test_a_policy_that_was_to_be_promoted_and_was_not_has_an_exit_code_of_its_own(promotion, night, expected):
+    state = {"promotion": promotion, "night": night}
+    assert not_promoted({name: one and {"state": one} for name, one in state.items()}) is expected
