@@ -34,7 +34,7 @@ bench: $(VENV)/.test
 
 $(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps -r requirements/torch-cpu.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
