@@ -43,7 +43,10 @@ class TrainingConfig(Config):
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Floor of the decay, as a share of the peak."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay of AdamW; not applied to norms, biases and embeddings."""
+    """Decoupled weight decay of AdamW, applied to every trained parameter except norms, biases and embeddings. A language
+    model head that is tied to the input embeddings counts as an embedding; an untied head is decayed like any other linear
+    layer, and so are LoRA adapters and the head of a reward model or critic. (The `Trainer` of `transformers` decays
+    embeddings, too.)"""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW's first decay rate."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)

@@ -143,16 +143,12 @@ class Learner:
 
     def _optimizer(self) -> Any:
         config = self.training
-        trained = [p for p in self.packed.parameters() if p.requires_grad]
-        decayed = [p for p in trained if p.dim() > 1]
-        plain = [p for p in trained if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         options: dict[str, Any] = {
             "lr": config.learning_rate,
             "betas": (config.adam_beta1, config.adam_beta2),
             "eps": config.adam_epsilon,
         }
-        groups = [group for group in groups if group["params"]]
+        groups = parameter_groups(self.packed, config.weight_decay)
         # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own is not exact after a resume: it multiplies up its powers
         # of beta as it goes, and takes them anew from the step's number when it begins again.
         return torch.optim.AdamW(groups, fused=self.resources.offload_optimizer or None, **options)
@@ -299,6 +295,25 @@ class Learner:
     def close(self) -> None:
         """Let go of what DeepSpeed holds."""
         self.engine.destroy()
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters of ``model`` that train, as an optimiser's groups: those that decay, and those that do not.
+
+    Norms, biases and embeddings do not decay, nor does a head that is tied to an embedding. An untied head and adapters are
+    linear layers and do. Empty groups are left out.
+    """
+    embeddings = (one for one in model.modules() if isinstance(one, torch.nn.Embedding))
+    spared = {parameter for one in embeddings for parameter in one.parameters(recurse=False)}
+    decayed: list[torch.nn.Parameter] = []
+    plain: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # Norms and biases are vectors, except for the biases of fused experts: one row an expert.
+            spare = parameter.dim() <= 1 or name.endswith("bias") or parameter in spared
+            (plain if spare else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -95,6 +95,22 @@ def test_every_zero_stage_trains_the_same_weights(
     assert greatest_difference(one, two) < 1e-5
 
 
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_weight_decay_spares_norms_and_embeddings_however_they_are_sharded(
+    zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    before = load_file(Path(make_job(Sft()).model) / "model.safetensors")
+    found = []
+    for decay in (0.0, 50.0):
+        job = make_job(Sft(), weight_decay=decay, lr_scheduler_type="constant")
+        found.append(trained(machines(2), job, tmp_path / str(decay), steps=1, zero_stage=zero_stage))
+    without, decayed = found
+    for name, weight in before.items():
+        # AdamW's first step is W (1 - learning rate · decay) and, whatever the decay, Adam's own part: here 0.95 W.
+        lost = 0.05 * weight if "proj" in name else torch.zeros_like(weight)
+        torch.testing.assert_close(without[name] - decayed[name], lost, rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_bf16_trains_as_fp32_does_up_to_its_rounding(
