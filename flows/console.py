@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from alignment_core.journal import now
 
 StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store; default $ALIGN_HOME/store.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -15,3 +18,9 @@ out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highli
 
 def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(content, ensure_ascii=False, default=str), flush=True)
+
+
+def say(text: str) -> None:
+    """A line of a background process's log; while the disk is full it takes none, and that ends nothing."""
+    with suppress(OSError):
+        print(f"{now()} {text}", flush=True)

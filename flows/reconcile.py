@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core import journal
 from alignment_core.errors import NotFound, UserError
+from flows.console import say
 
 FLOW = "alignment"
 EVERY_SECONDS = 5.0
@@ -179,10 +180,10 @@ def main() -> int:
             with get_client(sync_client=True) as client:
                 while True:
                     for action in reconcile(client, suspects):
-                        print(f"{journal.now()} {action.name}: {action.did}: {action.why}", flush=True)
+                        say(f"{action.name}: {action.did}: {action.why}")
                     time.sleep(EVERY_SECONDS)
         except (prefect.exceptions.PrefectException, OSError, RuntimeError) as error:
-            print(f"{journal.now()} the server does not answer: {error}", flush=True)
+            say(f"the server does not answer: {error}")
             time.sleep(EVERY_SECONDS)
 
 

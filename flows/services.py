@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment_core import journal
 from alignment_core.artifacts import align_home
+from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.errors import AlignmentError, EnvironmentFault
 from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.processes import ProcessId
+from flows.console import say
 from flows.environment import at_home
 
 POOL = "alignment"
@@ -40,6 +42,8 @@ LONGEST_BACKOFF_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0
 """A service that ran for so long begins again with the shortest pause when it dies."""
 LONGEST_LOG_BYTES = 64 << 20
+LEAST_FREE_BYTES = 8 << 20
+"""Without so much room on the disk the services do not start: neither their database nor their logs would take a line."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -53,13 +57,9 @@ class ServiceState(BaseModel):
     restarts: int = 0
 
 
-class State(BaseModel):
+class State(ProcessId):
     """What the background process says of itself."""
 
-    model_config = ConfigDict(frozen=True)
-
-    pid: int
-    process_started: float
     url: str
     database: str
     """Without its password."""
@@ -112,7 +112,9 @@ def url_of(port: int) -> str:
 
 def start(port: int, database: str | None) -> State:
     """Start the background process and wait until all is ready. Raises EnvironmentFault with what went wrong."""
-    folder().mkdir(parents=True, exist_ok=True)
+    with explained("create", folder()):
+        folder().mkdir(parents=True, exist_ok=True)
+    check_room(folder(), LEAST_FREE_BYTES, "Prefect's server")
     log = folder() / "services.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -141,10 +143,9 @@ def start(port: int, database: str | None) -> State:
 
 def stop(state: State) -> None:
     """End the background process and wait for it. Raises EnvironmentFault if it does not end."""
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(state.pid)
-        if process.create_time() == state.process_started:
-            process.terminate()
+    process = state.find()
+    if process is not None:
+        process.terminate()
     deadline = time.monotonic() + STOP_SECONDS
     while running() is not None:
         if time.monotonic() > deadline:
@@ -153,9 +154,16 @@ def stop(state: State) -> None:
 
 
 def trim(log: Path) -> None:
-    """Begin a long log anew and keep what it held beside it: its service goes on writing to the end of the same file."""
+    """Begin a long log anew: its service goes on writing to the end of the same file.
+
+    What it held is kept beside it, unless the disk has no room for that.
+    """
     if log.exists() and log.stat().st_size > LONGEST_LOG_BYTES:
-        shutil.copyfile(log, log.with_suffix(".old.log"))
+        old = log.with_suffix(".old.log")
+        try:
+            shutil.copyfile(log, old)
+        except OSError:
+            old.unlink(missing_ok=True)
         os.truncate(log, 0)
 
 
@@ -165,7 +173,7 @@ class _Service:
     def __init__(self, name: str, command: list[str], grace: float = 10.0, orphan_grace: float = 0.0) -> None:
         self.name, self.command, self.grace, self.orphan_grace = name, command, grace, orphan_grace
         self.restarts = 0
-        self._pause = 1.0
+        self._pause = 0.5
         self._again_at = 0.0
         self._running: Supervised | None = None
 
@@ -178,17 +186,30 @@ class _Service:
         self._began = time.monotonic()
 
     def keep_running(self) -> None:
-        """Start it again if it died, after a pause that grows while it keeps dying; keep its log within bounds."""
-        trim(folder() / f"{self.name}.log")
+        """Start it again if it died, after a pause that grows while it keeps dying; keep its log within bounds.
+
+        What the machine refuses (a full disk takes no log) is tried again later.
+        """
+        with suppress(OSError):
+            trim(folder() / f"{self.name}.log")
         if self._running is not None and self._running.process.poll() is not None:
             self._running.close()
             self._running = None
-            self._pause = 1.0 if time.monotonic() - self._began > HEALTHY_SECONDS else self._pause * 2
-            self._again_at = time.monotonic() + min(self._pause, LONGEST_BACKOFF_SECONDS)
-            _say(f"{self.name} ended; it starts again in {min(self._pause, LONGEST_BACKOFF_SECONDS):g} s")
+            if time.monotonic() - self._began > HEALTHY_SECONDS:
+                self._pause = 0.5
+            self._later("ended")
         if self._running is None and time.monotonic() >= self._again_at:
-            self.restarts += 1
-            self.begin()
+            try:
+                self.begin()
+            except OSError as error:
+                self._later(f"does not start: {error}")
+            else:
+                self.restarts += 1
+
+    def _later(self, what: str) -> None:
+        self._pause = min(self._pause * 2, LONGEST_BACKOFF_SECONDS)
+        self._again_at = time.monotonic() + self._pause
+        say(f"{self.name} {what}; it starts again in {self._pause:g} s")
 
     def close(self) -> None:
         if self._running is not None:
@@ -261,8 +282,7 @@ class Services:
 
     def _write(self, phase: str, error: str | None = None) -> None:
         state = State(
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            **ProcessId.mine().model_dump(),
             url=self.url,
             database=_without_password(os.environ.get(DATABASE)),
             phase=phase,
@@ -270,10 +290,11 @@ class Services:
             error=error,
         )
         if state != self._written:
-            partial = folder() / "state.partial"
-            partial.write_text(state.model_dump_json(indent=2))
-            os.replace(partial, folder() / "state.json")
-            self._written = state
+            with suppress(OSError):  # a full disk: the next look writes it
+                partial = folder() / "state.partial"
+                partial.write_text(state.model_dump_json(indent=2))
+                os.replace(partial, folder() / "state.json")
+                self._written = state
 
 
 def _end_runs() -> None:
@@ -293,7 +314,7 @@ def _end_run(record: journal.RunRecord) -> None:
     try:
         journal.end_process(record, stop_seconds(record.recipe))
     except AlignmentError as error:
-        _say(str(error))
+        say(str(error))
 
 
 def stop_seconds(recipe: Mapping[str, Any]) -> float:
@@ -307,10 +328,6 @@ def _without_password(url: str | None) -> str:
     parts = urlsplit(url)
     place = parts.hostname or ""
     return urlunsplit(parts._replace(netloc=f"{place}:{parts.port}" if parts.port else place, query=""))
-
-
-def _say(text: str) -> None:
-    print(f"{journal.now()} {text}", flush=True)
 
 
 def _lock() -> BinaryIO | None:
@@ -327,7 +344,7 @@ def main() -> int:
     folder().mkdir(parents=True, exist_ok=True)
     lock = _lock()
     if lock is None:
-        _say("other services of this ALIGN_HOME run already")
+        say("other services of this ALIGN_HOME run already")
         return 1
     services = Services(int(sys.argv[1]))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -335,9 +352,9 @@ def main() -> int:
     error: str | None = None
     try:
         services.run()
-    except AlignmentError as failure:
+    except (AlignmentError, OSError) as failure:
         error = str(failure)
-        _say(error)
+        say(error)
     services.close(error)
     return 1 if error else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -44,6 +45,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if said:
         terminalreporter.section("measured")
         terminalreporter.write_line("\n".join(said))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 1 MiB and 64 names."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none", disk]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def fill(disk: Path) -> list[Path]:
+    """Take all that a file system has left, bytes and names; what was taken."""
+    taken = []
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            taken.append(disk / f"taken-{number}")
+            with taken[-1].open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+    return [path for path in taken if path.exists()]
 
 
 @pytest.fixture(scope="session")

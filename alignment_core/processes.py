@@ -1,0 +1,53 @@
+"""Which process is meant: its number, and what shows that the number has not gone to another one since."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+
+class ProcessId(BaseModel):
+    """A process of one machine between two boots. Neither a host's name nor the clock is in it: both change under way."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    started: int = 0
+    """Clock ticks from the machine's boot to the start of the process."""
+    boot: str = ""
+    """Of the machine, and the process namespace in it that ``pid`` belongs to: a container has its own."""
+
+    @classmethod
+    def mine(cls) -> ProcessId:
+        """This process."""
+        return cls(pid=os.getpid(), started=_started(os.getpid()), boot=boot())
+
+    def find(self) -> psutil.Process | None:
+        """The process, if it is there and this one can see it."""
+        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            if self.boot == boot():
+                process = psutil.Process(self.pid)
+                return process if _started(self.pid) == self.started else None
+        return None
+
+
+@cache
+def boot_id() -> str:
+    """What tells this machine since its last boot from all others; the containers on it share it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def boot() -> str:
+    """This machine since its last boot, and this process's namespace of process numbers."""
+    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> int:
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]  # a name may hold anything, brackets too
+    return int(after_name.split()[19])  # field 22 of proc_pid_stat(5)

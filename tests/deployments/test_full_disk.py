@@ -1,0 +1,74 @@
+"""What `align up` keeps running while the disk is full: nothing ends for it, and all goes on once there is room again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alignment_core.errors import EnvironmentFault
+from flows import services
+from flows.console import say
+from tests.conftest import fill
+from tests.processes import wait_until
+
+
+@pytest.fixture
+def home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALIGN_HOME", str(small_disk))
+    services.folder().mkdir()
+    return small_disk
+
+
+def test_a_service_that_cannot_start_is_tried_again_later(home: Path) -> None:
+    service = services._Service("worker", [sys.executable, "-c", "import time; time.sleep(60)"])
+    taken = fill(home)
+    service.keep_running()
+    assert (service.state.pid, service.restarts) == (None, 0)
+    for path in taken:
+        path.unlink()
+    try:
+        assert wait_until(lambda: service.keep_running() or service.state.pid is not None, 10)
+        assert service.restarts == 1
+    finally:
+        service.close()
+
+
+def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: Path) -> None:
+    taken = fill(home)
+    running = services.Services(1)
+    running._write("starting")
+    for path in taken:
+        path.unlink()
+    running._write("starting")
+    assert services.State.model_validate_json((services.folder() / "state.json").read_text()).phase == "starting"
+
+
+def test_a_long_log_gives_its_room_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.services.LONGEST_LOG_BYTES", 1 << 18)
+    log = home / "server.log"
+    log.write_bytes(bytes(1 << 19))
+    fill(home)
+    services.trim(log)
+    assert log.stat().st_size == 0
+    assert not (home / "server.old.log").exists()
+
+
+def test_a_line_that_the_log_does_not_take_ends_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (home / "reconciler.log").open("w") as log:
+        fill(home)
+        monkeypatch.setattr(sys, "stdout", log)
+        say("run: crashed: its process is gone")
+        monkeypatch.undo()
+        for path in home.glob("taken-*"):
+            path.unlink()
+
+
+def test_services_do_not_start_on_a_full_disk_and_say_so_at_once(home: Path) -> None:
+    fill(home)
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFault, match=r"Prefect's server needs .* the disk is full"):
+        services.start(1, None)
+    assert time.monotonic() - began < 5
