@@ -120,14 +120,22 @@ class ShapingConfig(Config):
 
 
 class FilterConfig(Config):
-    """Dynamic filtering (DAPO): prompts whose completions all do well, or all badly, teach nothing and are replaced."""
+    """Dynamic sampling (DAPO): prompts whose completions all have the same reward teach nothing and are replaced by further
+    ones. Rewards are compared as they were given, clipped and weighted, before any normalisation and shaping."""
 
-    low: float = 0.0
-    """Prompts whose mean reward is above this stay, …"""
-    high: float = 1.0
-    """… if it is also below this. Rewards count as they were given, weighted, before any shaping."""
+    low: float | None = None
+    """Also leave out prompts whose mean reward is not above this. The bounds are meant for rewards in [0, 1], such as a
+    verifier's: `low: 0.1` leaves out what is too hard. Default: no bound."""
+    high: float | None = None
+    """Also leave out prompts whose mean reward is not below this. Default: no bound."""
     max_refills: int = Field(3, ge=0)
     """Samplings of further prompts in one step; a step that is then short of prompts trains on fewer."""
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> FilterConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"`low` {self.low:g} is not below `high` {self.high:g}, so that no prompt would stay")
+        return self
 
 
 class AdvantageConfig(Config):
@@ -321,6 +329,11 @@ class RlConfig(Config):
             raise ValueError(
                 "`rl.generation.num_generations` is 1, so a prompt's completions have no mean but their own: raise it, or "
                 "use the estimator `batch`"
+            )
+        if alone and self.filter is not None:
+            raise ValueError(
+                "`rl.generation.num_generations` is 1, so no prompt has completions that differ in their reward, and "
+                "`rl.filter` would leave out all: raise it, or drop the filter"
             )
         sampling = self.generation
         if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alignment_core.recipes.rl import RewardConfig, ShapingConfig
+from alignment_core.recipes.rl import FilterConfig, RewardConfig, ShapingConfig
 
 LEAST_DEVIATION = 1e-6
 
@@ -82,12 +82,15 @@ def length_penalties(lengths_S: np.ndarray, cut_S: np.ndarray, longest: int, con
 
 
 def teaching(
-    raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], low: float, high: float
+    raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], bounds: FilterConfig
 ) -> set[int]:
-    """The groups whose mean weighted reward lies between ``low`` and ``high``, ends excluded."""
+    """The groups whose weighted rewards differ, and whose mean lies within the ``bounds``, ends excluded: Yu et al. 2025,
+    "DAPO", equation 11."""
     total_S = rewards_as_given(raw_SR, configs)
-    means = {group: float(np.mean(total_S[groups_S == group])) for group in np.unique(groups_S)}
-    return {int(group) for group, mean in means.items() if low < mean < high}
+    low = -math.inf if bounds.low is None else bounds.low
+    high = math.inf if bounds.high is None else bounds.high
+    rewards = {int(group): total_S[groups_S == group] for group in np.unique(groups_S)}
+    return {group for group, one in rewards.items() if np.ptp(one) > 0 and low < one.mean() < high}
 
 
 def _normalised(values_S: np.ndarray, groups_S: np.ndarray) -> np.ndarray:

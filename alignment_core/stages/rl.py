@@ -271,8 +271,9 @@ class Loop:
             raise DataError(f"step {step}: no completion has a reward (rl.rewards)")
         if not used:
             raise DataError(
-                f"step {step}: none of {len({row['group'] for row in samples})} prompts has completions that differ in their "
-                "reward (rl.filter); the task is too easy or too hard for the policy, or rl.filter.low and .high are wrong"
+                f"step {step}: rl.filter leaves out all {len({row['group'] for row in samples})} prompts, as the completions of "
+                "each have equal rewards, or a mean outside rl.filter.low and .high; the task is too easy or too hard for the "
+                "policy, or the bounds don't fit the rewards"
             )
         groups = len({row["group"] for row in samples})
         chosen = sorted(samples, key=lambda row: not row["used"])  # stable
@@ -311,7 +312,7 @@ class Loop:
         teaches = {row["group"] for row in kept}
         if section.filter and kept:
             raw_SR, groups_S = np.array([row["rewards"] for row in kept]), np.array([row["group"] for row in kept])
-            teaches = teaching(raw_SR, groups_S, section.rewards, section.filter.low, section.filter.high)
+            teaches = teaching(raw_SR, groups_S, section.rewards, section.filter)
         return [{**row, "used": row["group"] in teaches} for row in kept]
 
     def _follow(self, step: int, best: Best | None = None) -> dict[str, float]:

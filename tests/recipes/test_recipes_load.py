@@ -435,6 +435,11 @@ RL: dict[str, Any] = {
             "`verifier: task` scores the built-in tasks alone, and held_out.jsonl of `rl.best.prompts` is none",
         ),
         (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
+        (
+            ["rl.generation.num_generations=1", "rl.advantage.estimator=batch", "rl.filter={}"],
+            "`rl.filter` would leave out all: raise it, or drop the filter",
+        ),
+        (["rl.filter={low: 0.5, high: 0.5}"], "`low` 0.5 is not below `high` 0.5, so that no prompt would stay"),
     ],
 )
 def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, says):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignment_core.recipes.rl import AdvantageConfig, KlConfig, RewardConfig, ShapingConfig
+from alignment_core.recipes.rl import AdvantageConfig, FilterConfig, KlConfig, RewardConfig, ShapingConfig
 from alignment_core.rollout.experience import put_advantages
 from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
 
@@ -48,11 +48,38 @@ def test_long_completions_lose_more_and_more_and_cut_ones_once_more() -> None:
     assert length_penalties(lengths, cut, 10, ShapingConfig()).tolist() == [0] * 5
 
 
-def test_a_prompt_teaches_if_its_mean_reward_lies_between_the_bounds() -> None:
-    raw = np.array([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]])
+@pytest.mark.parametrize(
+    ("raw", "stays"),
+    [
+        ([0.0, 0.0], False),
+        ([1.0, 1.0], False),
+        ([0.5, 0.5], False),  # equal, whatever their mean
+        ([1.0, 0.0], True),
+        ([-7.5, -3.0], True),  # a reward model's scores know no bounds
+        ([4.0, 9.0], True),
+        ([3.3, 3.3], False),
+        ([0.7], False),  # the others have no reward
+    ],
+)
+def test_a_prompt_teaches_if_its_rewards_differ(raw: list[float], stays: bool) -> None:
+    column = np.array([*raw, 0.0, 1.0])[:, None]
+    groups = np.array([7] * len(raw) + [8, 8])
+    assert teaching(column, groups, [reward()], FilterConfig()) == ({7, 8} if stays else {8})
+
+
+def test_rewards_of_a_prompt_are_compared_clipped_weighted_and_added_up() -> None:
+    raw = np.array([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, 1.0]])
     groups = np.array([7, 7, 8, 8, 9, 9])
-    assert teaching(raw, groups, [reward()], 0.0, 1.0) == {8}
-    assert teaching(raw, groups, [reward(weight=0.5)], -0.1, 0.3) == {8, 9}
+    sources = [reward(clip=(0.0, 2.0)), reward(weight=0.5)]  # 2 and 2, 1 and 1, 1 and 0.5
+    assert teaching(raw, groups, sources, FilterConfig()) == {9}
+
+
+def test_bounds_of_the_filter_leave_out_what_is_too_hard_or_too_easy() -> None:
+    raw = np.array([[1.0], [0.8], [1.0], [0.0], [0.2], [0.0]])
+    groups = np.array([7, 7, 8, 8, 9, 9])
+    assert teaching(raw, groups, [reward()], FilterConfig(low=0.1)) == {7, 8}
+    assert teaching(raw, groups, [reward()], FilterConfig(low=0.1, high=0.9)) == {8}
+    assert teaching(raw, groups, [reward(weight=0.5)], FilterConfig(high=0.3)) == {8, 9}
 
 
 def samples() -> list[dict]:

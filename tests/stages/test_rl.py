@@ -264,7 +264,9 @@ def test_prompts_that_all_teach_nothing_are_said(
     section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
     section["filter"] = {"low": 0.99, "high": 1.0, "max_refills": 1}
-    with pytest.raises(DataError, match=r"step 0: none of 6 prompts has completions that differ in their reward"):
+    with pytest.raises(
+        DataError, match=r"step 0: rl.filter leaves out all 6 prompts, as the completions of each have equal"
+    ):
         run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
 
 
