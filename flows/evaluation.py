@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignment_core.recipes import BaseRecipe
 from tasks import data, rollout
 from tasks import evaluation as judging
-from tasks.stage import Input, Step
+from tasks.graph import Input, Step
 
 
 class Evaluations:

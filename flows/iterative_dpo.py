@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe, NightlyRecipe
 from flows.evaluation import Evaluations
-from flows.runs import Outputs
+from flows.outputs import Outputs
 from flows.start import base_and_start, reward_model
 from tasks import data, rollout, training
-from tasks.stage import Input, Step
+from tasks.graph import Input, Step
 
 
 def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:

@@ -22,7 +22,7 @@ from flows.nightly_news import announce
 from flows.runs import Outcome, Outputs, flow_run, reference_of, run_recipe
 from flows.start import reward_model
 from tasks import data, training
-from tasks.stage import CURRENT, Input
+from tasks.graph import CURRENT, Input
 
 
 def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -> dict[str, Any] | State:

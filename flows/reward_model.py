@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignment_core.recipes import RewardModelRecipe
-from flows.runs import Outputs
+from flows.outputs import Outputs
 from tasks import data, training
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alignment_core.recipes import ModelConfig, RlRecipe
 from flows.evaluation import Evaluations
-from flows.runs import Outputs
+from flows.outputs import Outputs
 from flows.start import base_and_start, reward_model
 from tasks import data
 from tasks import rl as tasks
-from tasks.stage import Input
+from tasks.graph import Input
 
 
 def rl(recipe: RlRecipe) -> Outputs:

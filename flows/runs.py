@@ -33,10 +33,12 @@ from alignment_core.tracking import Listener, file_trackers, listening, require
 from flows.costs import cost_cells, run_cost, step_rows
 from flows.early import COMMAND_LINE, CommandLine
 from flows.host_log import in_run_log
+from flows.outputs import Outputs
 from flows.progress import ProgressArtifacts
 from flows.watch import Watch
-from tasks.evaluation import promote
-from tasks.stage import CURRENT, Input, Run, Step
+from tasks.graph import CURRENT, Input
+from tasks.promotion import promote
+from tasks.stage import Run
 
 LOST = 75
 """Exit code of a process whose run was taken over by another attempt."""
@@ -60,19 +62,6 @@ class Outcome(BaseModel):
 
 Replaces = Callable[[Store, str], Reference | None]
 """What a promotion's tag must name to be moved, asked once the gates are to be judged."""
-
-
-class Outputs(BaseModel):
-    """What a composition hands back: the steps that made the run's results."""
-
-    model_config = {"arbitrary_types_allowed": True}
-
-    policy: Any = None
-    reward_model: Any = None
-    report: Any = None
-    final: str | None = None
-    """Label of the policy that may be promoted, as the report calls it."""
-    baseline: str | None = None
 
 
 def run_recipe(
@@ -255,7 +244,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, replaces: Replaces)
 
 def reference_of(value: Input) -> Reference:
     """The artifact behind an input."""
-    return value.result().reference if isinstance(value, Step) else value
+    return value if isinstance(value, Reference) else value.result().reference
 
 
 def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any], outputs: list[Reference]) -> None:

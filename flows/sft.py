@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignment_core.recipes import SftRecipe
 from flows.evaluation import Evaluations
-from flows.runs import Outputs
+from flows.outputs import Outputs
 from tasks import data, training
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe, NightlyRecipe, RlRecipe
 from tasks import data, training
-from tasks.stage import Input
+from tasks.graph import Input
 
 
 def base_and_start(recipe: DpoRecipe | IterativeDpoRecipe | RlRecipe) -> tuple[Input, Input]:

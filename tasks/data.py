@@ -10,16 +10,13 @@ from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig, ModelConfig
 from alignment_core.stages.base_model import in_store, pin_model
 from alignment_core.stages.dataset import DatasetConfig
-from tasks.stage import CURRENT, Input, Step, stage_task, submit
-
-base_model_task = stage_task("base_model")
-dataset_task = stage_task("dataset")
+from tasks.graph import CURRENT, Input, Step, submit
 
 
 def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:
     """The model that the recipe names: an artifact or tag of the store as it is, anything else through a stage."""
     known = in_store(CURRENT.get().store, model, kinds)
-    return known or submit(base_model_task, label, pin_model(model), {})
+    return known or submit("base_model", label, pin_model(model), {})
 
 
 def dataset(
@@ -37,4 +34,4 @@ def dataset(
         purpose=purpose,
         trust_remote_code=trust_remote_code,
     )
-    return submit(dataset_task, label, config, {"tokenizer": tokenizer, "rows": rows})
+    return submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows})

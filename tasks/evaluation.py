@@ -1,60 +1,22 @@
-"""Tasks that judge policies and promote one."""
+"""Tasks that judge policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
-
-from alignment_core.artifacts import Reference
-from alignment_core.errors import Conflict
-from alignment_core.evaluation.gates import refusals
-from alignment_core.recipes import EvaluationConfig, PromotionConfig
+from alignment_core.recipes import EvaluationConfig
 from alignment_core.stages.evaluate import EvaluateConfig
 from alignment_core.stages.report import ReportConfig
-from tasks.stage import CURRENT, Input, Step, stage_task, submit
-
-evaluate_task = stage_task("evaluate")
-report_task = stage_task("report")
+from tasks.graph import Input, Step, submit
 
 
 def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scores: Input | None) -> Step:
     """Metrics of scored completions, beside a baseline's."""
     config = EvaluateConfig(win_margin=section.win_margin, confidence=section.confidence, resamples=section.resamples)
-    return submit(evaluate_task, label, config, {"scores": scores, "baseline_scores": baseline_scores})
+    return submit("evaluate", label, config, {"scores": scores, "baseline_scores": baseline_scores})
 
 
 def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: str, reward_model: Input | None) -> Step:
     """All evaluations of a run in one table."""
     config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline)
-    return submit(report_task, label, config, {**evaluations, "reward_model": reward_model})
-
-
-@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
-def promote(
-    section: PromotionConfig,
-    policy: Reference,
-    metrics: dict[str, float],
-    baseline: dict[str, float],
-    expected: Reference | None,
-) -> dict[str, Any]:
-    """Move the recipe's tag from ``expected`` to ``policy`` if every gate holds; what was decided, as plain data."""
-    store, logger = CURRENT.get().store, get_run_logger()
-    outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
-    failed = refusals(section.gates, metrics, baseline)
-    if failed:
-        logger.warning("not promoted: %s", "; ".join(failed))
-        return {**outcome, "state": "refused", "reasons": failed}
-    if expected == policy:
-        return {**outcome, "state": "unchanged", "reasons": []}
-    passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
-    try:
-        store.move_tag(section.tag, policy, expected, reason=f"gates passed: {passed}")
-    except Conflict as conflict:
-        # A run that was killed after it had promoted comes here again.
-        if not any(move.to == policy and move.previous == expected for move in store.tag_history(section.tag)):
-            logger.warning("not promoted: %s", conflict)
-            return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
-    return {**outcome, "state": "promoted", "reasons": []}
+    return submit("report", label, config, {**evaluations, "reward_model": reward_model})

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from alignment_core.recipes import RlConfig
 from alignment_core.stages.part import PartConfig
 from alignment_core.stages.rl import RESULTS, RlStageConfig
-from tasks.stage import Input, Step, stage_task, submit
-
-rl_task = stage_task("rl")
-part_task = stage_task("part")
+from tasks.graph import Input, Step, submit
 
 
 def rl(
@@ -33,5 +30,5 @@ def rl(
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
     data = {"prompts": prompts, "pretraining": pretraining, "held_out": held_out}
     inputs = {"policy": policy, "critic": critic, **data, **judges}
-    whole = submit(rl_task, label, config, inputs)
-    return submit(part_task, f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})
+    whole = submit("rl", label, config, inputs)
+    return submit("part", f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})

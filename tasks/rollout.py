@@ -6,11 +6,7 @@ from alignment_core.recipes import EvaluationConfig, GenerationConfig, Selection
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.score import ScoreConfig
 from alignment_core.stages.select_pairs import SelectPairsConfig
-from tasks.stage import Input, Step, stage_task, submit
-
-generate_task = stage_task("generate")
-score_task = stage_task("score")
-select_pairs_task = stage_task("select_pairs")
+from tasks.graph import Input, Step, submit
 
 
 def generate(
@@ -26,7 +22,7 @@ def generate(
     config = GenerateConfig(
         generation=generation, first_prompt=first_prompt, prompts=count, trust_remote_code=trust_remote_code
     )
-    return submit(generate_task, label, config, {"policy": policy, "prompts": prompts})
+    return submit("generate", label, config, {"policy": policy, "prompts": prompts})
 
 
 def score(
@@ -42,13 +38,11 @@ def score(
     if verifying is not None:
         rules = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
         config = config.model_copy(update=rules)
-    return submit(
-        score_task, label, config, {"rollouts": rollouts, "reward_model": reward_model, "reference": reference}
-    )
+    return submit("score", label, config, {"rollouts": rollouts, "reward_model": reward_model, "reference": reference})
 
 
 def select_pairs(label: str, selection: SelectionConfig, rollouts: Input, scores: Input) -> Step:
     """Make preference pairs of scored completions."""
     return submit(
-        select_pairs_task, label, SelectPairsConfig(selection=selection), {"rollouts": rollouts, "scores": scores}
+        "select_pairs", label, SelectPairsConfig(selection=selection), {"rollouts": rollouts, "scores": scores}
     )

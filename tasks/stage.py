@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from alignment_core.stages.base import StageCall, StageConfig, StageResult
 from alignment_core.stages.key import key_parts
 from alignment_core.stages.runner import cached_result
 from alignment_core.tracking import Listener, Progress
+from tasks.graph import CURRENT
 
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 120.0
@@ -45,14 +46,35 @@ class Run:
     listeners: tuple[Listener, ...] = ()
     steps: list[Step] = field(default_factory=list)
 
+    def submit(
+        self, stage: str, label: str, config: StageConfig, inputs: Mapping[str, Step | Reference | None]
+    ) -> Step:
+        """Submit a stage as a task; inputs that are None are left out."""
+        config.content()  # what is wrong with it is said now, not when the stage's turn comes
+        given = {
+            role: value.future if isinstance(value, Step) else str(value)
+            for role, value in inputs.items()
+            if value is not None
+        }
+        retries = self.resources.stage_retries
+        prepared = stage_task(stage).with_options(
+            task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries), result_storage=self.results
+        )
+        settings = config.model_dump(mode="json")
+        again = self.runs_again(label, inputs.values())
+        rerun = self.journal.record.rerun if again else ""
+        future = prepared.submit(
+            label=label, config=settings, inputs=given, seed=self.seed, rerun=rerun, order=len(self.steps)
+        )
+        step = Step(label, future, self, again)
+        self.steps.append(step)
+        return step
+
     def runs_again(self, label: str, inputs: Iterable[Any]) -> bool:
         """Whether a stage is, or depends on one of, those that are to be run again on purpose."""
         chosen = self.journal.record.from_stage
         named = chosen is not None and (label == chosen or label.startswith(f"{chosen}/"))
         return named or any(isinstance(value, Step) and value.again for value in inputs)
-
-
-CURRENT: ContextVar[Run] = ContextVar("alignment run")
 
 
 class Step:
@@ -88,9 +110,7 @@ class Step:
         return None
 
 
-Input = Step | Reference
-
-
+@functools.cache
 def stage_task(stage: str) -> Task[..., dict[str, Any]]:
     """The Prefect task of the stage module ``stage``.
 
@@ -101,7 +121,7 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
     def body(
         label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, rerun: str, order: int
     ) -> dict[str, Any]:
-        run = CURRENT.get()
+        run: Run = CURRENT.get()
         call = _call(stage, {"label": label, "config": config, "inputs": inputs, "seed": seed, "rerun": rerun})
         logger = get_run_logger()
         result = cached_result(run.store, call)
@@ -137,7 +157,8 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
         return result.model_dump(mode="json")
 
     def cache_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
-        run, call = CURRENT.get(), _call(stage, parameters)
+        run: Run = CURRENT.get()
+        call = _call(stage, parameters)
         parts = key_parts(call)
         key = digest_of(parts)
         run.journal.stage(call.label, "running", stage=stage, key=key, key_parts=parts)
@@ -154,32 +175,6 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
         result_serializer="json",
         retry_condition_fn=_may_retry,
     )(body)
-
-
-def submit(
-    task: Task[..., dict[str, Any]], label: str, config: StageConfig, inputs: Mapping[str, Input | None]
-) -> Step:
-    """Submit a stage of the current run; inputs that are None are left out."""
-    run = CURRENT.get()
-    config.content()  # what is wrong with it is said now, not when the stage's turn comes
-    given = {
-        role: value.future if isinstance(value, Step) else str(value)
-        for role, value in inputs.items()
-        if value is not None
-    }
-    retries = run.resources.stage_retries
-    prepared = task.with_options(
-        task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries), result_storage=run.results
-    )
-    settings = config.model_dump(mode="json")
-    again = run.runs_again(label, inputs.values())
-    rerun = run.journal.record.rerun if again else ""
-    future = prepared.submit(
-        label=label, config=settings, inputs=given, seed=run.seed, rerun=rerun, order=len(run.steps)
-    )
-    step = Step(label, future, run, again)
-    run.steps.append(step)
-    return step
 
 
 def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:

@@ -6,17 +6,13 @@ from alignment_core.recipes import DpoLossConfig, RewardModelConfig, TrainingCon
 from alignment_core.stages.dpo import DpoStageConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.stages.sft import SftStageConfig
-from tasks.stage import Input, Step, stage_task, submit
-
-sft_task = stage_task("sft")
-reward_model_task = stage_task("reward_model")
-dpo_task = stage_task("dpo")
+from tasks.graph import Input, Step, submit
 
 
 def sft(label: str, training: TrainingConfig, model: Input, data: Input, trust_remote_code: bool = False) -> Step:
     """Fine-tune ``model`` on demonstrations."""
     config = SftStageConfig(training=training, trust_remote_code=trust_remote_code)
-    return submit(sft_task, label, config, {"model": model, "data": data})
+    return submit("sft", label, config, {"model": model, "data": data})
 
 
 def reward_model(
@@ -26,7 +22,7 @@ def reward_model(
     config = RewardModelStageConfig(
         training=section.training, loss_type=section.loss_type, trust_remote_code=trust_remote_code
     )
-    return submit(reward_model_task, label, config, {"model": model, "data": data})
+    return submit("reward_model", label, config, {"model": model, "data": data})
 
 
 def dpo(
@@ -40,4 +36,4 @@ def dpo(
 ) -> Step:
     """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start."""
     config = DpoStageConfig(training=training, loss=loss, trust_remote_code=trust_remote_code)
-    return submit(dpo_task, label, config, {"model": policy, "data": data, "reference": reference})
+    return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference})

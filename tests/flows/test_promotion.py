@@ -13,8 +13,8 @@ from prefect.logging import disable_run_logger
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.recipes import Gate, PromotionConfig
 from flows.cli import not_promoted
-from tasks.evaluation import promote
-from tasks.stage import CURRENT
+from tasks.graph import CURRENT
+from tasks.promotion import promote
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
 BETTER: tuple[dict[str, float], dict[str, float]] = ({"accuracy": 0.9}, {"accuracy": 0.5})

@@ -1,0 +1,33 @@
+"""What compositions are written with: steps, inputs, and the one way to add a stage. Imports no Prefect.
+
+The same composition runs as a flow (:class:`tasks.stage.Run`) and is only planned (:class:`alignment_core.checks.plan.Plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from alignment_core.artifacts import Reference
+from alignment_core.stages.base import StageConfig, StageResult
+
+
+class Step(Protocol):
+    """A stage of a composition. Give it to other stages as an input."""
+
+    label: str
+
+    def result(self) -> StageResult:
+        """What came of it; waits for the stage."""
+
+
+Input = Step | Reference
+
+CURRENT: ContextVar[Any] = ContextVar("composition")
+"""What is being composed: it has a ``store``, and ``submit`` takes stages."""
+
+
+def submit(stage: str, label: str, config: StageConfig, inputs: Mapping[str, Input | None]) -> Any:
+    """Add the stage that the module ``stage`` defines to the current composition; inputs that are None are left out."""
+    return CURRENT.get().submit(stage, label, config, inputs)

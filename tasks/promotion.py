@@ -1,0 +1,42 @@
+"""The task that promotes a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from alignment_core.artifacts import Reference
+from alignment_core.errors import Conflict
+from alignment_core.evaluation.gates import refusals
+from alignment_core.recipes import PromotionConfig
+from tasks.graph import CURRENT
+
+
+@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
+def promote(
+    section: PromotionConfig,
+    policy: Reference,
+    metrics: dict[str, float],
+    baseline: dict[str, float],
+    expected: Reference | None,
+) -> dict[str, Any]:
+    """Move the recipe's tag from ``expected`` to ``policy`` if every gate holds; what was decided, as plain data."""
+    store, logger = CURRENT.get().store, get_run_logger()
+    outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
+    failed = refusals(section.gates, metrics, baseline)
+    if failed:
+        logger.warning("not promoted: %s", "; ".join(failed))
+        return {**outcome, "state": "refused", "reasons": failed}
+    if expected == policy:
+        return {**outcome, "state": "unchanged", "reasons": []}
+    passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
+    try:
+        store.move_tag(section.tag, policy, expected, reason=f"gates passed: {passed}")
+    except Conflict as conflict:
+        # A run that was killed after it had promoted comes here again.
+        if not any(move.to == policy and move.previous == expected for move in store.tag_history(section.tag)):
+            logger.warning("not promoted: %s", conflict)
+            return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
+    return {**outcome, "state": "promoted", "reasons": []}
