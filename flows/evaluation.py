@@ -7,6 +7,9 @@ from tasks import data, rollout
 from tasks import evaluation as judging
 from tasks.graph import Input, Step
 
+STREAM = "evaluation"
+"""All policies are sampled with the same noise, so that they are compared with less of it, and with none of a round's."""
+
 
 class Evaluations:
     """Collects policies to judge; the first that is added is the baseline and the reference of the KL."""
@@ -17,14 +20,21 @@ class Evaluations:
         self.steps: dict[str, Input] = {}
         self.trust = recipe.model.trust_remote_code
         if self.section:
-            self.prompts = data.dataset("evaluation/prompts", self.section.prompts, "prompts", tokenizer, self.trust)
+            self.prompts = data.dataset(
+                "evaluation/prompts", self.section.prompts, "prompts", tokenizer, self.trust, stream=STREAM
+            )
 
     def add(self, label: str, policy: Input) -> None:
         """Sample, score and measure ``policy``."""
         if self.section is None:
             return
         samples = rollout.generate(
-            f"{label}/evaluation/generate", self.section.generation, policy, self.prompts, trust_remote_code=self.trust
+            f"{label}/evaluation/generate",
+            self.section.generation,
+            policy,
+            self.prompts,
+            trust_remote_code=self.trust,
+            stream=STREAM,
         )
         reference = self.baseline[1] if self.baseline else None
         scores = rollout.score(

@@ -40,15 +40,15 @@ def rounds(
     start: Input,
     prompts: Input,
     judge: Input | None,
-    first_prompt: int = 0,
+    rounds_before: int = 0,
 ) -> dict[str, Input]:
-    """All rounds; the policy that each comes to, by label."""
+    """All rounds; the policy that each comes to, by label. Prompts and noise go on after ``rounds_before`` others."""
     policies: dict[str, Input] = {}
     policy = start
     for number in range(1, section.rounds + 1):
         reference = start if section.reference == "initial" and number > 1 else None
-        first = first_prompt + (number - 1) * section.prompts_per_round
-        policy = one_round(recipe, section, f"round-{number}", policy, prompts, first, judge, reference)
+        turn = rounds_before + number
+        policy = one_round(recipe, section, f"round-{number}", turn, policy, prompts, judge, reference)
         policies[f"round-{number}"] = policy
     return policies
 
@@ -57,16 +57,17 @@ def one_round(
     recipe: IterativeDpoRecipe | NightlyRecipe,
     section: IterativeDpoConfig,
     label: str,
+    turn: int,
     policy: Input,
     prompts: Input,
-    first: int,
     judge: Input | None,
     reference: Input | None,
 ) -> Step:
-    """Generate → score → select → train; returns the next policy."""
+    """Generate → score → select → train; returns the next policy. ``turn`` counts all rounds ever, from 1."""
     trust, count = recipe.model.trust_remote_code, section.prompts_per_round
+    first, stream = (turn - 1) * count, f"round-{turn}"
     verifying = recipe.evaluation if section.selection.score == "verifier" else None
-    samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, trust)
+    samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, trust, stream)
     scores = rollout.score(f"{label}/score", samples, judge, verifying, trust_remote_code=trust)
-    pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores)
-    return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, trust)
+    pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores, stream)
+    return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, trust, stream)

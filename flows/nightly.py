@@ -75,8 +75,8 @@ def compose(recipe: NightlyRecipe, claim: Claim) -> Outputs:
     policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs, trust_remote_code=trust)
     if section is not None:
         prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
-        first = claim.number * section.rounds * section.prompts_per_round  # goes on where the last batch ended
-        policy = rounds(recipe, section, policy, prompts, judge, first)[f"round-{section.rounds}"]
+        before = claim.number * section.rounds  # prompts go on where the last batch ended
+        policy = rounds(recipe, section, policy, prompts, judge, before)[f"round-{section.rounds}"]
 
     evaluations = Evaluations(recipe, base, judge)
     evaluations.add("production", start)

@@ -29,7 +29,7 @@ def rl(recipe: RlRecipe) -> Outputs:
     if recipe.rl.pretraining:
         pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "sft", base, trust)
     if recipe.rl.best:
-        held_out = data.dataset("rl/held-out", recipe.rl.best.prompts, "prompts", base, trust)
+        held_out = data.dataset("rl/held-out", recipe.rl.best.prompts, "prompts", base, trust, stream="held-out")
     policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, held_out, trust)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"

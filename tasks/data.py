@@ -26,12 +26,16 @@ def dataset(
     tokenizer: Input,
     trust_remote_code: bool = False,
     rows: Reference | None = None,
+    stream: str = "",
 ) -> Step:
-    """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model)."""
+    """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model).
+
+    Data sets of one ``purpose`` draw and shuffle their rows alike, unless they name another ``stream``.
+    """
     config = DatasetConfig(
         data=data,
         sources=() if rows else tuple(pin(source) for source in data.sources),
         purpose=purpose,
         trust_remote_code=trust_remote_code,
     )
-    return submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows})
+    return submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or purpose)

@@ -28,6 +28,10 @@ CURRENT: ContextVar[Any] = ContextVar("composition")
 """What is being composed: it has a ``store``, and ``submit`` takes stages."""
 
 
-def submit(stage: str, label: str, config: StageConfig, inputs: Mapping[str, Input | None]) -> Any:
-    """Add the stage that the module ``stage`` defines to the current composition; inputs that are None are left out."""
-    return CURRENT.get().submit(stage, label, config, inputs)
+def submit(stage: str, label: str, config: StageConfig, inputs: Mapping[str, Input | None], stream: str = "") -> Any:
+    """Add the stage that the module ``stage`` defines to the current composition; inputs that are None are left out.
+
+    Stages of one kind share their random numbers unless their ``stream`` differs: name one where they must not, as for the
+    rounds of a loop.
+    """
+    return CURRENT.get().submit(stage, label, config, inputs, stream)

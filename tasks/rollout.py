@@ -17,12 +17,13 @@ def generate(
     first_prompt: int = 0,
     count: int | None = None,
     trust_remote_code: bool = False,
+    stream: str = "",
 ) -> Step:
-    """Sample completions of ``count`` prompts from number ``first_prompt`` on."""
+    """Sample completions of ``count`` prompts from number ``first_prompt`` on; calls of one ``stream`` share their noise."""
     config = GenerateConfig(
         generation=generation, first_prompt=first_prompt, prompts=count, trust_remote_code=trust_remote_code
     )
-    return submit("generate", label, config, {"policy": policy, "prompts": prompts})
+    return submit("generate", label, config, {"policy": policy, "prompts": prompts}, stream)
 
 
 def score(
@@ -41,8 +42,7 @@ def score(
     return submit("score", label, config, {"rollouts": rollouts, "reward_model": reward_model, "reference": reference})
 
 
-def select_pairs(label: str, selection: SelectionConfig, rollouts: Input, scores: Input) -> Step:
+def select_pairs(label: str, selection: SelectionConfig, rollouts: Input, scores: Input, stream: str = "") -> Step:
     """Make preference pairs of scored completions."""
-    return submit(
-        "select_pairs", label, SelectPairsConfig(selection=selection), {"rollouts": rollouts, "scores": scores}
-    )
+    config = SelectPairsConfig(selection=selection)
+    return submit("select_pairs", label, config, {"rollouts": rollouts, "scores": scores}, stream)

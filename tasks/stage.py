@@ -47,7 +47,12 @@ class Run:
     steps: list[Step] = field(default_factory=list)
 
     def submit(
-        self, stage: str, label: str, config: StageConfig, inputs: Mapping[str, Step | Reference | None]
+        self,
+        stage: str,
+        label: str,
+        config: StageConfig,
+        inputs: Mapping[str, Step | Reference | None],
+        stream: str = "",
     ) -> Step:
         """Submit a stage as a task; inputs that are None are left out."""
         config.content()  # what is wrong with it is said now, not when the stage's turn comes
@@ -64,7 +69,13 @@ class Run:
         again = self.runs_again(label, inputs.values())
         rerun = self.journal.record.rerun if again else ""
         future = prepared.submit(
-            label=label, config=settings, inputs=given, seed=self.seed, rerun=rerun, order=len(self.steps)
+            label=label,
+            config=settings,
+            inputs=given,
+            seed=self.seed,
+            stream=stream,
+            rerun=rerun,
+            order=len(self.steps),
         )
         step = Step(label, future, self, again)
         self.steps.append(step)
@@ -119,10 +130,11 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
     """
 
     def body(
-        label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, rerun: str, order: int
+        label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, stream: str, rerun: str, order: int
     ) -> dict[str, Any]:
         run: Run = CURRENT.get()
-        call = _call(stage, {"label": label, "config": config, "inputs": inputs, "seed": seed, "rerun": rerun})
+        given = {"label": label, "config": config, "inputs": inputs, "seed": seed, "stream": stream, "rerun": rerun}
+        call = _call(stage, given)
         logger = get_run_logger()
         result = cached_result(run.store, call)
         if result is None:
@@ -189,6 +201,7 @@ def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
         config=parameters["config"],
         inputs=inputs,
         seed=parameters["seed"],
+        stream=parameters["stream"],
         rerun=parameters["rerun"],
     )
 

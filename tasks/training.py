@@ -33,7 +33,8 @@ def dpo(
     data: Input,
     reference: Input | None = None,
     trust_remote_code: bool = False,
+    stream: str = "",
 ) -> Step:
     """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start."""
     config = DpoStageConfig(training=training, loss=loss, trust_remote_code=trust_remote_code)
-    return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference})
+    return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference}, stream)

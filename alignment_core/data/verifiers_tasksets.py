@@ -9,9 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from alignment_core.canonical import digest_of, digest_of_file
+from alignment_core.canonical import digest_of
 from alignment_core.data.tasks import DEFAULT_ROWS
 from alignment_core.errors import UserError
+from alignment_core.source_code import digest_of_source
 
 FIELD = "verifiers"
 
@@ -43,7 +44,8 @@ def content(taskset: str, environment: str = "", field: str = FIELD) -> dict[str
 def _sources(module: Any) -> str:
     file = Path(str(module.__file__))
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    return digest_of([[one.relative_to(file.parent).as_posix(), digest_of_file(one)] for one in files])
+    digests = [digest_of_source(one.read_bytes(), docstrings=True) for one in files]
+    return digest_of([[one.relative_to(file.parent).as_posix(), it] for one, it in zip(files, digests, strict=True)])
 
 
 def check(name: str, split: str, options: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,6 +12,7 @@ from typing import Any
 
 from alignment_core.data import reasoning_gym
 from alignment_core.errors import UserError
+from alignment_core.source_code import digest_of_source
 
 BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
 FIELD = "evaluation.verifier"
@@ -44,7 +44,7 @@ def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
 
 
 def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
-    """What a verifier is, for stage keys: a built-in one, or a function's name and the SHA-256 of its file."""
+    """What a verifier is, for stage keys: a built-in one, or a function's name and the digest of its source."""
     if name == MATH:
         return {"name": MATH, "math-verify": importlib.metadata.version("math-verify")}
     if name == REASONING_GYM:
@@ -54,8 +54,11 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
     return function_content(name, field)
 
 
-def function_content(name: str, field: str) -> dict[str, str]:
-    """What a function or class is, for stage keys: its name and the SHA-256 of its file. Raises UserError."""
+def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
+    """What a function or class is, for stage keys: its name and the digest of what its file computes. Raises UserError.
+
+    With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
+    """
     found, place = load_function(name, field), name.rpartition(":")[0]
     try:
         is_here = isinstance(found, type) and place.endswith(
@@ -64,7 +67,7 @@ def function_content(name: str, field: str) -> dict[str, str]:
         source = place if is_here else inspect.getsourcefile(inspect.unwrap(found))
     except TypeError:
         raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
-    return {"name": name.rpartition(":")[2], "sha256": hashlib.sha256(Path(str(source)).read_bytes()).hexdigest()}
+    return {"name": name.rpartition(":")[2], "code": digest_of_source(Path(str(source)).read_bytes(), docstrings)}
 
 
 def _module_of_file(path: Path) -> Any:

@@ -159,17 +159,23 @@ class Engine:
         self.policy, self.version = policy, version
 
     def generate(
-        self, policy: str, prompts: Sequence[Sequence[int]], config: GenerationConfig, stop: int, seed: int
+        self,
+        policy: str,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        stop: int,
+        seed: int,
+        first: int = 0,
     ) -> list[list[Completion]]:
         """Sample ``config.num_generations`` completions per prompt; ``stop`` is the token id that ends one.
 
-        The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed and the
-        prefix cache is emptied first.
+        The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed, by its
+        number from ``first`` on, and the prefix cache is emptied first.
         """
 
         self._begin_batch(policy)
         sampling = [
-            self._sampling(config, stop, (seed + 104_729 * number) % 2**31, n=config.num_generations)
+            self._sampling(config, stop, (seed + 104_729 * (first + number)) % 2**31, n=config.num_generations)
             for number in range(len(prompts))
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]

@@ -29,7 +29,7 @@ def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     A class, or an agent, may say it of its options, by ``content(**options)``. Raises UserError if there is none of this name.
     """
     kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
-    found = {kind: function_content(name, field)}
+    found = {kind: function_content(name, field, docstrings=True)}
     of_options = getattr(load_function(name, field), "content", None)
     try:
         return {**found, "options": of_options(**config.options)} if of_options else found

@@ -32,7 +32,7 @@ class Tools:
     def content(tools: list[str], verifier: str) -> dict[str, Any]:
         """What of the options decides a result, for stage keys. Raises UserError for functions that are not there."""
         found = function_content(_function_of(verifier), f"{FIELD}.verifier")
-        return {"tools": [function_content(one, f"{FIELD}.tools") for one in tools], "verifier": found}
+        return {"tools": [function_content(one, f"{FIELD}.tools", docstrings=True) for one in tools], "verifier": found}
 
     def reset(self, prompt: str, label: str | None) -> None:
         """The prompt itself says which tools there are."""

@@ -62,6 +62,9 @@ class StageCall(BaseModel):
     """Input artifacts by role."""
     seed: int = 0
     """The recipe's seed."""
+    stream: str = ""
+    """Which of the recipe's random streams the stage draws from, such as ``round-2``: stages of one kind that name the same
+    one share their noise."""
     rerun: str = ""
     """Set when the stage is to run again although its result is known; equal values mean the same second run."""
 
@@ -142,7 +145,7 @@ class StageContext:
     progress: Path
     """Folder that outlives a crash, private to this stage's key."""
     seed: int
-    """Derived from the recipe's seed and everything in the key but the code and whether it is run again."""
+    """Derived from the recipe's seed, the kind of stage and its stream; see :func:`alignment_core.stages.key.stage_seed`."""
     resources: ResourcesConfig
     machines: Machines
     reporter: Reporter

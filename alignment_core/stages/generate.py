@@ -66,7 +66,8 @@ def _sample(
                     [prompt["prompt_ids"] for prompt in shards[number]],
                     generation,
                     tokenizer.eos_token_id,
-                    context.derive("shard", number),
+                    context.seed,
+                    number * generation.shard_size,
                 ),
             )
             for number in missing

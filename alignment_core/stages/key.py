@@ -5,20 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Provenance
-from alignment_core.canonical import digest_of
+from alignment_core.canonical import derive_seed, digest_of
 from alignment_core.errors import EnvironmentFault
+from alignment_core.source_code import PARSING, digest_of_tree, parse
 from alignment_core.stages.base import StageCall
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
-_PARSING = threading.Lock()
-"""Python 3.11's ``ast.parse`` fails where garbage collection in the middle of it lets another thread into it."""
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -50,12 +48,12 @@ def check_source() -> None:
 def key_parts(call: StageCall) -> dict[str, Any]:
     """What goes into the key. Placement, labels, paths and times do not. Raises EnvironmentFault, as check_source."""
     check_source()
-    with _PARSING:
+    with PARSING:
         stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
         code = code_digest(f"{PACKAGE}.stages.{call.stage}")
-    again = {"rerun": call.rerun} if call.rerun else {}
+    optional = {"rerun": call.rerun, "stream": call.stream}
     return {
-        **again,
+        **{name: value for name, value in optional.items() if value},
         "stage": stage.name,
         "version": stage.version,
         "config": stage.config.model_validate(call.config).content(),
@@ -70,13 +68,20 @@ def stage_key(call: StageCall) -> str:
     return digest_of(key_parts(call))
 
 
+def stage_seed(call: StageCall) -> int:
+    """The seed of a stage: it follows from the recipe's, what the stage is, and its stream.
+
+    Neither its settings nor its inputs are in it, so that two recipes that differ in one setting share all other noise.
+    """
+    return derive_seed(call.seed, call.stage, call.stream)
+
+
 @functools.cache
 def code_digest(module: str) -> str:
-    """SHA-256 over the source of ``module`` and of every module of this package that it can reach by imports."""
+    """SHA-256 over what ``module`` computes, and every module of this package that it can reach by imports."""
     digest = hashlib.sha256()
     for name, path in sorted(_reachable(module).items()):
-        digest.update(f"{name}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(f"{name}\0{_read(path)[0]}".encode())
     return digest.hexdigest()
 
 
@@ -90,13 +95,20 @@ def _reachable(module: str) -> dict[str, Path]:
         if name in found or path is None:
             continue
         found[name] = path
-        waiting.extend(_imports(path))
+        waiting.extend(_read(path)[1])
         waiting.extend(_parents(name))
     return found
 
 
-def _imports(path: Path) -> Iterable[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@functools.cache
+def _read(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The digest of a source file, and the modules of this package that it may import."""
+    tree = parse(path.read_bytes())
+    return digest_of_tree(tree), tuple(dict.fromkeys(_imports(tree)))
+
+
+def _imports(tree: ast.Module) -> Iterable[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith(PACKAGE))
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith(PACKAGE):

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
-from alignment_core.canonical import derive_seed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
 from alignment_core.stages.cost import Meter
-from alignment_core.stages.key import check_source, key_parts, stage_key, why_it_runs
+from alignment_core.stages.key import check_source, key_parts, stage_key, stage_seed, why_it_runs
 from alignment_core.stages.restarts import with_restarts
 from alignment_core.stages.turns import FIRST, Turn
 
@@ -85,7 +84,7 @@ def _run(
             references=dict(call.inputs),
             output=output,
             progress=progress,
-            seed=derive_seed(*(parts[name] for name in sorted(parts) if name not in ("code", "rerun"))),
+            seed=stage_seed(call),
             resources=resources,
             machines=machines,
             reporter=reporter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.rewards import verify
 from alignment_core.evaluation.verifiers import load_function, verifier_content
+from alignment_core.source_code import digest_of_source
 
 SOURCE = """
 import functools
@@ -129,11 +129,10 @@ def test_a_file_that_cannot_be_imported_is_the_users_turn(tmp_path, content):
 
 
 def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):
-    expected = hashlib.sha256(SOURCE.encode()).hexdigest()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "renamed.py").write_text(SOURCE)
     assert verifier_content(name("exact")) == verifier_content(f"{tmp_path}/other/renamed.py:exact")
-    assert verifier_content(name("exact")) == {"name": "exact", "sha256": expected}
+    assert verifier_content(name("exact")) == {"name": "exact", "code": digest_of_source(SOURCE.encode())}
     assert verifier_content(name("half")) != verifier_content(name("exact"))
     assert verifier_content("task") == {"name": "task"}
 

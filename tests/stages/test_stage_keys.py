@@ -19,7 +19,16 @@ from alignment_core.artifacts import Provenance, Reference
 from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.base import Stage, StageCall, load_stage
-from alignment_core.stages.key import _reachable, changes, code_digest, key_parts, stage_key, why_it_runs
+from alignment_core.stages.key import (
+    _reachable,
+    _read,
+    changes,
+    code_digest,
+    key_parts,
+    stage_key,
+    stage_seed,
+    why_it_runs,
+)
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
@@ -103,12 +112,47 @@ def test_a_key_is_made_of_meaning_alone_without_resources_or_paths():
         {"inputs": {"model": reference("model", "2"), "data": reference("dataset", "1")}},
         {"inputs": {"model": reference("model", "1")}},
         {"seed": 4},
+        {"stream": "round-2"},
         {"stage": "reward_model"},
     ],
-    ids=["config", "input", "inputs swapped", "input missing", "seed", "stage"],
+    ids=["config", "input", "inputs swapped", "input missing", "seed", "stream", "stage"],
 )
 def test_one_change_gives_another_key(changed):
     assert stage_key(call(**changed)) != stage_key(call())
+
+
+# ---------------------------------------------------------------- seeds
+
+
+def test_what_differs_in_settings_inputs_or_label_shares_its_noise():
+    others = [
+        call(config={"training": {"learning_rate": 2e-4, "batch_size": 8}}),
+        call(inputs={"model": reference("model", "9"), "data": reference("dataset", "8")}),
+        call(label="elsewhere", rerun="again"),
+    ]
+    assert {stage_seed(one) for one in others} == {stage_seed(call())}
+
+
+def test_another_recipe_seed_another_stage_and_another_stream_have_noise_of_their_own():
+    others = [call(), call(seed=4), call(stage="reward_model"), call(stream="round-1"), call(stream="round-2")]
+    assert len({stage_seed(one) for one in others}) == len(others)
+
+
+def test_a_comment_in_a_reward_file_changes_neither_key_nor_seed(tmp_path):
+    def of(source: str) -> StageCall:
+        (tmp_path / "reward.py").write_text(source)
+        config = {"verifier": f"{tmp_path / 'reward.py'}:score"}
+        return call(stage="score", config=config, inputs={"rollouts": reference("rollouts", "3")})
+
+    plain = of("def score(prompt, completion, label):\n    return float(completion == label)\n")
+    before = stage_key(plain), stage_seed(plain)
+    source = '"""Scores."""\ndef score(prompt,\n  completion, label):  # exact\n    "Exact."\n'
+    source += "    return float(completion == label)"
+    said = of(source)
+    assert (stage_key(said), stage_seed(said)) == before
+    other = of("def score(prompt, completion, label):\n    return float(completion != label)\n")
+    assert stage_key(other) != before[0]
+    assert stage_seed(other) == before[1]
 
 
 # ---------------------------------------------------------------- data by content
@@ -192,10 +236,14 @@ def test_an_edit_of_a_reachable_module_changes_the_code_digest_and_of_another_do
         "print(json.dumps([key.code_digest(f'alignment_core.stages.{name}') for name in ('sft', 'dpo')]))"
     )
     before = python(code)
-    with (tmp_path / "alignment_core" / "training" / "methods" / "dpo.py").open("a") as module:
-        module.write("# edited\n")
+    assert before == [code_digest(f"alignment_core.stages.{name}") for name in ("sft", "dpo")]
+    module = tmp_path / "alignment_core" / "training" / "methods" / "dpo.py"
+    module.write_text(f'"""Another docstring."""\n\n\n# a comment\n{module.read_text().partition(chr(10))[2]}')
+    assert python(code) == before
+    with module.open("a") as file:
+        file.write("EDITED = True\n")
     sft, dpo = python(code)
-    assert sft == before[0] == code_digest("alignment_core.stages.sft")
+    assert sft == before[0]
     assert dpo != before[1]
 
 
@@ -211,6 +259,7 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
     def ask(_: int) -> str:
         for _ in range(4):
             code_digest.cache_clear()
+            _read.cache_clear()
             for _ in range(20):
                 Garbage()
             key = stage_key(call())
