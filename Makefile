@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/rollout/test_verifiers_environments.py \
-	tests/stages/test_rl_libraries.py
+	tests/stages/test_rl_libraries.py tests/stages/test_rewards_of_environments.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo up down test peers lint bench lock clean

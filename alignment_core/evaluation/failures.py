@@ -52,7 +52,7 @@ class Account:
         rewards: list[float | None] = [None] * len(rows)
         with closing(answers):
             for number, answer in answers:
-                failure = _failure(answer)
+                failure = failure_of(answer)
                 if failure is None:
                     rewards[number] = float(answer)
                     continue
@@ -71,7 +71,8 @@ class Account:
         return rewards
 
 
-def _failure(answer: Any) -> Failed | None:
+def failure_of(answer: Any) -> Failed | None:
+    """Why an answer is no reward, None if it is one."""
     if isinstance(answer, Failed):
         return answer
     if answer is None:

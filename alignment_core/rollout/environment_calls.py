@@ -36,7 +36,11 @@ async def reset(
 
 
 async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
-    """What the environment makes of the policy's turn: its ``text``, and what an agent is told beside it."""
+    """What the environment makes of the policy's turn: its ``text``, and what an agent is told beside it.
+
+    With ``verify``, a dict of a ``verifier`` and a ``completion``, that verifier's score comes to the reward. It is not called
+    here: this process serves many episodes, and a verifier may hang, crash, or need a main thread.
+    """
     if episode not in _EPISODES:
         raise Failed("crashed", "was lost: its process ended")
     one = _EPISODES[episode]
@@ -49,7 +53,7 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
     reward = float(answer.get("reward", 0.0))
     if not math.isfinite(reward):
         raise ValueError(f"the reward is {reward}; a finite number is needed")
-    return {"observation": answer.get("observation"), "reward": reward, "done": done}
+    return {"observation": answer.get("observation"), "reward": reward, "done": done, "verify": answer.get("verify")}
 
 
 def _is_said(observation: Any) -> bool:

@@ -5,21 +5,24 @@ What the policy said stays the tokens that it sampled; what an environment says 
 
 from __future__ import annotations
 
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from alignment_core.data.template import Renderer
-from alignment_core.errors import UserError
-from alignment_core.evaluation.failures import Failed
+from alignment_core.errors import Stopped, UserError
+from alignment_core.evaluation.failures import Failed, failure_of
 from alignment_core.evaluation.function_process import FunctionProcess
+from alignment_core.evaluation.rewards import Verifier
 from alignment_core.evaluation.verifiers import function_content, load_function
 from alignment_core.recipes.rl import EnvironmentConfig
 from alignment_core.rollout.environment_calls import AGENT, FIELD
 from alignment_core.rollout.episodes import Episode
 from alignment_core.rollout.tool_calls import TAGS
 
+VERIFIER = "rl.environment.options.verifier"
 ACT = "alignment_core.rollout.environment_calls:act"
 
 
@@ -55,6 +58,10 @@ class Environments:
         self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which an environment is not shown."""
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
+        self._timeout = timeout
+        self._verifiers: dict[tuple[int, str], Verifier] = {}
+        """By place and name: each is asked by one thread."""
+        self._opening, self._closed = threading.Lock(), False
 
     @property
     def size(self) -> int:
@@ -70,7 +77,7 @@ class Environments:
 
         One whose environment is lost with its process under way begins again, once.
         """
-        asked = episodes
+        asked, finals = episodes, list[tuple[Episode, dict[str, str]]]()
         while asked:
             lost = []
             for number, answer in self._processes[place].answers([self._call(episode) for episode in asked]):
@@ -81,8 +88,12 @@ class Environments:
                     lost.append(episode)
                 else:
                     self._heard(episode, answer)
-                    yield episode
+                    if episode.failure is None and answer.get("verify"):
+                        finals.append((episode, answer["verify"]))
+                    else:
+                        yield episode
             asked = lost
+        yield from self._verified(finals, place)
         over = [["close", episode.name] for episode in episodes if episode.over]
         for _ in self._processes[place].answers(over):
             pass
@@ -112,6 +123,25 @@ class Environments:
             self._take(episode, answer)
         except Failed as failure:
             episode.failure, episode.over = failure, True
+
+    def _verified(self, finals: Sequence[tuple[Episode, dict[str, str]]], place: int) -> Iterator[Episode]:
+        """Add the score of each episode's answer to its reward."""
+        for name in dict.fromkeys(final["verifier"] for _, final in finals):
+            mine = [(episode, final["completion"]) for episode, final in finals if final["verifier"] == name]
+            rows = [_as_row(episode, completion) for episode, completion in mine]
+            for number, score in self._verifier(place, name)(rows):
+                episode, _ = mine[number]
+                episode.failure = failure_of(score)
+                episode.reward += 0.0 if episode.failure else score
+                yield episode
+
+    def _verifier(self, place: int, name: str) -> Verifier:
+        with self._opening:
+            if self._closed:
+                raise Stopped("the environments were closed")
+            if (place, name) not in self._verifiers:
+                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER)
+            return self._verifiers[place, name]
 
     def _take(self, episode: Episode, answer: dict[str, Any]) -> None:
         """Raises Failed for what is no episode to learn from."""
@@ -160,5 +190,16 @@ class Environments:
 
     def close(self) -> None:
         """End all processes."""
+        with self._opening:
+            self._closed = True
         for process in self._processes:
             process.close()
+        for verifier in self._verifiers.values():
+            verifier.close()
+
+
+def _as_row(episode: Episode, completion: str) -> dict[str, Any]:
+    """An episode's answer as a verifier sees a completion."""
+    prompt = episode.prompt
+    row = {name: prompt.get(name) for name in ("label", "task", "source")}
+    return row | {"prompt_text": prompt["prompt"], "completion_text": completion}

@@ -6,8 +6,7 @@ import functools
 import json
 from typing import Any
 
-from alignment_core.errors import UserError
-from alignment_core.evaluation.verifiers import CODE, FUNCTIONS, TASK, function_content, load_function
+from alignment_core.evaluation.verifiers import TASK, function_content, load_function, verifier_content
 from alignment_core.rollout import tool_calls
 from alignment_core.rollout.calling import called
 from alignment_core.rollout.tool_calls import Call
@@ -21,28 +20,28 @@ class Tools:
     """Runs Python functions for the policy, for as many turns as call any; a turn without a call is the answer.
 
     ``tools`` are functions, each ``file.py:function`` or ``module:function``, sync or async, which are called by their name
-    with the call's arguments. ``verifier`` scores the answer against the label: that turn's text alone.
+    with the call's arguments. ``verifier``, any that a reward may name, scores the answer against the label: that turn's
+    text alone. It is called where those of rewards are, in a process of its own, not here.
     """
 
     def __init__(self, tools: list[str], verifier: str) -> None:
         self._tools = {one.rpartition(":")[2]: _load(one, f"{FIELD}.tools") for one in tools}
-        self._verifier = _load(_function_of(verifier), f"{FIELD}.verifier")
+        self._verifier = _name_of(verifier)
 
     @staticmethod
     def content(tools: list[str], verifier: str) -> dict[str, Any]:
         """What of the options decides a result, for stage keys. Raises UserError for functions that are not there."""
-        found = function_content(_function_of(verifier), f"{FIELD}.verifier")
+        found = verifier_content(_name_of(verifier), f"{FIELD}.verifier")
         return {"tools": [function_content(one, f"{FIELD}.tools", docstrings=True) for one in tools], "verifier": found}
 
     def reset(self, prompt: str, label: str | None) -> None:
         """The prompt itself says which tools there are."""
-        self._prompt, self._label = prompt, label
 
     async def step(self, completion: str) -> dict[str, Any]:
         """One message for each call: its result, or what went wrong."""
         _, calls = tool_calls.parse(completion)
         if not calls:
-            return {"reward": await called(self._verifier, self._prompt, completion, self._label), "done": True}
+            return {"verify": {"verifier": self._verifier, "completion": completion}, "done": True}
         return {"observation": [await self._result(call) for call in calls]}
 
     async def _result(self, call: Call) -> str:
@@ -57,7 +56,6 @@ class Tools:
             return f"Error: {type(error).__name__}: {error}"
 
 
-def _function_of(verifier: str) -> str:
-    if verifier == CODE:
-        raise UserError(f"{FIELD}.verifier: `code` is not for turns; name a function")
-    return {**FUNCTIONS, TASK: TASK_FUNCTION}.get(verifier, verifier)
+def _name_of(verifier: str) -> str:
+    """Also where prompts are not of a built-in task, `task` is whether the answer is the label."""
+    return TASK_FUNCTION if verifier == TASK else verifier

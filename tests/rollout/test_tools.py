@@ -114,7 +114,6 @@ def test_the_source_of_tools_and_verifier_decides_a_result(config: EnvironmentCo
     [
         ({"tools": ["none.py:f"], "verifier": "math"}, "rl.environment.options.tools: 'none.py:f' cannot be loaded"),
         ({"tools": [], "verifier": "maths"}, "rl.environment.options.verifier: 'maths' is neither `task` nor"),
-        ({"tools": [], "verifier": "code"}, "`code` is not for turns"),
         ({"tools": []}, "rl.environment.options: .*missing 1 required positional argument: 'verifier'"),
     ],
 )
