@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
-from flows import services
+from flows import access, services
 from flows.console import JsonOption, out, print_json
 
 RunArgument = Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")]
@@ -24,41 +25,42 @@ def up(
     database: Annotated[
         str | None,
         typer.Option(
-            envvar=services.DATABASE,
-            help="PostgreSQL URL (postgresql+asyncpg://…) for Prefect; default SQLite below ALIGN_HOME.",
+            help="PostgreSQL URL (postgresql+asyncpg://…) for Prefect, or `sqlite`, which is the default and lies below "
+            f"ALIGN_HOME. Others see a command line: give a URL with a password as {access.DATABASE}.",
         ),
     ] = None,
+    foreground: Annotated[bool, typer.Option(help="Stay, as a service manager wants it; SIGTERM stops them.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a Prefect server, a worker and the reconciler in the background, with every deployment registered."""
     state = services.running()
-    if state is not None and state.phase == "ready":
-        if state.url != services.url_of(port):
+    if state is not None and (foreground or state.phase == "ready"):
+        if foreground or state.url != access.url_of(port):
             raise UserError(f"the services run already, at {state.url}; `align down` stops them")
+    elif foreground:
+        services.become(port, database)
     else:
-        _check_port(port)
         state = services.start(port, database)
     if as_json:
         return print_json(state.model_dump(mode="json"))
+    _print_problems(state)
+    page = state.url.removesuffix("/api")
     return out.print(
-        f"Prefect runs at {state.url.removesuffix('/api')}, with a worker. In another shell:\n\n"
-        f"  export PREFECT_API_URL={state.url}\n"
-        "  prefect deployment run alignment/quickstart --watch\n",
+        f"Prefect runs at {page}, with a worker. In another shell:\n\n"
+        '  eval "$(align env)"\n'
+        "  prefect deployment run alignment/quickstart --watch\n\n"
+        f"Its pages in a browser, {page}, ask for a password: that is in {services.token_file()}.",
         markup=False,
     )
 
 
-def _check_port(port: int) -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise EnvironmentFault(
-                f"port {port} is not free ({error.strerror}); choose another one with --port"
-            ) from None
+def env() -> None:
+    """Print what a shell needs to talk to the server of `align up`: eval "$(align env)"."""
+    state = services.running()
+    if state is None or state.phase != "ready":
+        raise EnvironmentFault("no services run; `align up` starts them")
+    print(f"export {access.URL}={state.url}")
+    print(f'export {access.TOKEN}="$(cat {shlex.quote(str(services.token_file()))})"')
 
 
 def down(as_json: JsonOption = False) -> None:
@@ -88,6 +90,7 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
         out.print("no services run; `align up` starts them")
     else:
         out.print(f"{state.phase}: {state.url}, database {state.database}", markup=False)
+        _print_problems(state)
         for service in state.services:
             restarts = f", restarted {service.restarts} times" if service.restarts else ""
             out.print(f"  {service.name:<12} {'pid ' + str(service.pid) if service.pid else 'starts again'}{restarts}")
@@ -99,6 +102,12 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
         )
         for label, done in row["doing"].items():
             out.print(f"              {label}: {done}", markup=False)
+
+
+def _print_problems(state: services.State) -> None:
+    for name, problem in state.problems.items():
+        out.print(f"[yellow]cannot run:[/] the deployment {name}: ", end="")
+        out.print(problem, markup=False)
 
 
 def _run_row(record: journal.RunRecord) -> dict[str, Any]:
@@ -182,5 +191,5 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``align``."""
-    for command in (up, down, status, resume, explain):
+    for command in (up, env, down, status, resume, explain):
         app.command()(command)

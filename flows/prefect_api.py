@@ -17,6 +17,7 @@ import urllib.request
 from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault
 from alignment_core.host.supervised import Supervised, fresh_folder
+from flows import access
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
@@ -26,26 +27,32 @@ EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFE
 """What Prefect itself sets for the temporary servers that it starts."""
 
 
+def server_command(listener: int, log_level: str) -> list[str]:
+    """Prefect's server on a socket that listens already: early requests wait."""
+    application = [
+        "-m",
+        "flows.prefect_server",
+        "--factory",
+        "prefect.server.api.server:create_app",
+        "--lifespan",
+        "on",
+    ]
+    options = ["--fd", str(listener), "--log-level", log_level, "--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)]
+    return [sys.executable, *application, *options]
+
+
 class PrefectApi:
-    """The server, starting or started. Its database lies below ALIGN_HOME and outlives it."""
+    """The server, starting or started. Its database lies below ALIGN_HOME and outlives it; its token does not."""
 
     def __init__(self) -> None:
         home = align_home()
         self.log = home / "logs" / "prefect.log"
-        with socket.create_server(("127.0.0.1", 0)) as listener:  # open from now on: early requests wait
+        with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-            self.url = f"http://127.0.0.1:{port}/api"
-            uvicorn = [
-                sys.executable,
-                "-m",
-                "flows.prefect_server",
-                "--factory",
-                "prefect.server.api.server:create_app",
-            ]
-            options = ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
+            self.url, self.token = access.url_of(port), access.new_token()
             self.server = Supervised(
-                [*uvicorn, *options, "--timeout-keep-alive", str(KEEP_ALIVE_SECONDS)],
-                {**os.environ, **EPHEMERAL},
+                server_command(listener.fileno(), "error"),
+                {**os.environ, **EPHEMERAL, **access.of_server(port, self.token)},
                 self.log,
                 fresh_folder(home / "tmp", "api-"),
                 inherited=[listener.fileno()],
@@ -67,12 +74,15 @@ class PrefectApi:
 def start_prefect_api() -> PrefectApi | None:
     """A server for this process, unless ``PREFECT_API_URL`` names one. Call it before ``import prefect``.
 
+    What the environment says of the database is told the server alone, and forgotten here.
     It ends at the exit of the interpreter, after Prefect has sent its last logs and events: what is registered first
     is called last.
     """
-    if os.environ.get("PREFECT_API_URL"):
+    if os.environ.get(access.URL):
         return None
     api = PrefectApi()
     atexit.register(api.server.close)
-    os.environ["PREFECT_API_URL"] = api.url
+    for name in access.split(os.environ)[1]:
+        del os.environ[name]
+    os.environ.update(access.of_client(api.url, api.token))
     return api

@@ -224,7 +224,9 @@ def _environment(resources: ResourcesConfig, temporary: Path) -> dict[str, str]:
     """The host's environment: what must be set before the libraries are imported."""
     home = align_home()
     caches = {"VLLM_CACHE_ROOT": home / "cache" / "vllm", "TORCHINDUCTOR_CACHE_DIR": home / "cache" / "inductor"}
-    environment = {**{name: str(folder) for name, folder in caches.items()}, **os.environ}
+    # nothing of Prefect's: its variables may hold a password, and what runs below the host may be anybody's code
+    users = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = {**{name: str(folder) for name, folder in caches.items()}, **users}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
     environment.update(
         TMPDIR=str(temporary),  # each start of vLLM leaves a file there

@@ -21,6 +21,7 @@ import psutil
 from alignment_core import journal
 from alignment_core.stages.training_loop import REPORT_SECONDS
 from flows import environment
+from flows.access import of_client
 from flows.prefect_api import PrefectApi
 from tests.crash import recipe
 from tests.crash.outcome import Comparison, Digests, digests, each_prompt_once, equal_digests
@@ -64,7 +65,7 @@ def prefect_server(home: Path) -> Iterator[None]:
     environment.prepare()
     api = PrefectApi()
     os.environ.clear()
-    os.environ.update({**before, "PREFECT_API_URL": api.url})
+    os.environ.update({**before, **of_client(api.url, api.token)})
     try:
         api.wait()
         yield

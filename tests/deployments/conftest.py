@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import access
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import wait_until
 
@@ -68,7 +69,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterato
     patch.setenv("ALIGN_HOME", str(home))
     running = Services(home)
     try:
-        running.align("up", "--port", str(running.port), "--database", database)
+        running.align("up", "--port", str(running.port), **{access.DATABASE: database})
         yield running
     finally:
         running.align("down")

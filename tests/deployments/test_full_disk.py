@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import EnvironmentFault
-from flows import services
+from flows import services, services_process
 from flows.console import say
 from tests.conftest import fill
 from tests.processes import wait_until
@@ -23,7 +23,7 @@ def home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_service_that_cannot_start_is_tried_again_later(home: Path) -> None:
-    service = services._Service("worker", [sys.executable, "-c", "import time; time.sleep(60)"])
+    service = services_process._Service("worker", [sys.executable, "-c", "import time; time.sleep(60)"])
     taken = fill(home)
     service.keep_running()
     assert (service.state.pid, service.restarts) == (None, 0)
@@ -38,7 +38,7 @@ def test_a_service_that_cannot_start_is_tried_again_later(home: Path) -> None:
 
 def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: Path) -> None:
     taken = fill(home)
-    running = services.Services(1)
+    running = services_process.Services(1, {})
     running._write("starting")
     for path in taken:
         path.unlink()
@@ -47,11 +47,11 @@ def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: P
 
 
 def test_a_long_log_gives_its_room_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.services.LONGEST_LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("flows.services_process.LONGEST_LOG_BYTES", 1 << 18)
     log = home / "server.log"
     log.write_bytes(bytes(1 << 19))
     fill(home)
-    services.trim(log)
+    services_process.trim(log)
     assert log.stat().st_size == 0
     assert not (home / "server.old.log").exists()
 

@@ -18,7 +18,7 @@ from prefect.states import Running
 from alignment_core import journal
 from flows.alignment import alignment
 from flows.reconcile import SILENCE_SECONDS, Suspects, reconcile
-from flows.services import trim
+from flows.services_process import trim
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
@@ -139,7 +139,7 @@ def cancel_and_wait(services: Services, run_id: str) -> None:
 
 
 def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> None:
-    with SyncPrefectClient(api=services.url) as client:
+    with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         run = client.create_flow_run(alignment, name="elsewhere", state=Running())
         suspects: Suspects = {}
         began = datetime.now(UTC)
@@ -173,7 +173,7 @@ def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated
 
 
 def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.services.LONGEST_LOG_BYTES", 10)
+    monkeypatch.setattr("flows.services_process.LONGEST_LOG_BYTES", 10)
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"what was said before")

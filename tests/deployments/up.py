@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
 import subprocess
 import sys
-import urllib.request
+import uuid
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+ALIGN = [sys.executable, "-m", "flows.cli"]
 PASSWORD = "secret-of-the-test"
 """Of the PostgreSQL user; it must be found in no file."""
-SIGNS = {"server": "server start", "worker": "worker start", "reconciler": "flows.reconcile"}
+SIGNS = {"server": "flows.prefect_server", "worker": "worker start", "reconciler": "flows.reconcile"}
 
 
 class Services:
@@ -30,13 +33,26 @@ class Services:
             self.port = probe.getsockname()[1]
         self.home = home
         self.url = f"http://127.0.0.1:{self.port}/api"
-        self.environment = {**os.environ, "ALIGN_HOME": str(home), "PREFECT_API_URL": self.url}
+        self.settings = {**os.environ, "ALIGN_HOME": str(home)}
 
-    def align(self, *arguments: str, expect: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
-        environment = {name: value for name, value in self.environment.items() if name != "PREFECT_API_URL"}
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a shell in which `eval "$(align env)"` was said."""
+        said = subprocess.run([*ALIGN, "env"], cwd="/", env=self.settings, capture_output=True, text=True, check=True)
+        shell = ["sh", "-c", f"{said.stdout}\nenv -0"]
+        exported = subprocess.run(shell, env=self.settings, capture_output=True, text=True, check=True).stdout
+        return dict(line.split("=", 1) for line in exported.split("\0") if line)
+
+    def align(self, *arguments: str, expect: int = 0, **environment: str) -> dict[str, Any]:
+        """What a command prints with `--json`, said in a folder that has nothing to do with the project."""
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+            [*ALIGN, *arguments, "--json"],
+            cwd="/",
+            env={**self.settings, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == expect, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -46,17 +62,33 @@ class Services:
         """What a command of Prefect's own prints."""
         command = [str(BIN / "prefect"), *arguments]
         done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600, check=False
+            command, cwd="/", env=self.environment, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
     def get(self, path: str, body: Any = None) -> Any:
         """The answer of the server's API; a body makes it a POST."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
+        answer = self.ask(path, body, self.token)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    @property
+    def token(self) -> str:
+        return (self.home / "services" / "token").read_text()
+
+    def ask(self, path: str, body: Any = None, token: str = "", **headers: str) -> httpx.Response:
+        """An answer as it is, to somebody who says this token; a POST has what protects from forged ones."""
+        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as client:
+            if token:
+                client.headers["authorization"] = f"Basic {base64.b64encode(token.encode()).decode()}"
+            if body is None:
+                return client.get(path)
+            if token and "prefect-csrf-token" not in client.headers:
+                client.headers["prefect-csrf-client"] = str(uuid.uuid4())
+                granted = client.get("/csrf-token", params={"client": client.headers["prefect-csrf-client"]})
+                client.headers["prefect-csrf-token"] = granted.json()["token"]
+            return client.post(path, json=body)
 
     def start_run(self, overrides: list[str]) -> str:
         """The id of a new run of the deployment `sft`."""

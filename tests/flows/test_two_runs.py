@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from alignment_core.stages.machine_queue import MachineQueue
 from alignment_core.stages.turns import RunName, Turn
+from flows.access import of_client
 from tests.flows.test_processes import RECIPE, wait_until
 
 pytestmark = pytest.mark.slow
@@ -27,7 +29,7 @@ from flows.prefect_api import start_prefect_api
 environment.prepare()
 api = start_prefect_api()
 api.wait()
-print(api.url, flush=True)
+print(api.url, api.token, flush=True)
 sys.stdin.read()
 """
 Messages = Callable[[], list[str]]
@@ -49,14 +51,16 @@ def messages(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Messages]:
     """What Prefect's API shows as the logs of all runs; both runs report to one server."""
     server = subprocess.Popen([sys.executable, "-c", API], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    url = server.stdout.readline().strip()
-    monkeypatch.setenv("PREFECT_API_URL", url)
+    url, token = server.stdout.readline().split()
+    for name, value in of_client(url, token).items():
+        monkeypatch.setenv(name, value)
+    headers = {"authorization": f"Basic {b64encode(token.encode()).decode()}", "content-type": "application/json"}
 
     def read() -> list[str]:
         found: list[str] = []
         while True:
             body = json.dumps({"offset": len(found), "sort": "TIMESTAMP_ASC"}).encode()
-            request = urllib.request.Request(f"{url}/logs/filter", body, {"content-type": "application/json"})
+            request = urllib.request.Request(f"{url}/logs/filter", body, headers)
             with urllib.request.urlopen(request, timeout=30) as answer:
                 page = json.loads(answer.read())
             found += [log["message"] for log in page]

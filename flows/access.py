@@ -1,0 +1,67 @@
+"""Who may talk to the Prefect servers that we start: whoever holds the token of this start of the server.
+
+A token lives as long as the process that holds the server's port. Whoever listens there afterwards may be a stranger, and
+what a client tells him by mistake is worth nothing any more.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+URL, TOKEN = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+OF_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
+"""Beginnings of the variables that may hold a password of the database."""
+
+
+def new_token() -> str:
+    """A password that nobody guesses."""
+    return secrets.token_urlsafe(32)
+
+
+def url_of(port: int) -> str:
+    """Address of a server's API."""
+    return f"http://127.0.0.1:{port}/api"
+
+
+def of_client(url: str, token: str) -> dict[str, str]:
+    """Settings of a process that talks to the server."""
+    return {URL: url, TOKEN: token}
+
+
+def of_server(port: int, token: str) -> dict[str, str]:
+    """Settings of a server's process: it answers who knows the token, and web pages of its own alone."""
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": token,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
+    }
+
+
+OF_PAGES = {"PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true"}
+"""Of a server with pages: a request that changes something has to show that a page of its own made it."""
+
+
+def split(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What any process may know, and what the server alone has to know of the database."""
+    database = {name: value for name, value in environment.items() if name.startswith(OF_DATABASE)}
+    return {name: value for name, value in environment.items() if name not in database}, database
+
+
+def write(file: Path, token: str) -> None:
+    """Keep a token where this user's processes find it, and nobody else."""
+    partial = file.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+        output.write(token)
+    os.replace(partial, file)
+
+
+def read(file: Path) -> str | None:
+    """The token that ``write`` kept, if there is one."""
+    with suppress(OSError):
+        return file.read_text()
+    return None

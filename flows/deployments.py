@@ -1,0 +1,170 @@
+"""Deployments: those of prefect.yaml, and recipes of one's own. ``python -m flows.deployments`` registers the former.
+
+Their entrypoints are modules of this package, which a worker finds from any folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentScheduleUpdate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+)
+from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.workers.process import ProcessWorker
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import BaseRecipe, parse_recipe
+from flows import alignment
+
+FLOW = "alignment"
+PROJECT = Path(__file__).resolve().parent.parent
+FUNCTIONS: dict[str, Flow[..., Any]] = {
+    "sft": alignment.deployed_sft,
+    "reward-model": alignment.deployed_reward_model,
+    "dpo": alignment.deployed_dpo,
+    "iterative-dpo": alignment.deployed_iterative_dpo,
+    "rl": alignment.deployed_grpo,
+    "nightly": alignment.deployed_nightly,
+}
+"""Whose form a recipe of one's own has, by its method."""
+PAGE = 200
+
+
+def shipped() -> dict[str, dict[str, Any]]:
+    """What prefect.yaml says of each deployment, by name."""
+    return {one["name"]: one for one in yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]}
+
+
+def register_shipped(client: SyncPrefectClient) -> None:
+    """Register what prefect.yaml lists. The schedules of what is registered already stay as their user left them."""
+    for name, written in shipped().items():
+        schedules = [CronSchedule(cron=one["cron"], timezone=one["timezone"]) for one in written.get("schedules", [])]
+        flow = getattr(alignment, written["entrypoint"].rpartition(":")[2])
+        _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules)
+
+
+def register_recipe(client: SyncPrefectClient, name: str, recipe: BaseRecipe, schedule: CronSchedule | None) -> None:
+    """Register a recipe of one's own or replace it, whose schedule stays if there is no other. Raises UserError."""
+    if name in shipped():
+        raise UserError(f"--name {name}: a deployment of this name comes with the project; choose another one")
+    parameters = {"recipe": recipe.model_dump(mode="json")}
+    _register(
+        client, name, FUNCTIONS[recipe.method], parameters, f"Recipe {recipe.name}", [schedule] if schedule else None
+    )
+
+
+def _register(
+    client: SyncPrefectClient,
+    name: str,
+    flow: Flow[..., Any],
+    parameters: dict[str, Any],
+    description: str | None,
+    schedules: list[CronSchedule] | None,
+) -> None:
+    pool = next(iter(shipped().values()))["work_pool"]
+    content: dict[str, Any] = {
+        "parameters": parameters,
+        "description": description,
+        "entrypoint": f"{flow.fn.__module__}.{flow.fn.__name__}",
+        "parameter_openapi_schema": flow.parameters.model_dump(),
+        "enforce_parameter_schema": True,
+        "work_pool_name": pool["name"],
+        "job_variables": {**pool["job_variables"], "working_dir": str(PROJECT)},
+        "pull_steps": [],
+        "path": None,
+    }
+    if (found := _find(client, name)) is None:
+        planned = [DeploymentScheduleCreate(schedule=schedule) for schedule in schedules or []]
+        flow_id = client.create_flow_from_name(FLOW)
+        client.create_deployment(flow_id, name, schedules=planned, **content)
+        return
+    if schedules is not None:
+        content["schedules"] = [DeploymentScheduleUpdate(schedule=schedule, active=True) for schedule in schedules]
+    client.update_deployment(found.id, DeploymentUpdate(**content))
+
+
+def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(f"{FLOW}/{name}")
+    except ObjectNotFound:
+        return None
+
+
+def problems(client: SyncPrefectClient, pool: str) -> dict[str, str]:
+    """Why a run of a deployment would fail at once, by the name of each that cannot run."""
+    chosen = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    found: dict[str, str] = {}
+    offset = 0
+    while page := client.read_deployments(work_pool_filter=chosen, limit=PAGE, offset=offset):
+        found |= {one.name: problem for one in page if (problem := _problem(one))}
+        offset += PAGE
+    return found
+
+
+def _problem(deployment: DeploymentResponse) -> str | None:
+    entrypoint = deployment.entrypoint or ""
+    file, colon, function = entrypoint.rpartition(":")
+    if colon:
+        return _problem_of_file(deployment, file, function)
+    module, _, function = entrypoint.rpartition(".")
+    try:
+        if not hasattr(importlib.import_module(module), function):
+            return f"its entrypoint {entrypoint} does not exist"
+    except Exception as error:
+        return f"its entrypoint {entrypoint} does not load: {type(error).__name__}: {error}"
+    recipe = (deployment.parameters or {}).get("recipe")
+    try:
+        if module == alignment.__name__ and recipe:
+            parse_recipe(recipe)
+    except UserError as error:
+        return f"its recipe is not valid any more: {error}"
+    return None
+
+
+def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -> str | None:
+    """Of a deployment that somebody made from a file; where its steps fetch the code first, nobody knows."""
+    steps = deployment.pull_steps or []
+    folders = [one[name]["directory"] for one in steps for name in one if name.endswith("set_working_directory")]
+    if len(folders) != len(steps):
+        return None
+    path = Path(folders[-1] if folders else deployment.path or "/", file)
+    try:
+        names = {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"its entrypoint {path}:{function} does not load: {error}"
+    return None if function in names else f"its entrypoint {path}:{function} does not exist"
+
+
+def _create_pool(client: SyncPrefectClient, name: str) -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    with suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+
+
+def main() -> int:
+    """Register the shipped deployments in the pool that is named, and print what cannot run as a JSON object."""
+    with get_client(sync_client=True) as client:
+        _create_pool(client, sys.argv[1])
+        register_shipped(client)
+        print(json.dumps(problems(client, sys.argv[1])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
