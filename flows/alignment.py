@@ -5,7 +5,6 @@ Every deployment is a flow of this name; the functions differ only in the recipe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from prefect import flow
@@ -24,16 +23,10 @@ from alignment_core.recipes import (
     load_recipe,
     parse_recipe,
 )
-from flows import dpo, iterative_dpo, nightly, reward_model, rl, sft
-from flows.runs import Outputs, project_file, run_recipe
+from flows import nightly
+from flows.planning import COMPOSITIONS
+from flows.runs import project_file, run_recipe
 
-COMPOSITIONS: dict[str, Callable[[Any], Outputs]] = {
-    "sft": sft.sft,
-    "reward-model": reward_model.reward_model,
-    "dpo": dpo.dpo,
-    "iterative-dpo": iterative_dpo.iterative_dpo,
-    "rl": rl.rl,
-}
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
 runner: Any = ThreadPoolTaskRunner(max_workers=64)
 alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name="{recipe.name}", validate_parameters=True)

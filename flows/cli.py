@@ -18,7 +18,7 @@ import typer
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError
 from alignment_core.journal import RunRecord
-from flows import cli_doctor, cli_services, cli_store
+from flows import cli_check, cli_doctor, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
 NOT_PROMOTED = 4
@@ -29,6 +29,7 @@ app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_store.tags_app, name="tags")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
     app.command()(command)
+app.command()(cli_check.check)
 cli_services.register(app)
 
 
@@ -58,6 +59,7 @@ def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_
     from flows.prefect_api import start_prefect_api
 
     require(recipe.tracking)
+    early.check_recipe(recipe, opened)
     services.use_if_running()
     environment.prepare()
     host = early.early_host(recipe, opened)

@@ -1,4 +1,4 @@
-"""Starting the run host while Prefect still starts, when it is certain to be needed. Imports no Prefect."""
+"""What comes before a run: the checks of its recipe, and its host, if one is certain to be needed. Imports no Prefect."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ class CommandLine:
 
 
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
+
+
+def check_recipe(recipe: BaseRecipe, store: Store) -> None:
+    """Look at the rows, functions and shapes of all that would run. Raises UserError with a sentence for each mistake."""
+    from alignment_core.checks import check
+    from flows.planning import plan
+
+    check(plan(recipe, store), recipe.resources).refuse()
 
 
 def early_host(recipe: BaseRecipe, store: Store) -> Host | None:

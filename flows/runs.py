@@ -31,7 +31,7 @@ from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from flows.costs import cost_cells, run_cost, step_rows
-from flows.early import COMMAND_LINE, CommandLine
+from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
 from flows.outputs import Outputs
 from flows.progress import ProgressArtifacts
@@ -123,6 +123,8 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
     run_id = str(flow_run().id)
     store = open_store(recipe.store)
     caller = COMMAND_LINE.get()
+    if caller is None:  # the command has done it
+        check_recipe(recipe, store)
     resumes = caller.resumes if caller else None
     again = (resumes.rerun if resumes and resumes.from_stage == from_stage else run_id) if from_stage else ""
     record = new_record(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import sysconfig
+import traceback
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Literal
 
 from alignment_core.errors import DataError
@@ -26,6 +29,17 @@ class Failed(Exception):
         super().__init__(message)
         self.reason = reason
 
+
+def raised(error: BaseException) -> str:
+    """What the user's code raised, and the last of its own lines that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(frame.filename.startswith(place) for place in NOT_THE_USERS)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+"""Where files begin whose lines say nothing to the user: this package, Python and installed packages."""
 
 Answers = Generator[tuple[int, Any], None, None]
 """The number of each row, in any order, and its reward, None if it is to have none, or the :class:`Failed` that says why."""

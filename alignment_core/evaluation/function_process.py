@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from alignment_core.errors import Stopped, UserError
-from alignment_core.evaluation.failures import Failed
+from alignment_core.evaluation.failures import Failed, raised
 from alignment_core.evaluation.verifiers import FIELD, load_function
 
 ROOT = Path(__file__).parents[2]
@@ -260,7 +260,7 @@ def _plain(value: Any) -> Any:
 def _raised(number: int, error: Exception) -> bytes:
     if isinstance(error, Failed):
         return _line(call=number, failed=[error.reason, str(error)])
-    return _line(call=number, failed=["raised", f"failed: {type(error).__name__}: {error}"])
+    return _line(call=number, failed=["raised", f"failed: {raised(error)}"])
 
 
 def _line(**content: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,6 +13,7 @@ from typing import Any
 
 from alignment_core.data import reasoning_gym
 from alignment_core.errors import UserError
+from alignment_core.evaluation.failures import raised
 from alignment_core.source_code import digest_of_source
 
 BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
@@ -21,6 +23,10 @@ FUNCTIONS = {
     REASONING_GYM: "alignment_core.evaluation.reasoning_gym_answers:verify",
 }
 """Built-in verifiers that are functions as those of the user are."""
+
+
+LISTED = 10
+"""Functions that a message names where none is near."""
 
 
 def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
@@ -35,9 +41,10 @@ def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
         raise UserError(f"{field}: {name!r} is neither {known}")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        found = getattr(module, function)
     except Exception as error:  # the user's code runs here
-        raise UserError(f"{field}: {name!r} cannot be loaded: {type(error).__name__}: {error}") from None
+        raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
+    if (found := getattr(module, function, None)) is None:
+        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, module)}")
     if not callable(found):
         raise UserError(f"{field}: {name!r} is no function")
     return found
@@ -68,6 +75,12 @@ def function_content(name: str, field: str, docstrings: bool = False) -> dict[st
     except TypeError:
         raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
     return {"name": name.rpartition(":")[2], "code": digest_of_source(Path(str(source)).read_bytes(), docstrings)}
+
+
+def _nearest(function: str, module: Any) -> str:
+    known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    near = difflib.get_close_matches(function, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:LISTED]) or 'no function'}"
 
 
 def _module_of_file(path: Path) -> Any:

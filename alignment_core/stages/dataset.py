@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alignment_core.data.context import check_context, context_length
 from alignment_core.data.formats import Purpose
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.recipes import DataConfig, DataSource
@@ -51,6 +52,9 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             context.seed,
             progress,
         )
+        most = context_length(context.inputs["tokenizer"])
+        for table in (built.train, built.test):
+            check_context(table, config.purpose, most)
         write(built, context.output)
     rows = built.statistics["rows"]
     return {"train_rows": rows["train"], "test_rows": rows["test"], "dropped": built.statistics["dropped"]}

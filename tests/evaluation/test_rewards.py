@@ -94,7 +94,8 @@ def test_a_function_that_hangs_is_ended_with_its_children_and_the_next_row_is_sc
 
 def test_one_failure_more_than_allowed_ends_the_stage_and_names_verifier_row_prompt_and_field(moody: str) -> None:
     says = (
-        r"^prompts\.jsonl:1: the verifier .*checks\.py:moody failed: ValueError: what is this\?, for the prompt 'prompt 1'; "
+        r"^prompts\.jsonl:1: the verifier .*checks\.py:moody failed: ValueError: what is this\? \(checks\.py, line \d+\), "
+        r"for the prompt 'prompt 1'; "
         r"1 of 4 completions may go without a reward \(evaluation\.max_failed_rewards 0\.25\)$"
     )
     assert verify(moody, rows("raise", "a", "b", "c"), max_failed=0.25) == [None, 0.25, 0.25, 0.25]

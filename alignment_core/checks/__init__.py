@@ -1,0 +1,135 @@
+"""What can be known of a recipe's plan before anything heavy starts: rows, functions and shapes that cannot work.
+
+No torch, Ray, vLLM or Prefect is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.checks import functions, rows, shapes
+from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.data.context import context_length
+from alignment_core.errors import DataError
+from alignment_core.recipes import ResourcesConfig
+
+
+class Findings(BaseModel):
+    """What a look at a plan came to."""
+
+    problems: list[str] = []
+    """Sentences; the recipe cannot run while there is one."""
+    seen: list[rows.Answer] = []
+    """The data sets that were looked at."""
+
+    def refuse(self) -> None:
+        """Raise DataError with all problems, if there are any."""
+        if self.problems:
+            raise DataError("\n".join(self.problems))
+
+
+def check(plan: Plan, resources: ResourcesConfig) -> Findings:
+    """Look at all that would run, the cheapest first, until something is wrong.
+
+    Raises EnvironmentFault where this machine cannot run the user's functions.
+    """
+    todo = [stage for stage in plan.stages if stage.state != "cached"]
+    if problems := list(_wrong_heads(plan, todo, resources)):
+        return Findings(problems=problems)
+    seen = {answer.label: answer for answer in rows.ask([_question(plan, one) for one in todo if _reads(one)])}
+    problems = [f"{answer.label}: {answer.problem}" for answer in seen.values() if answer.problem]
+    problems = problems or list(_too_long(plan.store, todo, seen))
+    problems = problems or list(_broken_functions(plan.store, todo, seen, resources.reward_timeout_seconds))
+    return Findings(problems=list(dict.fromkeys(problems)), seen=list(seen.values()))
+
+
+def _reads(stage: PlannedStage) -> bool:
+    config: Any = stage.config
+    return stage.stage == "dataset" and bool(config.sources)
+
+
+def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
+    base = next((stage for stage in plan.stages if stage.stage == "base_model" and stage.label == "model"), None)
+    if base is not None and any(stage.stage in shapes.SAMPLING for stage in todo):
+        config: Any = base.config
+        yield from shapes.wrong_heads(shapes.model_shape(config), resources)
+
+
+def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:
+    for stage in todo:
+        for prompts in _prompts_of(stage):
+            answer = seen.get(prompts.label)
+            if answer is not None and answer.longest:
+                yield from shapes.too_long(stage, answer.longest, _context(store, prompts.inputs["tokenizer"]))
+
+
+def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:
+    """The data sets whose prompts a stage samples for."""
+    if stage.stage in shapes.SAMPLING:
+        found = (stage.inputs.get(role) for role in ("prompts", "held_out"))
+        yield from (one for one in found if isinstance(one, PlannedStage))
+
+
+def _broken_functions(
+    store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer], timeout: float
+) -> Iterator[str]:
+    called = set()
+    for stage in todo:
+        for prompts, function in _functions_of(stage):
+            if (prompts.label, function.field) not in called:
+                called.add((prompts.label, function.field))
+                if (samples := _samples(store, prompts, seen)) and (problem := function.problem(samples, timeout)):
+                    yield problem
+
+
+def _functions_of(stage: PlannedStage) -> Iterator[tuple[PlannedStage, functions.Called]]:
+    """The user's functions that a stage calls, each with the data set whose prompts it judges."""
+    config: Any = stage.config
+    if stage.stage == "rl":
+        yield from ((prompts, one) for prompts in [*_prompts_of(stage)][:1] for one in functions.of_rl(config.section))
+    elif stage.stage == "score" and config.verifier is not None and isinstance(stage.inputs["rollouts"], PlannedStage):
+        yield from (
+            (prompts, functions.of_verifier(config.verifier)) for prompts in _prompts_of(stage.inputs["rollouts"])
+        )
+
+
+def _samples(store: Store, prompts: PlannedStage, seen: dict[str, rows.Answer]) -> list[dict[str, Any]]:
+    """A few prompts as functions see them, with completions."""
+    if prompts.reference is None:
+        return seen[prompts.label].samples if prompts.label in seen else []
+    return rows.samples_of(store.fetch(prompts.reference))
+
+
+def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
+    config: Any = stage.config
+    return rows.Question(
+        label=stage.label,
+        dataset=config,
+        tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], config.trust_remote_code),
+        context=_context(plan.store, stage.inputs["tokenizer"]),
+        seed=plan.seed,
+    )
+
+
+def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> rows.TokenizerSource:
+    if isinstance(model, Reference):
+        return rows.TokenizerSource(folder=str(store.fetch(model)), trust_remote_code=trust)
+    config: Any = model.config
+    place: dict[str, str | None] = {}
+    if config.commit is not None:
+        place = {"hub": config.model.name, "commit": config.commit}
+    elif config.model.scratch is None:
+        place = {"folder": str(Path(config.model.name).expanduser())}
+    return rows.TokenizerSource(**place, chat_template=config.model.chat_template, trust_remote_code=trust)
+
+
+def _context(store: Store, model: PlannedStage | Reference) -> int | None:
+    if isinstance(model, Reference):
+        return context_length(store.fetch(model))
+    config: Any = model.config
+    return shapes.model_shape(config).get("max_position_embeddings")

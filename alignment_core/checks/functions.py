@@ -1,0 +1,105 @@
+"""Each function of the user, called as a run calls it, on a few rows: one that never works is said before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.errors import UserError
+from alignment_core.evaluation.failures import Failed
+from alignment_core.evaluation.function_process import FunctionProcess
+from alignment_core.evaluation.rewards import Verifier
+from alignment_core.evaluation.verifiers import FIELD as VERIFIER
+from alignment_core.recipes.rl import EnvironmentConfig, RlConfig
+from alignment_core.rollout import environment_calls
+from alignment_core.rollout.environments import ACT
+from alignment_core.rollout.group_function import GroupFunction
+from alignment_core.stages.reward_sources import field
+
+Rows = Sequence[dict[str, Any]]
+Answers = Generator[Any, None, None]
+SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Called:
+    """A function to call: by its name in a recipe, on the prompts of one data set."""
+
+    field: str
+    name: str
+    look: Callable[[Rows, float], Answers]
+    """Calls it with so many seconds for each answer; what it answers to each row, or why it does not."""
+
+    def problem(self, rows: Rows, timeout: float) -> str | None:
+        """A sentence, if it cannot be loaded or fails on every one of ``rows``. Raises EnvironmentFault where it cannot run."""
+        failed = []
+        try:
+            with closing(self.look(rows, timeout)) as answers:
+                for row, answer in zip(rows, answers, strict=False):
+                    if not isinstance(answer, Failed):
+                        return None
+                    prompt = f"for the prompt {row['prompt_text'][:SHOWN]!r} of {row['source']}"
+                    failed.append(f"{self.field}: {self.name} {answer}, {prompt}")
+        except UserError as error:
+            return str(error)
+        return failed[0] if failed else None
+
+
+def of_verifier(name: str) -> Called:
+    """The verifier of an evaluation."""
+    return Called(VERIFIER, name, _verifier(name, VERIFIER))
+
+
+def of_rl(section: RlConfig) -> Iterator[Called]:
+    """The rewards and the environment of reinforcement learning. An endpoint and a reward model are not asked."""
+    for number, reward in enumerate(section.rewards):
+        if reward.verifier is not None:
+            where = f"{field(number)}.verifier"
+            yield Called(where, reward.verifier, _verifier(reward.verifier, where))
+        elif reward.function is not None:
+            where = f"{field(number)}.function"
+            yield Called(
+                where, reward.function, _group_function(reward.function, where, section.generation.num_generations)
+            )
+    if section.environment is not None and section.environment.name is not None:
+        yield Called(environment_calls.FIELD, section.environment.name, _environment(section.environment))
+
+
+def _verifier(name: str, where: str) -> Any:
+    def look(rows: Rows, timeout: float) -> Answers:
+        with Verifier(name, timeout, where) as verifier:
+            for row in rows:
+                yield from (answer for _, answer in verifier([row]))
+
+    return look
+
+
+def _group_function(name: str, where: str, generations: int) -> Any:
+    def look(rows: Rows, timeout: float) -> Answers:
+        function = GroupFunction(name, timeout, where)
+        with closing(function):
+            for number, row in enumerate(rows):
+                group = [
+                    {**row, "group": number, "prompt": number, "sample": sample, "finish_reason": "stop", "policy": ""}
+                    for sample in range(generations)
+                ]
+                answers = [answer for _, answer in function(group)]
+                yield next((one for one in answers if not isinstance(one, Failed)), answers[0])
+
+    return look
+
+
+def _environment(config: EnvironmentConfig) -> Any:
+    def look(rows: Rows, timeout: float) -> Answers:
+        process = FunctionProcess(ACT, timeout, environment_calls.FIELD)
+        with closing(process):
+            for number, row in enumerate(rows):
+                reset = ["reset", str(number), config.name, None, config.options, row["prompt_text"], row["label"]]
+                for _, answer in process.answers([reset]):
+                    yield answer
+                for _ in process.answers([["close", str(number)]]):
+                    pass
+
+    return look

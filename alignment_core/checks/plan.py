@@ -1,0 +1,80 @@
+"""The stages of a recipe as its composition asks for them: which are in the store already, which would run. Nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.stages.base import StageCall, StageConfig, StageResult
+from alignment_core.stages.runner import cached_result
+
+State = Literal["cached", "runs", "depends"]
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage that was not submitted; it ``depends`` where an input has yet to be made, so that nobody knows its key."""
+
+    label: str
+    stage: str
+    config: StageConfig
+    inputs: Mapping[str, PlannedStage | Reference]
+    state: State
+    found: StageResult | None = None
+    """What the store holds of it, if it is cached."""
+
+    @property
+    def reference(self) -> Reference | None:
+        """Its artifact, if there is one."""
+        return self.found.reference if self.found else None
+
+    def result(self) -> StageResult:
+        """What the store holds of it. Raises LookupError if that is nothing."""
+        if self.found is None:
+            raise LookupError(f"{self.label} is planned and has no result")
+        return self.found
+
+    def waits_for(self) -> list[str]:
+        """Labels of the stages that have to run before its key is known."""
+        return sorted({label for label in self._waits_for() if label != self.label})
+
+    def _waits_for(self) -> Iterator[str]:
+        if self.state == "runs":
+            yield self.label
+        for value in self.inputs.values():
+            if isinstance(value, PlannedStage) and value.state != "cached":
+                yield from value._waits_for()
+
+
+@dataclass
+class Plan:
+    """A composition that is only written down: ``tasks.graph.CURRENT`` while it is composed."""
+
+    store: Store
+    seed: int
+    stages: list[PlannedStage] = field(default_factory=list)
+
+    def submit(
+        self,
+        stage: str,
+        label: str,
+        config: StageConfig,
+        inputs: Mapping[str, PlannedStage | Reference | None],
+        stream: str = "",
+    ) -> PlannedStage:
+        """Note a stage. Raises UserError for a config that cannot work."""
+        config.content()
+        given = {role: value for role, value in inputs.items() if value is not None}
+        references = {role: value if isinstance(value, Reference) else value.reference for role, value in given.items()}
+        known = {role: reference for role, reference in references.items() if reference is not None}
+        found, state = None, "depends"
+        if len(known) == len(given):
+            settings = config.model_dump(mode="json")
+            call = StageCall(stage=stage, label=label, config=settings, inputs=known, seed=self.seed, stream=stream)
+            found = cached_result(self.store, call)
+            state = "runs" if found is None else "cached"
+        planned = PlannedStage(label, stage, config, given, state, found)  # type: ignore[arg-type]
+        self.stages.append(planned)
+        return planned

@@ -1,0 +1,205 @@
+"""A first look at the rows of data sets, in a process that has tokenizers and no torch: seconds instead of a stage.
+
+``python -m alignment_core.checks.rows`` reads a list of :class:`Question` as JSON and answers each with a line of JSON, an
+:class:`Answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from alignment_core.data import filters, statistics, tables
+from alignment_core.data.build import _examples as examples
+from alignment_core.data.build import _kept_rows as kept_rows
+from alignment_core.data.context import check_context
+from alignment_core.data.pin import PinnedSource
+from alignment_core.data.template import Renderer
+from alignment_core.errors import UserError
+from alignment_core.recipes import DataConfig
+from alignment_core.stages.dataset import DatasetConfig
+
+READ = 20_000
+"""Rows of a source that are parsed."""
+RENDERED = 1_000
+"""Rows of a source that a tokenizer sees."""
+MADE = 50
+"""Rows that a library is asked to make."""
+SAMPLES = 4
+"""Rows that reward functions are called on."""
+STAND_IN = "This is not an answer."
+"""A completion where a row says no right one."""
+
+
+class TokenizerSource(BaseModel):
+    """Where a tokenizer is: a folder, a Hub name with its commit, or none of them for that of models made from scratch."""
+
+    folder: str | None = None
+    hub: str | None = None
+    commit: str | None = None
+    chat_template: str | None = None
+    trust_remote_code: bool = False
+
+
+class Question(BaseModel):
+    """A data set to look at."""
+
+    label: str
+    dataset: DatasetConfig
+    tokenizer: TokenizerSource
+    context: int | None = None
+    """The longest sequence that the model takes."""
+    seed: int = 0
+
+
+class Answer(BaseModel):
+    """What was found."""
+
+    label: str
+    problem: str | None = None
+    """A sentence, where the rows cannot be used."""
+    unseen: str | None = None
+    """Why nobody looked."""
+    read: int = 0
+    dropped: dict[str, int] = {}
+    longest: int = 0
+    """Tokens of the longest prompt, for a data set of prompts."""
+    samples: list[dict[str, Any]] = []
+    """Prompts as reward functions see them, each with a completion: its label, where it has one."""
+
+
+def ask(questions: Sequence[Question]) -> Iterator[Answer]:
+    """The answers, in order, as they come. A process that ends early leaves the rest unseen."""
+    if not questions:
+        return
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r}); from {__name__} import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps([question.model_dump(mode="json") for question in questions]))
+        process.stdin.close()
+        for question in questions:
+            line = process.stdout.readline()
+            yield Answer.model_validate_json(line) if line else Answer(label=question.label, unseen="its reader ended")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    """Entry point."""
+    questions = [Question.model_validate(one) for one in json.load(sys.stdin)]
+    if not any(question.tokenizer.trust_remote_code for question in questions):
+        sys.modules["torch"] = None  # type: ignore[assignment] # tokenizers do without, and importing it takes seconds
+    answers, sys.stdout = sys.stdout, sys.stderr  # a library that prints must not spoil the answers
+    for answer in answers_to(questions):
+        print(answer.model_dump_json(), file=answers, flush=True)
+
+
+def answers_to(questions: Sequence[Question]) -> Iterator[Answer]:
+    """First the rows of all as they stand in their sources; if these are fine, as a tokenizer sees them."""
+    parsed = [_answer(question, _parse) for question in questions]
+    broken = any(answer.problem for answer in parsed)  # is said without waiting for any tokenizer
+    yield from parsed if broken else (_answer(question, _render) for question in questions)
+
+
+def _answer(question: Question, look: Callable[[Question], dict[str, Any]]) -> Answer:
+    try:
+        return Answer(label=question.label, **look(question))
+    except UserError as error:
+        return Answer(label=question.label, problem=str(error))
+    except Exception as error:  # no network, a tokenizer that needs torch: the stage itself will tell
+        return Answer(label=question.label, unseen=f"{type(error).__name__}: {error}")
+
+
+def _parse(question: Question) -> dict[str, Any]:
+    config, pinned = question.dataset, [_first(source, READ) for source in question.dataset.sources]
+    ledger = statistics.Ledger(pinned, config.data.max_bad_rows)
+    for number, source in enumerate(pinned):
+        if not source.hub_commit:
+            for _ in examples(source, number, ledger, config.purpose, question.seed):
+                pass
+    _judge(ledger, config.data)
+    return {"read": ledger.read.total()}
+
+
+def _render(question: Question) -> dict[str, Any]:
+    config = question.dataset
+    tokenizer = _tokenizer(question.tokenizer)
+    renderer = Renderer(tokenizer, config.data.chat_template)
+    pinned = [_first(source, RENDERED) for source in config.sources]
+    ledger = statistics.Ledger(pinned, config.data.max_bad_rows)
+    limits = filters.Limits(config.data, renderer, tokenizer.bos_token_id)
+    rows = [row.columns for row in kept_rows(pinned, limits, ledger, config.purpose, question.seed, None)]
+    _judge(ledger, config.data)
+    if not rows:
+        ledger.check_rows_left([0] * len(pinned), mixture=False)
+    check_context(tables.to_table(rows, config.purpose), config.purpose, question.context)
+    found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
+    if config.purpose != "prompts":
+        return found
+    return found | {
+        "longest": max(len(row["prompt_ids"]) for row in rows),
+        "samples": [_sample(row) for row in rows[:SAMPLES]],
+    }
+
+
+def _judge(ledger: statistics.Ledger, data: DataConfig) -> None:
+    """Raise DataError for malformed rows. A share of them that the recipe allows is for the whole data set to say."""
+    if not data.max_bad_rows:
+        ledger.check_bad_rows()
+
+
+def _first(pinned: PinnedSource, rows: int) -> PinnedSource:
+    """The source, cut to its first rows."""
+    source = pinned.source
+    most = MADE if source.reasoning_gym or source.verifiers else rows
+    return pinned.model_copy(update={"source": source.model_copy(update={"rows": min(source.rows or most, most)})})
+
+
+def samples_of(dataset: Path) -> list[dict[str, Any]]:
+    """The same of a data set in the store."""
+    import pyarrow.parquet as pq
+
+    file = dataset / "train.parquet"
+    return [_sample(row) for row in pq.read_table(file).slice(0, SAMPLES).to_pylist()] if file.is_file() else []
+
+
+def _sample(row: dict[str, Any]) -> dict[str, Any]:
+    ids = [int(one) for one in row["prompt_ids"]]
+    return {
+        "prompt_text": row["prompt"],
+        "prompt_ids": ids,
+        "completion_text": row["label"] or STAND_IN,
+        "completion_ids": ids,  # any will do
+        **{name: row[name] for name in ("label", "task", "source")},
+    }
+
+
+def _tokenizer(source: TokenizerSource) -> Any:
+    if source.folder is None and source.hub is None:
+        from alignment_core.models.tokenizer import byte_tokenizer
+
+        return byte_tokenizer(source.chat_template)
+    from transformers import AutoTokenizer
+
+    trust = source.trust_remote_code
+    place = {"revision": source.commit} if source.hub else {}
+    found = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
+    if source.chat_template is not None:
+        found.chat_template = source.chat_template
+    return found

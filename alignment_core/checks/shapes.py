@@ -1,0 +1,84 @@
+"""What the shape of a model rules out: heads that the installed vLLM's attention does not serve, and too long completions."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from alignment_core.checks.plan import PlannedStage
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.base_model import BaseModelConfig
+
+SAMPLING = ("generate", "rl")
+CPU_ATTENTION = Path("v1", "attention", "backends", "cpu_attn.py")
+
+
+def model_shape(config: BaseModelConfig) -> dict[str, Any]:
+    """The model's own ``config.json``, before it is in any store; empty where it cannot be read now."""
+    model = config.model
+    if model.scratch is not None:
+        return model.scratch.model_dump()
+    try:
+        if config.commit is None:
+            return json.loads(Path(str(model.name)).expanduser().joinpath("config.json").read_text())
+        from huggingface_hub import hf_hub_download
+
+        return json.loads(Path(hf_hub_download(str(model.name), "config.json", revision=config.commit)).read_text())
+    except Exception:  # no network, no such file: the stage that needs it will tell
+        return {}
+
+
+def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[str]:
+    """A sentence if the engines, on this machine's processors, cannot serve heads of the model's size."""
+    served = head_sizes_on_cpu()
+    heads, width = shape.get("num_attention_heads"), shape.get("hidden_size")
+    size = shape.get("head_dim") or (width // heads if heads and width else None)
+    if size is not None and served and size not in served and _on_cpu(resources):
+        yield (
+            f"model: its heads have {size} dimensions (hidden_size {width} / num_attention_heads {heads}), which vLLM's "
+            f"attention on the CPU does not serve; it serves {', '.join(map(str, served))}"
+        )
+
+
+def _on_cpu(resources: ResourcesConfig) -> bool:
+    """Whether the engines certainly have no GPU; a cluster may have one elsewhere."""
+    alone = not os.environ.get("RAY_ADDRESS") and shutil.which("nvidia-smi") is None
+    return resources.device == "cpu" or (resources.device == "auto" and alone)
+
+
+@functools.cache
+def head_sizes_on_cpu() -> tuple[int, ...]:
+    """What the installed vLLM's attention on the CPU says it serves, read from its source; nothing if it does not say."""
+    found = importlib.util.find_spec("vllm")  # does not import it
+    for place in (found.submodule_search_locations or ()) if found else ():
+        file = Path(place) / CPU_ATTENTION
+        if file.is_file():
+            return tuple(_returned(ast.parse(file.read_text()), "get_supported_head_sizes"))
+    return ()
+
+
+def _returned(tree: ast.AST, function: str) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function and isinstance(node.body[-1], ast.Return):
+            value = node.body[-1].value
+            yield from ast.literal_eval(value) if isinstance(value, ast.List) else ()
+            return
+
+
+def too_long(stage: PlannedStage, longest_prompt: int, most: int | None) -> Iterator[str]:
+    """A sentence if a stage's longest prompt and completion are more than the ``most`` tokens that the model takes."""
+    config: Any = stage.config
+    room = (config.generation if stage.stage == "generate" else config.section.generation).max_completion_length
+    if most is not None and longest_prompt + room > most:
+        yield (
+            f"{stage.label}: the longest prompt has {longest_prompt} tokens, which with max_completion_length {room} makes "
+            f"{longest_prompt + room}; the model takes {most} (max_position_embeddings). Lower "
+            "generation.max_completion_length or prompts.max_prompt_length"
+        )

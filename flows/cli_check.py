@@ -1,0 +1,52 @@
+"""The command ``align check``: what a recipe would do, and what is wrong with it, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from alignment_core.artifacts import open_store
+from flows.console import JsonOption, StoreOption, out, print_json
+
+
+def check(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
+    overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the first rows of every data set, call every function on some, and say which stages would run. Nothing is trained.
+
+    Exit code 2 if the recipe cannot run. What is found in rows that were not read yet is said by the run itself.
+    """
+    from alignment_core.checks import check as look
+    from alignment_core.recipes import load_recipe
+    from alignment_core.tracking import require
+    from flows.planning import plan
+
+    chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
+    require(chosen.tracking)
+    planned = plan(chosen, open_store(chosen.store))
+    findings = look(planned, chosen.resources)
+    findings.refuse()
+    stages = [
+        {"stage": one.label, "state": one.state, "waits_for": one.waits_for() if one.state == "depends" else []}
+        for one in planned.stages
+    ]
+    if as_json:
+        data = [answer.model_dump(mode="json", exclude={"samples", "problem"}) for answer in findings.seen]
+        return print_json({"status": "checked", "stages": stages, "data": data})
+    table = Table("stage", "", box=None)
+    for stage in stages:
+        table.add_row(str(stage["stage"]), WORDS[str(stage["state"])] + ", ".join(stage["waits_for"]))
+    out.print(table)
+    for answer in findings.seen:
+        dropped = "".join(f", {count} {reason}" for reason, count in sorted(answer.dropped.items()))
+        out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
+    return out.print("nothing is wrong so far")
+
+
+WORDS = {"cached": "cached", "runs": "runs", "depends": "is decided by "}

@@ -1,0 +1,234 @@
+"""What is wrong with a recipe is said from a look at its rows, functions and shapes: nothing heavy is started or imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Store, open_store
+from alignment_core.checks import Findings, check, shapes
+from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.data.context import check_context
+from alignment_core.data.tables import compact, to_table
+from alignment_core.errors import DataError
+from alignment_core.recipes import parse_recipe
+from alignment_core.stages.base import StageCall
+from alignment_core.stages.key import stage_key
+from flows.planning import plan
+
+ROOT = Path(__file__).parents[2]
+MODEL = {"scratch": {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64}}
+CALLS = """
+def reward(rows):
+    return [1.0 for row in rows] if rows[0]["completion"] == rows[0]["label"] else [1 / 0]
+
+def fails(rows):
+    return [len(row["completion"]) / 0 for row in rows]
+
+def moody(rows):
+    return [1 / 0 if "2?" not in row["prompt"] else 1.0 for row in rows]
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """100 questions with answers."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}?", "completion": "yes"}) + "\n" for n in range(100)))
+    return file
+
+
+def sft(rows: Path, **fields: Any) -> dict[str, Any]:
+    return {"method": "sft", "name": "demo", "model": MODEL, "sft": {"data": {"path": str(rows), **fields}}}
+
+
+def rl(rows: Path, reward: dict[str, Any], **model: Any) -> dict[str, Any]:
+    shape = {"scratch": {**MODEL["scratch"], **model}}
+    section = {
+        "prompts": {"path": str(rows), "columns": {"label": "completion"}},
+        "generation": {"num_generations": 2, "max_completion_length": 16},
+        "rewards": [reward],
+    }
+    return {"method": "rl", "name": "demo", "model": shape, "rl": section}
+
+
+def look(store: Store, recipe: dict[str, Any]) -> Findings:
+    parsed = parse_recipe(recipe)
+    return check(plan(parsed, store), parsed.resources)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_a_malformed_row_is_named_with_its_data_set_before_any_tokenizer_is_loaded(store, rows):
+    rows.write_text(rows.read_text() + "{broken\n")
+    (problem,) = look(store, sft(rows)).problems
+    assert problem.startswith("sft/data: 1 of 101 rows is malformed")
+    assert "rows.jsonl:101: is not valid JSON" in problem
+
+
+def test_rows_that_the_chat_template_refuses_and_rows_that_are_too_long_are_found_by_the_tokenizer(store, rows):
+    with rows.open("a") as file:
+        file.write(json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n")
+    (problem,) = look(store, sft(rows)).problems
+    assert "sft/data: rows.jsonl:101: the row has 106 tokens, and the model takes 64" in problem
+    assert "set max_length to 64 or less" in problem
+    (fine,) = look(store, sft(rows, max_length=64)).seen
+    assert (fine.problem, fine.dropped) == (None, {"too_long": 1})
+    file = rows.with_name("chats.jsonl")
+    file.write_text(json.dumps({"messages": [{"role": "tool", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    (problem,) = look(store, sft(file)).problems
+    assert "chats.jsonl:1: the chat template refuses this conversation" in problem
+
+
+def test_a_share_of_malformed_rows_that_is_allowed_is_left_to_the_data_set_itself(store, rows):
+    rows.write_text("{broken\n" + rows.read_text())
+    assert look(store, sft(rows, max_bad_rows=0.1)).problems == []
+
+
+@pytest.mark.parametrize(
+    ("purpose", "columns", "tokens"),
+    [
+        ("sft", {"input_ids": [1] * 9, "loss_mask": [1] * 9, "text": ""}, 9),
+        (
+            "preference",
+            {
+                "prompt_ids": [1] * 4,
+                "chosen_ids": [1] * 2,
+                "rejected_ids": [1] * 5,
+                **dict.fromkeys(("prompt", "chosen", "rejected"), ""),
+                "margin": None,
+            },
+            9,  # the prompt with the longer answer
+        ),
+        (
+            "prompts",
+            {"prompt_ids": [1] * 8, "prompt": "", "label": None, "task": None},
+            9,
+        ),  # and one token of an answer
+    ],
+)
+def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(purpose, columns, tokens):
+    table = to_table([compact({**columns, "source": "rows.jsonl:7"}, purpose)], purpose)
+    check_context(table, purpose, tokens)
+    with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, and the model takes 8 "):
+        check_context(table, purpose, tokens - 1)
+
+
+# ---------------------------------------------------------------- functions
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("reward", None),
+        ("moody", None),  # it gives some rewards: how many it may owe is for the run to say
+        (
+            "fails",
+            "rl.rewards.0.function: FILE:fails failed: ZeroDivisionError: division by zero (calls.py, line 6), for",
+        ),
+        ("rewards", "rl.rewards.0.function: FILE has no 'rewards'; did you mean 'reward'?"),
+    ],
+)
+def test_a_function_is_called_on_real_rows_and_one_that_always_fails_is_named_with_its_line(
+    store, rows, tmp_path, function, sentence
+):
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    try:
+        problems = look(store, rl(rows, {"function": f"{file}:{function}"})).problems
+    except Exception as error:  # a name that is not there is missed when the key is made
+        problems = [str(error)]
+    assert len(problems) == (sentence is not None)
+    assert sentence is None or problems[0].startswith(sentence.replace("FILE", str(file)))
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def test_heads_that_vllm_does_not_serve_on_this_machine_are_refused(store, rows, monkeypatch):
+    assert {32, 64, 128} <= set(shapes.head_sizes_on_cpu())
+    recipe = rl(rows, {"verifier": "math"}, num_attention_heads=4) | {"resources": {"device": "cpu"}}
+    (problem,) = look(store, recipe).problems
+    assert "its heads have 16 dimensions (hidden_size 64 / num_attention_heads 4)" in problem
+    assert look(store, sft(rows) | {"model": recipe["model"]}).problems == [], "nothing samples"
+
+
+def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store, rows):
+    recipe = rl(rows, {"verifier": "math"})
+    recipe["rl"]["generation"]["max_completion_length"] = 62
+    (problem,) = look(store, recipe).problems
+    assert (
+        "rl: the longest prompt has 5 tokens, which with max_completion_length 62 makes 67; the model takes 64"
+        in problem
+    )
+
+
+# ---------------------------------------------------------------- plan
+
+
+def test_a_plan_tells_what_is_cached_what_runs_and_what_depends_on_it(store, rows, tmp_path):
+    recipe = parse_recipe(sft(rows))
+    before = plan(recipe, store)
+    assert [(one.label, one.state) for one in before.stages] == [
+        ("model", "runs"),
+        ("sft/data", "depends"),
+        ("sft", "depends"),
+    ]
+    assert before.stages[2].waits_for() == ["model"]
+    model = before.stages[0]
+    call = StageCall(stage="base_model", label="model", config=model.config.model_dump(mode="json"), inputs={})
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+    store.publish(tmp_path / "made", "model", ProvenanceDraft(key=stage_key(call), stage="base_model", label="model"))
+    after = plan(recipe, store)
+    assert [one.state for one in after.stages] == ["cached", "runs", "depends"]
+    assert after.stages[2].waits_for() == ["sft/data"]
+
+
+def test_what_is_cached_is_not_looked_at(store, rows):
+    planned = plan(parse_recipe(sft(rows)), store)
+    rows.unlink()
+    cached = [PlannedStage(one.label, one.stage, one.config, one.inputs, "cached") for one in planned.stages]
+    assert check(Plan(store, 0, cached), parse_recipe(sft(rows.parent)).resources) == Findings()
+
+
+def test_the_command_says_the_sentence_starts_nothing_and_imports_nothing_heavy(rows, tmp_path):
+    rows.write_text("{broken\n")
+    (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))  # JSON is YAML
+    code = (
+        "import sys\nfrom flows.cli import main\n"
+        f"sys.argv = ['align', 'run', {str(tmp_path / 'recipe.json')!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "print(code, [name for name in ('torch', 'ray', 'vllm', 'transformers', 'prefect') if name in sys.modules])"
+    )
+    home = tmp_path / "home"
+    environment = os.environ | {"ALIGN_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "2 []\n"
+    assert "rows.jsonl:1: is not valid JSON" in done.stderr
+    assert not (home / "logs").exists()
+    assert not (home / "prefect").exists()
+
+
+def test_align_check_lists_stages_and_data(rows, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))
+    command = [sys.executable, "-m", "flows.cli", "check", str(tmp_path / "recipe.json"), "--json"]
+    environment = os.environ | {"ALIGN_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["status"]) == (0, "checked")
+    assert [one["state"] for one in found["stages"]] == ["runs", "depends", "depends"]
+    assert [(one["label"], one["read"]) for one in found["data"]] == [("sft/data", 100)]
