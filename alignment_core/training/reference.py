@@ -23,15 +23,17 @@ FILE = "reference_logps.npz"
 
 
 class ReferenceLogps:
-    """Summed log-probabilities in nats: for each split ``[2 * rows]`` float32, chosen and rejected side by side.
+    """Summed log-probabilities in nats: for each split ``[2 * (highest row number + 1)]`` float32, chosen and rejected side
+    by side, known for the split's rows.
 
     The same on every rank. What a file in ``progress`` holds of them is not computed again.
     """
 
     def __init__(self, splits: Mapping[str, Sequence[Row]], progress: Path, rank: int, world: int, budget: int) -> None:
         self.file, self.rank = progress / FILE, rank
-        self.values = {name: np.zeros(2 * len(rows), np.float32) for name, rows in splits.items()}
-        self.known = {name: np.zeros(2 * len(rows), bool) for name, rows in splits.items()}
+        sizes = {name: 2 * max((row.number + 1 for row in rows), default=0) for name, rows in splits.items()}
+        self.values = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+        self.known = {name: np.zeros(size, bool) for name, size in sizes.items()}
         if self.file.is_file():
             with np.load(self.file) as stored:
                 for name in splits:

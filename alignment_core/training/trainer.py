@@ -64,7 +64,9 @@ class Trainer:
         """Resume from the newest complete checkpoint in ``progress``; say where we stand."""
         newest = newest_progress(Path(progress), self.learner.layout())
         if self.job.method.needs_reference:
-            splits, budget = {"train": self.rows, "test": self.test_rows}, self.resources.max_tokens_per_microbatch
+            taken = {number for step in range(self.total_steps) for number in self._batch(step)}
+            splits = {"train": [row for row in self.rows if row.number in taken], "test": self.test_rows}
+            budget = self.resources.max_tokens_per_microbatch
             self.reference = ReferenceLogps(splits, Path(progress), self.rank, self.world, budget)
             if self.reference.left:
                 newest = None  # the policy itself may be the reference, and that one has trained
@@ -111,9 +113,13 @@ class Trainer:
         report.seconds = time.monotonic() - started
         return report
 
+    def _batch(self, step: int) -> list[int]:
+        """Numbers of the rows that a step takes."""
+        return batch_of_step(step, len(self.rows), self.job.training.batch_size, self.job.seed)
+
     def _step(self, report: StepReport) -> None:
         job, step = self.job, self.learner.steps
-        numbers = batch_of_step(step, len(self.rows), job.training.batch_size, job.seed)
+        numbers = self._batch(step)
         batch = [self.rows[number] for number in numbers]
         torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
         rate = learning_rate(job.training, step, self.total_steps)

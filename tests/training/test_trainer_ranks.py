@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.recipes import DpoLossConfig
+from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
@@ -172,6 +173,31 @@ def test_the_pass_of_the_reference_goes_on_where_it_was_interrupted(
         for name in whole.files:
             np.testing.assert_array_equal(whole[name], pieces[name])
             assert whole[name].all()  # no log-probability is zero, and each is known
+
+
+def test_the_reference_reads_the_rows_that_steps_take_and_no_others(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    reference, progress = tmp_path / "reference", tmp_path / "few.progress"
+    shutil.copytree(tiny_model(seed=2), reference)
+    settings = {"reference": reference, "lr_scheduler_type": "constant"}
+    all_rows = trained(machines(1), make_job(DPO, **settings), tmp_path / "all", steps=2)
+    job = make_job(DPO, **settings, max_steps=2)
+    with machines(1).trainers() as group:
+        open_job(group, machines(1), job, progress)
+        with np.load(progress / REFERENCE) as stored:
+            known = {name: stored[f"{name}_known"].reshape(-1, 2) for name in ("train", "test")}
+        taken = {row for step in range(2) for row in batch_of_step(step, 14, 6, job.seed)}
+        assert len(taken) == 12, "of 14"
+        assert set(np.flatnonzero(known["train"].all(1))) == set(np.flatnonzero(known["train"].any(1))) == taken
+        assert known["test"].all()
+        train(group, 1)
+        group.all("do", "save_progress", str(progress), timeout=WAIT)
+
+        shutil.rmtree(reference)  # what goes on needs none
+        assert open_job(group, machines(1), job, progress)["step"] == 1
+        train(group, 1)
+        assert greatest_difference(all_rows, load_file(export(group, tmp_path / "few"))) < 1e-6
 
 
 def test_a_reference_that_gives_no_number_is_a_numeric_error_on_every_rank(
