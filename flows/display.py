@@ -72,6 +72,8 @@ class LiveDisplay:
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
         seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
         self.console.print(f"{mark} {result.label:<28} {seconds}  {headline(result)}  [dim]{result.reason}[/]")
+        for sentence in result.metrics.get("warnings", ()):
+            self.warn(f"{result.label}: {sentence}")
 
     def ended(self, completed: bool) -> None: ...
 
@@ -92,6 +94,8 @@ def headline(result: StageResult) -> str:
     """A stage's key metric, such as ``test accuracy 0.93``."""
     if result.stage == "evaluate" and "accuracy" in result.metrics:
         return f"accuracy {_number(result.metrics['accuracy'])}"
+    if result.stage == "overlap":
+        return f"{result.metrics['overlap']} of {result.metrics['prompts']} prompts trained on"
     for name in HEADLINES:
         if name in result.metrics:
             return f"{_name(name)} {_number(result.metrics[name])}"

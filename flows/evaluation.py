@@ -21,7 +21,13 @@ class Evaluations:
         self.trust = recipe.model.trust_remote_code
         if self.section:
             self.prompts = data.dataset(
-                "evaluation/prompts", self.section.prompts, "prompts", tokenizer, self.trust, stream=STREAM
+                "evaluation/prompts",
+                self.section.prompts,
+                "prompts",
+                tokenizer,
+                self.trust,
+                stream=STREAM,
+                held_out=True,
             )
 
     def add(self, label: str, policy: Input) -> None:
@@ -46,7 +52,10 @@ class Evaluations:
 
     def report(self) -> Step | None:
         """One table of all policies."""
-        if self.baseline is None:
+        if self.section is None or self.baseline is None:
             return None
+        gated = self.recipe.promotion is not None and bool(self.recipe.promotion.gates)
+        limit = self.section.max_overlap if gated else None
+        overlap = data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
         title = f"Run {self.recipe.name}"
-        return judging.report("report", title, self.steps, self.baseline[0], self.reward_model)
+        return judging.report("report", title, self.steps, self.baseline[0], self.reward_model, overlap)

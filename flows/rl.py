@@ -29,7 +29,10 @@ def rl(recipe: RlRecipe) -> Outputs:
     if recipe.rl.pretraining:
         pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "sft", base, trust)
     if recipe.rl.best:
-        held_out = data.dataset("rl/held-out", recipe.rl.best.prompts, "prompts", base, trust, stream="held-out")
+        held_out = data.dataset(
+            "rl/held-out", recipe.rl.best.prompts, "prompts", base, trust, stream="held-out", held_out=True
+        )
+        data.overlap("rl/held-out/overlap", "rl.best.prompts", held_out, None)
     policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, held_out, trust)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"

@@ -10,7 +10,8 @@ from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig, ModelConfig
 from alignment_core.stages.base_model import in_store, pin_model
 from alignment_core.stages.dataset import DatasetConfig
-from tasks.graph import CURRENT, Input, Step, submit
+from alignment_core.stages.overlap import HELD_OUT, OverlapConfig
+from tasks.graph import CURRENT, Input, Step, submit, training_data
 
 
 def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:
@@ -27,10 +28,12 @@ def dataset(
     trust_remote_code: bool = False,
     rows: Reference | None = None,
     stream: str = "",
+    held_out: bool = False,
 ) -> Step:
     """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model).
 
-    Data sets of one ``purpose`` draw and shuffle their rows alike, unless they name another ``stream``.
+    Data sets of one ``purpose`` draw and shuffle their rows alike, unless they name another ``stream``. Nothing trains on
+    them where they are ``held_out``; :func:`overlap` then says whether that is true of their prompts.
     """
     config = DatasetConfig(
         data=data,
@@ -38,4 +41,16 @@ def dataset(
         purpose=purpose,
         trust_remote_code=trust_remote_code,
     )
-    return submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or purpose)
+    step: Step = submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or purpose)
+    if not held_out:
+        training_data()[label] = step
+    return step
+
+
+def overlap(label: str, field: str, held_out: Input, max_overlap: float | None) -> Step:
+    """Compare held-out prompts with all data that the run was told to train on so far.
+
+    ``field`` is where the recipe names them; a share above ``max_overlap`` ends the run.
+    """
+    inputs = {HELD_OUT: held_out, **training_data()}
+    return submit("overlap", label, OverlapConfig(field=field, max_overlap=max_overlap), inputs)

@@ -16,7 +16,14 @@ def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scor
     return submit("evaluate", label, config, {"scores": scores, "baseline_scores": baseline_scores})
 
 
-def report(label: str, title: str, evaluations: Mapping[str, Input], baseline: str, reward_model: Input | None) -> Step:
+def report(
+    label: str,
+    title: str,
+    evaluations: Mapping[str, Input],
+    baseline: str,
+    reward_model: Input | None,
+    overlap: Input,
+) -> Step:
     """All evaluations of a run in one table."""
     config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline)
-    return submit("report", label, config, {**evaluations, "reward_model": reward_model})
+    return submit("report", label, config, {**evaluations, "reward_model": reward_model, "overlap": overlap})

@@ -35,3 +35,9 @@ def submit(stage: str, label: str, config: StageConfig, inputs: Mapping[str, Inp
     rounds of a loop.
     """
     return CURRENT.get().submit(stage, label, config, inputs, stream)
+
+
+def training_data() -> dict[str, Step]:
+    """Data sets that something in the current composition trains on, by label, kept with the composition."""
+    found: dict[str, Step] = vars(CURRENT.get()).setdefault("training_data", {})
+    return found

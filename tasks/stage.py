@@ -107,6 +107,8 @@ class Step:
             self.run.journal.stage(self.label, result.state, **news)
             for listener in self.run.listeners:
                 listener.finished(result)
+            for sentence in result.metrics.get("warnings", ()):
+                get_run_logger().warning("%s: %s", self.label, sentence)
         return result
 
     def failure(self) -> Exception | None:

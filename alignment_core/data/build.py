@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.data import filters, formats, mixing, sources, statistics, tables, tasks
+from alignment_core.data import filters, formats, mixing, overlap, sources, statistics, tables, tasks
 from alignment_core.data.formats import Example, PreferenceExample, PromptExample, Purpose
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
@@ -32,6 +32,8 @@ class BuiltDataset:
     train: pyarrow.Table
     test: pyarrow.Table
     statistics: dict[str, Any]
+    prompts: frozenset[str]
+    """Digests of the prompts of the training table, see :mod:`alignment_core.data.overlap`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class _Kept:
     """Number of the example that it came from: a conversation may give several rows."""
     digest: str
     """Of the example's content, before any tokenizer touched it."""
+    prompts: tuple[str, ...]
+    """Digests of what it has answers to; rows with the same last one are held out together."""
     columns: dict[str, Any]
 
 
@@ -78,11 +82,13 @@ def build(
         tables.to_table(train_rows, purpose),
         tables.to_table([row.columns for row in test], purpose),
         {"purpose": purpose, **ledger.summary(*per_source), "tokens": statistics.lengths(train_rows, purpose)},
+        frozenset(prompt for row in train for prompt in row.prompts),
     )
 
 
 def write(built: BuiltDataset, directory: Path) -> None:
-    """Write train.parquet, test.parquet (if it has rows) and statistics.json: the same bytes for the same data."""
+    """Write train.parquet, test.parquet (if it has rows), statistics.json and the digests of the training prompts: the
+    same bytes for the same data."""
     import pyarrow.parquet as pq
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -91,6 +97,7 @@ def write(built: BuiltDataset, directory: Path) -> None:
             pq.write_table(table, directory / f"{name}.parquet", compression="zstd", row_group_size=tables.BLOCK)
     text = json.dumps(built.statistics, indent=2, sort_keys=True, ensure_ascii=False)
     (directory / "statistics.json").write_text(text + "\n", encoding="utf-8")
+    overlap.write_prompts(built.prompts, directory)
 
 
 def _kept_rows(
@@ -108,7 +115,7 @@ def _kept_rows(
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
             try:
-                digest = _digest(example)
+                digest, prompts = _digests(example)
                 rendered = _table_rows(example, limits, bool(source.source.task))
             except ValueError as error:
                 ledger.bad(number, row.where, str(error))
@@ -119,7 +126,7 @@ def _kept_rows(
                     ledger.dropped[number][columns] += 1
                 else:
                     columns = tables.compact({**columns, "source": row.where}, purpose)
-                    yield _Kept(number, example_number, digest, columns)
+                    yield _Kept(number, example_number, digest, prompts, columns)
     if on_progress:
         on_progress(ledger.read.total(), total)
 
@@ -160,41 +167,56 @@ def _table_rows(example: Example, limits: filters.Limits, from_task: bool) -> li
     return [limits.training_text(text) for text in renderer.sft(example)]
 
 
-def _digest(example: Example) -> str:
+def _digests(example: Example) -> tuple[str, tuple[str, ...]]:
+    """Of the whole example, and of each of its prompts."""
     try:
-        return digest_of(list(vars(example).values()))
+        return digest_of(list(vars(example).values())), overlap.prompts_of(example)
     except TypeError as error:
         raise ValueError(f"a message holds a value that JSON cannot hold: {error}") from None
 
 
 def _hold_out(rows: list[_Kept], count: int, ledger: statistics.Ledger) -> tuple[list[_Kept], list[_Kept]]:
-    """Split off ``count`` rows as a test set: those whose content has the smallest digests.
+    """Split off about ``count`` rows as a test set: all rows of the prompts with the smallest digests.
 
-    Membership depends on a row's own content, so more data moves few rows. Rows of one conversation stay together
-    (then the test set may have a few rows more), and copies of a test row are dropped rather than trained on.
+    No prompt has rows on both sides. Membership depends on a row's own prompt, so more data moves few rows. A prompt whose
+    rows would bring the test set further above ``count`` than it is below stays in training. Of copies of a test row one
+    is kept.
     """
     groups: defaultdict[str, list[_Kept]] = defaultdict(list)
     for row in rows:
-        groups[row.digest].append(row)
+        groups[row.prompts[-1]].append(row)
     test: list[_Kept] = []
     held: set[str] = set()
-    for digest in sorted(groups):
-        if len(test) >= count:
+    for prompt in sorted(groups):
+        distinct, copies = _without_copies(groups[prompt])
+        missing = count - len(test)
+        if missing <= 0:
             break
-        held.add(digest)
-        first, *copies = groups[digest]
-        for row in (first, *copies):
-            if (row.source, row.example) == (first.source, first.example):
-                test.append(row)
-            else:
-                ledger.dropped[row.source]["duplicate_of_test"] += 1
-    train = [row for row in rows if row.digest not in held]
-    if not train or len(test) < count:
+        if len(distinct) - missing > missing:
+            continue
+        held.add(prompt)
+        test += distinct
+        for row in copies:
+            ledger.dropped[row.source]["duplicate_of_test"] += 1
+    train = [row for row in rows if row.prompts[-1] not in held]
+    if count and not (train and test):
         raise DataError(
-            f"test_rows: {count} of {len(rows)} usable rows ({len(groups)} different ones) are to be held out, "
-            "which leaves none to train on"
+            f"test_rows: {count} of {len(rows)} usable rows are to be held out, and rows of one prompt stay together: of "
+            f"{len(groups)} different prompts that leaves {'none to train on' if test else 'none to hold out'}"
         )
     return train, test
+
+
+def _without_copies(rows: list[_Kept]) -> tuple[list[_Kept], list[_Kept]]:
+    """Rows of different examples, and the copies of these; one example may have several rows."""
+    first: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        first.setdefault(row.digest, (row.source, row.example))
+    is_first = [first[row.digest] == (row.source, row.example) for row in rows]
+    return (
+        [row for row, kept in zip(rows, is_first, strict=True) if kept],
+        [row for row, kept in zip(rows, is_first, strict=True) if not kept],
+    )
 
 
 def _counts(rows: Sequence[_Kept], sources_in_all: int) -> list[int]:

@@ -79,7 +79,8 @@ class DataConfig(Config):
     mixing: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     """With weights: stop when the first source runs dry, or repeat the smaller ones until all were read."""
     test_rows: int = Field(0, ge=0)
-    """Rows held out for evaluation, chosen by the digest of their content."""
+    """Rows held out for evaluation, about as many: chosen by the digest of their prompt, so that no prompt is on both
+    sides."""
     shuffle: bool = True
     """Shuffle the rows (by the recipe's seed)."""
 

@@ -22,6 +22,9 @@ class EvaluationConfig(Config):
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    max_overlap: float = Field(0.0, ge=0, le=1)
+    """Share of the prompts that may also be among the training prompts where `promotion.gates` depend on them; they are
+    counted in any case."""
     max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
     """Share of the completions for which the verifier may fail or give no answer; they are counted and left out."""
     win_margin: float = Field(0.0, ge=0)

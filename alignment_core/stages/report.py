@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from alignment_core.stages import overlap
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.reward_model import HELD_OUT
 
@@ -12,7 +13,8 @@ COLUMNS = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_r
 
 
 class ReportConfig(StageConfig):
-    """What the report holds. Its inputs are the evaluations, and the ``reward_model`` if there is one."""
+    """What the report holds. Its inputs are the evaluations, the ``overlap`` of their prompts with the training data, and
+    the ``reward_model`` if there is one."""
 
     title: str
     policies: tuple[str, ...]
@@ -24,10 +26,17 @@ class ReportConfig(StageConfig):
 def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
     policies = {label: json.loads((context.inputs[label] / "metrics.json").read_text()) for label in config.policies}
     notes = _notes(context)
-    content = {"title": config.title, "baseline": config.baseline, "notes": notes, "policies": policies}
+    shared = json.loads((context.inputs["overlap"] / overlap.FILE).read_text())
+    content = {
+        "title": config.title,
+        "baseline": config.baseline,
+        "notes": notes,
+        "policies": policies,
+        "overlap": shared,
+    }
     (context.output / "report.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     (context.output / "report.md").write_text(markdown(content, list(config.policies)))
-    return {"policies": policies, **notes}
+    return {"policies": policies, "overlap": shared["overlap"], **notes}
 
 
 def _notes(context: StageContext) -> dict[str, float]:
@@ -48,6 +57,8 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
         metrics = content["policies"][label]
         lines.append(f"| {label} | " + " | ".join(cell(metrics, name) for name, _ in shown) + " |")
     lines += ["", f"Win rates are against {content['baseline']}; intervals are 95 % bootstrap over prompts."]
+    if content["overlap"]["overlap"]:
+        lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]
     lines += [f"- {name}: {value:.4g}" for name, value in sorted(content["notes"].items())]
     return "\n".join(lines) + "\n"
 

@@ -86,7 +86,7 @@ def test_everything_follows_from_the_seed_and_files_are_equal_byte_for_byte(buil
         return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
     first = files("a", 1)
-    assert set(first) == {"train.parquet", "test.parquet", "statistics.json"}
+    assert set(first) == {"train.parquet", "test.parquet", "statistics.json", "prompts.sha256"}
     assert files("b", 1) == first
     assert files("c", 2)["train.parquet"] != first["train.parquet"]
 
@@ -119,6 +119,68 @@ def test_membership_of_the_test_set_does_not_depend_on_seed_order_or_template(bu
     assert test_rows(PAIRS, seed=9) == test_rows(PAIRS[::-1]) == test_rows(PAIRS, chat_template=REFUSES_SYSTEM) == first
     more = [*PAIRS, {"prompt": "new", "completion": "new"}]
     assert len(test_rows(more) - first) <= 1  # at most the new row itself comes in
+
+
+def prompts(data: BuiltDataset, table: str = "train") -> set[str]:
+    return set(column(data, "prompt", table))
+
+
+def test_no_prompt_is_on_both_sides_of_the_split(built: Build, jsonl: Write) -> None:
+    pairs = [{"prompt": f"p{i % 30}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(120)]
+    data = built(jsonl(pairs), "preference", test_rows=20)
+    assert (data.train.num_rows, data.test.num_rows) == (100, 20)  # five prompts of four pairs each
+    assert not prompts(data) & prompts(data, "test")
+
+
+def test_prompts_are_told_apart_across_sources_and_formats(built: Build, jsonl: Write) -> None:
+    texts = [{"prompt": f"p{i}", "completion": f"a{i}"} for i in range(20)]
+    chats = [
+        {"messages": [{"role": "user", "content": f" p{i}\n"}, {"role": "assistant", "content": f"b{i}"}]}
+        for i in range(20)
+    ]
+    data = built({"sources": [str(jsonl(texts, "a.jsonl")), str(jsonl(chats, "b.jsonl"))]}, "sft", test_rows=8)
+    answers = {
+        table: {text.split("<assistant>")[1][1:] for text in column(data, "text", table)} for table in ("train", "test")
+    }
+    assert (data.test.num_rows, len(answers["test"])) == (8, 4)
+    assert not answers["train"] & answers["test"]
+
+
+def test_a_conversation_is_held_out_by_all_that_precedes_its_last_answer(built: Build, jsonl: Write) -> None:
+    def chat(number: int, end: str) -> dict[str, Any]:
+        turns = [("user", "hi"), ("assistant", "yes?"), ("user", f"q{number}"), ("assistant", end)]
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    data = built(jsonl([chat(i, end) for i in range(10) for end in ("a", "b")]), "sft", test_rows=6)
+    questions = {
+        table: {text.split("<user>")[2].split("<")[0] for text in column(data, "text", table)}
+        for table in ("train", "test")
+    }
+    assert (data.test.num_rows, len(questions["test"])) == (6, 3)
+    assert not questions["train"] & questions["test"]
+
+
+def test_the_size_of_the_test_set_is_as_near_to_what_was_asked_as_whole_prompts_come(
+    built: Build, jsonl: Write
+) -> None:
+    rows = [{"prompt": f"p{i}", "completion": f"{i}.{j}"} for i in range(10) for j in range(4)]
+    assert [built(jsonl(rows), "sft", test_rows=count).test.num_rows for count in (6, 7, 9, 10, 12)] == [
+        8,
+        8,
+        8,
+        12,
+        12,
+    ]
+    common = [
+        {"prompt": "hello", "completion": str(i)} for i in range(500)
+    ]  # larger than any test set that is asked for
+    data = built(jsonl([*common, *rows]), "sft", test_rows=8)
+    assert data.test.num_rows == 8
+    assert not any("hello" in text for text in column(data, "text", "test"))
+    with pytest.raises(
+        DataError, match=r"test_rows: 8 of 500 usable rows .* of 1 different prompts .* none to hold out"
+    ):
+        built(jsonl(common), "sft", test_rows=8)
 
 
 def test_copies_of_a_row_never_land_on_both_sides(built: Build, jsonl: Write) -> None:

@@ -65,7 +65,9 @@ def week(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Week:
     (home / "inbox").mkdir()
     (home / "nightly.yaml").write_text(RECIPE.format(home=home))
     (home / "judge.py").write_text(JUDGE)
-    (home / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(200, 216)))
+    for name, first in (("prompts", 200), ("rounds", 300)):
+        rows = [json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(first, first + 16)]
+        (home / f"{name}.jsonl").write_text("".join(rows))
     (home / "prefect").mkdir()
     shutil.copyfile(migrated, home / "prefect" / "prefect.db")
     lines = []

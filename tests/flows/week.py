@@ -35,7 +35,7 @@ INBOX = HOME / "inbox"
 ROUNDS = IterativeDpoConfig.model_validate(
     {
         "rounds": 1,
-        "prompts": str(HOME / "prompts.jsonl"),
+        "prompts": str(HOME / "rounds.jsonl"),
         "prompts_per_round": 12,
         "generation": {"num_generations": 4, "max_completion_length": 6},
         "selection": {"score": "verifier"},

@@ -1,0 +1,48 @@
+"""Stage: held-out prompts beside data sets that were trained on → how many prompts they share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from alignment_core.data.overlap import read_prompts
+from alignment_core.errors import DataError
+from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+HELD_OUT = "held_out"
+"""Role of the held-out prompts; the other inputs are data sets to train on, under the labels of their stages."""
+FILE = "overlap.json"
+
+
+class OverlapConfig(StageConfig):
+    """What is compared, and how much of it may be shared."""
+
+    field: str
+    """Field of the recipe that names the held-out prompts."""
+    max_overlap: float | None = None
+    """Share of the held-out prompts that may be trained on; none refuses nothing."""
+
+
+def run(context: StageContext, config: OverlapConfig) -> dict[str, Any]:
+    held_out = read_prompts(context.inputs[HELD_OUT])
+    shared = {role: held_out & read_prompts(folder) for role, folder in context.inputs.items() if role != HELD_OUT}
+    count = len(set().union(*shared.values()))
+    by_data = {role: len(prompts) for role, prompts in sorted(shared.items()) if prompts}
+    said = sentence(len(held_out), count, by_data)
+    if config.max_overlap is not None and count > config.max_overlap * len(held_out):
+        raise DataError(
+            f"{config.field}: {said}, so a gate would measure what was learnt by heart: hold out other prompts, or say with "
+            f"evaluation.max_overlap that you know (it allows {config.max_overlap:.3g} of them)"
+        )
+    found: dict[str, Any] = {"prompts": len(held_out), "overlap": count, "shared": by_data}
+    (context.output / FILE).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+    return found | ({"warnings": [f"{config.field}: {said}"]} if count else {})
+
+
+def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:
+    """``3 of 200 prompts are also trained on (3 in sft/data)``."""
+    where = ", ".join(f"{count} in {label}" for label, count in shared.items())
+    return f"{overlap} of {prompts} prompts {'is' if overlap == 1 else 'are'} also trained on ({where})"
+
+
+STAGE = Stage("overlap", 1, "overlap", OverlapConfig, run)

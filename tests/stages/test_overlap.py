@@ -1,0 +1,92 @@
+"""Held-out prompts that were trained on: counted by data set, said, and more of them than allowed refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alignment_core.data.build import build, write
+from alignment_core.data.pin import pin
+from alignment_core.errors import DataError
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import DataConfig
+from alignment_core.stages.overlap import OverlapConfig, run
+
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    def make(name: str, purpose: Any, data: Any) -> Path:
+        if isinstance(data, list):
+            path = tmp_path / f"{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in data))
+            data = str(path)
+        config = DataConfig.model_validate(data)
+        write(build(config, [pin(one) for one in config.sources], byte_tokenizer(), purpose, 0), tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    def run_stage(limit: float | None = None, **inputs: Path) -> dict[str, Any]:
+        context: Any = SimpleNamespace(inputs=inputs, output=tmp_path)  # it asks nothing else of its run
+        return run(context, OverlapConfig(field="evaluation.prompts", max_overlap=limit))
+
+    return run_stage
+
+
+PROMPTS = [{"prompt": f"p{i}"} for i in range(10)]
+
+
+def test_prompts_are_found_in_rows_of_every_form(folder, compare):
+    def user(text: str) -> dict[str, str]:
+        return {"role": "user", "content": text}
+
+    answer = {"role": "assistant", "content": "a"}
+    data = {
+        "held_out": folder("held_out", "prompts", PROMPTS),
+        "pairs": folder("pairs", "preference", [{"prompt": "p1 ", "chosen": "a", "rejected": "b"}]),
+        "texts": folder("texts", "sft", [{"prompt": "p2", "completion": "a"}, {"prompt": "other", "completion": "a"}]),
+        "chats": folder("chats", "sft", [{"messages": [user("p3"), answer, user("p4"), answer]}]),
+        "prompts": folder("prompts", "prompts", [{"messages": [user("p1")]}, {"messages": [user("p5"), answer]}]),
+    }
+    found = compare(**data)
+    # p4 follows p3 and its answer: as a prompt of its own nobody answered it.
+    assert found["shared"] == {"chats": 1, "pairs": 1, "prompts": 2, "texts": 1}
+    assert (found["overlap"], found["prompts"]) == (4, 10)  # p1, p2, p3, p5
+    assert found["warnings"] == [
+        "evaluation.prompts: 4 of 10 prompts are also trained on (1 in chats, 1 in pairs, 2 in prompts, 1 in texts)"
+    ]
+
+
+def test_more_overlap_than_allowed_is_refused_before_anything_is_trained(folder, compare):
+    both = {
+        "held_out": folder("held_out", "prompts", PROMPTS),
+        "sft/data": folder("data", "sft", [{"prompt": f"p{i}", "completion": "a"} for i in range(2)]),
+    }
+    assert compare(0.2, **both)["overlap"] == 2
+    with pytest.raises(DataError, match=r"^evaluation\.prompts: 2 of 10 prompts are also trained on \(2 in sft/data\)"):
+        compare(0.1, **both)
+
+
+def test_no_overlap_says_nothing(folder, compare):
+    train = folder("data", "sft", [{"prompt": "else", "completion": "a"}])
+    found = compare(0.0, held_out=folder("held_out", "prompts", PROMPTS), data=train)
+    assert found == {"prompts": 10, "overlap": 0, "shared": {}}
+
+
+def test_the_splits_of_the_built_in_tasks_share_no_prompt_and_one_split_does(folder, compare):
+    train = folder("data", "preference", {"task": "mixed", "rows": 800})
+    test = folder("held_out", "prompts", {"task": "mixed", "rows": 200, "split": "test"})
+    assert compare(held_out=test, data=train)["overlap"] == 0
+    again = folder("again", "prompts", {"task": "first", "rows": 200})
+    drawn = folder("drawn", "sft", {"task": "first", "rows": 8000})
+    assert compare(held_out=again, data=drawn)["overlap"] > 0
