@@ -98,6 +98,18 @@ def load_stage(name: str) -> Stage[Any]:
         raise UserError(f"there is no stage {name!r}") from None
 
 
+@dataclass(frozen=True)
+class EngineRequest:
+    """What engines are to hold."""
+
+    model: Path
+    """Folder of the policy."""
+    policy: Reference
+    max_model_len: int
+    """Tokens of the longest sequence, prompt and completion."""
+    trust_remote_code: bool = False
+
+
 class Machines(Protocol):
     """What the stages of one run share; see :mod:`alignment_core.stages.machines`."""
 
@@ -117,10 +129,14 @@ class Machines(Protocol):
         """The trainer ranks, for this stage alone."""
 
     @contextmanager
-    def engines(
-        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False, turn: Turn = FIRST
-    ) -> Iterator[ActorGroup]:
-        """Engines with this policy's weights in them, for this stage alone."""
+    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+        """Engines with a policy's weights in them, for this stage alone."""
+
+    @contextmanager
+    def engines_and_trainers(
+        self, request: EngineRequest, turn: Turn = FIRST
+    ) -> Iterator[tuple[ActorGroup, ActorGroup]]:
+        """Both, for this stage alone; it must not take the one while it holds the other."""
 
     @contextmanager
     def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:

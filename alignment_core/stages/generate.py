@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
-from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.base import EngineRequest, Stage, StageConfig, StageContext
 
 if TYPE_CHECKING:
     from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
@@ -55,7 +55,8 @@ def _sample(
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
     length = longest + generation.max_completion_length
     check_length(model, longest, length)
-    with context.machines.engines(model, policy, length, config.trust_remote_code, context.turn) as engines:
+    request = EngineRequest(model, policy, length, config.trust_remote_code)
+    with context.machines.engines(request, context.turn) as engines:
         update = max(engines.all("load", str(model), str(policy), timeout=wait))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
         jobs = (

@@ -11,14 +11,18 @@ import platform
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from alignment_core.stages.turns import RunName, Turn
 
 POLL_SECONDS = 0.2
+SILENT_SECONDS = 2.0
+"""After which a stage says that it waits, even if nobody wrote down for whom."""
+UNKNOWN = "the machine: another run uses it"
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +47,19 @@ class MachineQueue:
         self._condition = threading.Condition()
         self._lock: IO[bytes] | None = None
         self._users: list[Turn] = []
+        self._owner = uuid.uuid4().hex
+        """Tells what this object writes down from what others do."""
         self._run = RunName()
         self._mine: set[Path] = set()
 
     @contextmanager
     def use(self, turn: Turn) -> Iterator[None]:
         """Use the machine; waits, without a deadline, and says why."""
-        with self._ticket() as ticket:
-            told = None
+        with self._ticket(turn) as ticket:
+            told, since = None, time.monotonic()
             while not self._enter(ticket, turn):
-                reason = self._reason() or told
+                silent = time.monotonic() - since > SILENT_SECONDS
+                reason = self._reason() or told or (UNKNOWN if silent else None)
                 if reason != told:
                     turn.waits(reason)
                     told = reason
@@ -67,7 +74,7 @@ class MachineQueue:
     @contextmanager
     def use_if_free(self, turn: Turn) -> Iterator[bool]:
         """Use the machine if no other run has it or waits for it; yields whether it is so."""
-        with self._ticket() as ticket:
+        with self._ticket(turn) as ticket:
             entered = self._enter(ticket, turn)
         try:
             yield entered
@@ -105,17 +112,23 @@ class MachineQueue:
                 self._give_up()
             except Exception:
                 log.exception("not all that ran on the machine could be ended before it went to another run")
+            with contextlib.suppress(OSError):
+                self._holder.unlink()
             self._lock.close()
             self._lock = None
 
     # ---------------------------------------------------------------- tickets
 
     @contextmanager
-    def _ticket(self) -> Iterator[Path]:
-        """A place in the queue, oldest first by name. It is locked before it gets its name, so that it is never stale."""
+    def _ticket(self, turn: Turn) -> Iterator[Path]:
+        """A place in the queue, oldest first by name, that says whose it is. It is locked before it gets its name, so that
+        it is never stale."""
         descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._tickets.parent)
-        with os.fdopen(descriptor) as file:
+        with os.fdopen(descriptor, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # as below
+                file.write(self._words(turn.run, [turn.label]))
+                file.flush()
             with self._condition:
                 ticket = self._tickets / f"{time.time_ns():020d}-{os.getpid()}-{Path(temporary).name}"
                 self._mine.add(ticket)
@@ -148,24 +161,48 @@ class MachineQueue:
 
     def _say_who(self) -> None:
         """Write down who has the machine, for those who wait and for people."""
-        stages = [turn.label for turn in self._users]
-        content = {"run": self._run.id, "recipe": self._run.recipe, "stages": stages, "pid": os.getpid()}
         with contextlib.suppress(OSError):  # a full disk: the reason is lost, the stage goes on
-            fresh = self._holder.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps(content))
+            fresh = self._holder.with_suffix(f".{self._owner}")
+            fresh.write_text(self._words(self._run, [turn.label for turn in self._users]))
             os.replace(fresh, self._holder)
 
+    def _words(self, run: RunName, stages: list[str]) -> str:
+        content = {"run": run.id, "recipe": run.recipe, "stages": stages, "pid": os.getpid(), "owner": self._owner}
+        return json.dumps(content)
+
     def _reason(self) -> str | None:
-        """What a stage of this run waits for; none while the machine changes hands."""
-        try:
-            holder = json.loads(self._holder.read_text())
-        except (OSError, ValueError):
-            return "the machine: another run uses it"
-        if not holder["stages"]:
+        """What a stage of this run waits for; none while the machine changes hands, and for its own run's tickets."""
+        with self._condition:
+            is_ours, first = self._lock is not None, self._first()
+            is_mine = first in self._mine
+        if not is_ours:
+            holder = _read(self._holder)
+            if holder is None or holder.get("owner") == self._owner or not holder.get("stages", True):
+                return None
+            return f"the machine: {_name(holder)} uses it for {_stages(holder)}" if holder else UNKNOWN
+        if first is None or is_mine:
             return None
-        if holder["pid"] == os.getpid():
-            return "the machine: a stage of another run asked for it earlier"
-        return f"the machine: {RunName(holder['run'], holder['recipe'])} uses it for {' and '.join(holder['stages'])}"
+        asked = _read(first)
+        return f"the machine: {_name(asked)} asked for it earlier for {_stages(asked)}" if asked else UNKNOWN
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What :meth:`MachineQueue._words` wrote; none if nothing is there, and empty if it cannot be read."""
+    try:
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) and {"run", "recipe", "stages", "owner"} <= found.keys() else {}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+
+
+def _name(whose: dict[str, Any]) -> RunName:
+    return RunName(whose["run"], whose["recipe"])
+
+
+def _stages(whose: dict[str, Any]) -> str:
+    return " and ".join(whose["stages"])
 
 
 def _locked(path: Path, mode: str = "ab") -> IO[bytes] | None:

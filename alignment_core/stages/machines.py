@@ -6,16 +6,16 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from alignment_core.artifacts import Reference
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.base import EngineRequest
 from alignment_core.stages.machine_queue import MachineQueue
 from alignment_core.stages.turns import FIRST, Turn, Turnstile
 
@@ -26,7 +26,11 @@ SERVES = "[align] {group} serve {label}"
 
 
 class WarmMachines:
-    """Trainer ranks and vLLM engines over Ray. Use from several threads; ``close`` ends all actors."""
+    """Trainer ranks and vLLM engines over Ray. Use from several threads; ``close`` ends all actors.
+
+    A stage takes all that it needs in one call, and in one order: the trainers, the engines, the machine's devices, and
+    then what is held for moments only. A stage that has the devices so waits for none that has not; see docs/design.md.
+    """
 
     def __init__(self, resources: ResourcesConfig, temporary: Path, locks: Path | None = None) -> None:
         """``locks`` is the folder over which the runs of this machine queue for it; none means that there are no others."""
@@ -37,6 +41,7 @@ class WarmMachines:
         self._processor, self._reserving = Turnstile("the processor"), Turnstile("the GPUs")
         self._for_trainers, self._for_engines = Turnstile("the trainers"), Turnstile("the engines")
         self._still = Turnstile("the GPUs")
+        self._holding = _Holding()
         self._ray: Any = None
         self._gpus: Any = None
         self._device: Device | None = None
@@ -83,9 +88,45 @@ class WarmMachines:
     @contextmanager
     def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
         """The trainer ranks, for the caller alone. A group in which an actor died is replaced at the next call."""
-        # The order matters: whoever waits for the machine must not keep what a user of the machine may wait for.
-        with self._for_trainers.through(turn), self._machine(turn), self._still.through(turn):
+        with self._taken(turn, trainers=True), self._serving_trainers(turn) as group:
+            yield group
+
+    @contextmanager
+    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+        """Engines that hold a policy, for the caller alone: warm ones take its weights, if the architecture agrees."""
+        with self._taken(turn, engines=True), self._serving_engines(request, turn) as group:
+            yield group
+
+    @contextmanager
+    def engines_and_trainers(
+        self, request: EngineRequest, turn: Turn = FIRST
+    ) -> Iterator[tuple[ActorGroup, ActorGroup]]:
+        """Both, for the caller alone."""
+        with (
+            self._taken(turn, engines=True, trainers=True),
+            self._serving_engines(request, turn) as engines,
+            self._serving_trainers(turn) as trainers,
+        ):
+            yield engines, trainers
+
+    @contextmanager
+    def _taken(self, turn: Turn, engines: bool = False, trainers: bool = False) -> Iterator[None]:
+        """The right to use them, and the devices that they run on. Raises RuntimeError if the caller has any already."""
+        if self._holding.on:
+            raise RuntimeError("a stage takes trainers and engines in one call, or two stages may wait for each other")
+        with ExitStack() as held:
+            if trainers:
+                held.enter_context(self._for_trainers.through(turn))
+            if engines:
+                held.enter_context(self._for_engines.through(turn))
+            held.enter_context(self._machine(turn))
             self._reserve(turn)
+            held.enter_context(self._holding)
+            yield
+
+    @contextmanager
+    def _serving_trainers(self, turn: Turn) -> Iterator[ActorGroup]:
+        with self._still.through(turn):
             started = time.monotonic()
             _say_whom_it_serves("trainers", turn)
             group = self._ready_trainers()
@@ -98,6 +139,21 @@ class WarmMachines:
                 raise
             finally:
                 turn.used((time.monotonic() - started) * group.devices)
+
+    @contextmanager
+    def _serving_engines(self, request: EngineRequest, turn: Turn) -> Iterator[ActorGroup]:
+        started = time.monotonic()
+        _say_whom_it_serves("engines", turn)
+        # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
+        alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
+        group = self._ready_engines(request, alone)
+        try:
+            yield group
+        except BaseException:
+            self._end_engines()
+            raise
+        finally:
+            turn.used((time.monotonic() - started) * group.devices)
 
     def warm_up(self, engines: bool) -> None:
         """Start the trainers and, if asked, the engines' processes before a stage asks for them: it takes seconds.
@@ -172,26 +228,6 @@ class WarmMachines:
         return group
 
     @contextmanager
-    def engines(
-        self, model: Path, policy: Reference, max_model_len: int, trust_remote_code: bool = False, turn: Turn = FIRST
-    ) -> Iterator[ActorGroup]:
-        """Engines that hold ``policy``, for the caller alone: warm ones take its weights, if the architecture agrees."""
-        with self._for_engines.through(turn), self._machine(turn):
-            self._reserve(turn)
-            started = time.monotonic()
-            _say_whom_it_serves("engines", turn)
-            # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
-            alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
-            group = self._ready_engines(model, policy, max_model_len, trust_remote_code, alone)
-            try:
-                yield group
-            except BaseException:
-                self._end_engines()
-                raise
-            finally:
-                turn.used((time.monotonic() - started) * group.devices)
-
-    @contextmanager
     def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
         """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
         places = [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
@@ -214,28 +250,21 @@ class WarmMachines:
         environments = [device.engine_environment(resources, place) for place in places]
         return ActorGroup(self._ray, "engines", places, environments, self._gpus)
 
-    def _ready_engines(
-        self,
-        model: Path,
-        policy: Reference,
-        max_model_len: int,
-        trust_remote_code: bool,
-        alone: AbstractContextManager[Any],
-    ) -> ActorGroup:
-        """Engines of this architecture; those that start, start in the context ``alone``, with ``policy``."""
-        shape = (architecture_digest(model), max_model_len)
+    def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup:
+        """Engines of this architecture; those that start, start in the context ``alone``, with the policy."""
+        shape = (architecture_digest(request.model), request.max_model_len)
         if self._engines_shape and not self._serves(shape):
             self._end_engines()
         if self._engines is None:
             self._engines = self._engine_actors()
         if self._engines_shape is None:
             arguments = {
-                "model": str(model),
-                "policy": str(policy),
-                "max_model_len": max_model_len,
+                "model": str(request.model),
+                "policy": str(request.policy),
+                "max_model_len": request.max_model_len,
                 "resources": self.resources,
                 "device": self.device,
-                "trust_remote_code": trust_remote_code,
+                "trust_remote_code": request.trust_remote_code,
             }
             try:
                 with alone:
@@ -252,6 +281,18 @@ class WarmMachines:
             self._end_actors()
             self._ray.shutdown()
             self._ray = self._device = None
+
+
+class _Holding(threading.local):
+    """Whether the thread holds trainers or engines."""
+
+    on = False
+
+    def __enter__(self) -> None:
+        self.on = True
+
+    def __exit__(self, *_: object) -> None:
+        self.on = False
 
 
 def _say_whom_it_serves(group: str, turn: Turn) -> None:

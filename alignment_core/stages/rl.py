@@ -28,7 +28,7 @@ from alignment_core.rollout.records import write_table
 from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages import reward_sources
-from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.stages.base import EngineRequest, Stage, StageConfig, StageContext
 from alignment_core.stages.best import Best
 from alignment_core.stages.generate import check_length
 from alignment_core.stages.reward_sources import RewardSources
@@ -109,12 +109,9 @@ class Loop:
         longest = max(len(prompt["prompt_ids"]) for prompt in prompts)
         length = longest + section.generation.max_completion_length
         check_length(self.model, longest, length)
-        reference = context.references["policy"]
+        request = EngineRequest(self.model, context.references["policy"], length, job.trust_remote_code)
         with (
-            context.machines.engines(
-                self.model, reference, length, job.trust_remote_code, context.turn
-            ) as self.engines,
-            context.machines.trainers(context.turn) as self.trainers,
+            context.machines.engines_and_trainers(request, context.turn) as (self.engines, self.trainers),
             self.sources,
             closing(self.environments) if self.environments else nullcontext(),
             closing(self._sampler()) as self.sampler,

@@ -13,6 +13,7 @@ from typing import Any
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
+from alignment_core.stages.base import EngineRequest
 from alignment_core.stages.machines import WarmMachines
 from alignment_core.training.reinforcement import RlJob
 from tests.stages.rl_runs import run_rl
@@ -84,7 +85,7 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     reference = Reference.parse(f"model@sha256:{'0' * 64}")
     progress = model / "progress"
     progress.mkdir()
-    with machines.engines(model, reference, 128) as engines, machines.trainers() as trainers:
+    with machines.engines_and_trainers(EngineRequest(model, reference, 128)) as (engines, trainers):
         trainers.all("open_rl", RlJob(section, str(model), None, 0), resources, str(progress), timeout=WAIT)
         (buckets,) = trainers.all("do", "buckets", timeout=WAIT)
         single = [[name] for bucket in buckets for name in bucket]

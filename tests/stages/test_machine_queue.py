@@ -122,7 +122,7 @@ def test_a_run_that_has_the_machine_queues_behind_another_that_waits(new_run: Ne
     second.tell("start", "sft")
     assert second.hears()[1] == "waits"
     first.tell("start", "dpo")
-    assert first.hears() == ["dpo", "waits", "the machine: a stage of another run asked for it earlier"]
+    assert first.hears() == ["dpo", "waits", "the machine: run second (nightly) asked for it earlier for sft"]
     first.tell("end", "generate")
     assert first.hears() == ["gives up"]
     assert [second.hears(), second.hears()] == [["sft", "waits", None], ["sft", "has it"]]
@@ -174,6 +174,14 @@ def test_what_can_wait_leaves_the_machine_to_others(new_run: NewRun, tmp_path: P
     assert [other.hears(), other.hears()] == [["sft", "waits", None], ["sft", "has it"]]
     with machine.use_if_free(Turn()) as entered:
         assert not entered, "another run has it"
+
+
+def test_a_stage_that_waits_for_its_own_run_alone_is_told_of_no_other(tmp_path: Path) -> None:
+    machine = MachineQueue(tmp_path)
+    with machine._ticket(Turn(label="the start of its actors")):
+        assert machine._reason() is None
+        with machine._ticket(Turn(label="sft")):
+            assert machine._reason() is None
 
 
 def test_a_holder_that_cannot_be_read_is_another_run(new_run: NewRun, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages import machines as module
+from alignment_core.stages.base import EngineRequest
 from alignment_core.stages.machine_queue import MachineQueue
 from alignment_core.stages.machines import WarmMachines
 from alignment_core.stages.turns import RunName, Turn
@@ -56,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
 def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMachines, tmp_path: Path) -> None:
     with run.trainers() as trainers:
         pass
-    with run.engines(tmp_path, POLICY, 64) as engines:
+    with run.engines(EngineRequest(tmp_path, POLICY, 64)) as engines:
         pass
     with run.trainers() as again:
         assert again is trainers, "they stay warm while nobody waits"
@@ -94,7 +95,7 @@ def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs
     started = threading.Event()
 
     def engine_stage() -> None:
-        with run.engines(tmp_path, POLICY, 64, turn=Turn(order=1)):
+        with run.engines(EngineRequest(tmp_path, POLICY, 64), Turn(order=1)):
             started.set()
 
     threading.Thread(target=engine_stage, daemon=True).start()

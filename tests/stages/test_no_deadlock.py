@@ -1,0 +1,196 @@
+"""Two runs on one machine, one of them with reinforcement learning: whatever comes between whose steps, both come to an end."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.artifacts.workspace import Workspace
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages import machine_queue, turns
+from alignment_core.stages import machines as module
+from alignment_core.stages.base import EngineRequest
+from alignment_core.stages.machine_queue import MachineQueue
+from alignment_core.stages.machines import WarmMachines
+from alignment_core.stages.turns import RunName, Turn, Turnstile
+
+SECONDS = 20.0
+QUIET_SECONDS = 0.002
+"""After which a stage that was let on is taken to wait for another one; it decides what is covered, not what passes."""
+POLICY = EngineRequest(Path("policy"), Reference("model", "0" * 64), 64)
+Take = Callable[[WarmMachines, Turn], AbstractContextManager[Any]]
+TAKES: dict[str, Take] = {
+    "rl": lambda machines, turn: machines.engines_and_trainers(POLICY, turn),
+    "score": lambda machines, turn: machines.trainers(turn),
+    "generate": lambda machines, turn: machines.engines(POLICY, turn),
+}
+
+
+class Group:
+    """Actors that do nothing: only who holds them matters here, and there is no GPU to hold."""
+
+    devices = size = 1
+
+    def all(self, *_: Any, **__: Any) -> None: ...
+
+    def make(self, *_: Any) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Script:
+    """Lets stages take their next steps in a given order, as far as they are not waiting for each other."""
+
+    def __init__(self, order: tuple[str, ...]) -> None:
+        self._order = order
+        self._condition = threading.Condition()
+        self._at_gate: dict[str, bool] = {}
+        """Stages that stand before a step, and whether they may take it."""
+        self._open = False
+
+    def gate(self) -> None:
+        """Called by a stage before each of its steps."""
+        name = threading.current_thread().name
+        with self._condition:
+            if self._open or name not in self._order:
+                return
+            self._at_gate[name] = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._open or self._at_gate[name])
+            del self._at_gate[name]
+
+    def play(self) -> None:
+        """Let one stage after the other take a step; one that waits for another is passed over."""
+        for name in self._order:
+            with self._condition:
+                if self._condition.wait_for(lambda name=name: name in self._at_gate, QUIET_SECONDS):
+                    self._at_gate[name] = True
+                    self._condition.notify_all()
+        with self._condition:
+            self._open = True
+            self._condition.notify_all()
+
+
+@pytest.fixture
+def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WarmMachines]:
+    """A run on the machine that all runs of a test share."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cluster, "actor_processes", list)
+    monkeypatch.setattr(module, "architecture_digest", lambda _: "one")
+    monkeypatch.setattr(machine_queue, "POLL_SECONDS", 0.001)
+
+    def make(device: str) -> WarmMachines:
+        machines = WarmMachines(ResourcesConfig(), tmp_path, tmp_path / "locks")
+        machines._device = Device(device, 1)
+        for name, fake in (
+            ("connect", lambda: None),
+            ("_reserve", lambda _: None),
+            ("_start_trainers", Group),
+            ("_engine_actors", Group),
+        ):
+            monkeypatch.setattr(machines, name, fake)
+        return machines
+
+    return make
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], None]:
+    """Puts a script's gate before every place where a stage may begin to wait."""
+
+    def put(script: Script) -> None:
+        def gated(original: Any) -> Any:
+            def call(*arguments: Any) -> Any:
+                script.gate()
+                return original(*arguments)
+
+            return call
+
+        monkeypatch.setattr(turns.Turnstile, "_enter", gated(ENTER))
+        monkeypatch.setattr(machine_queue.MachineQueue, "_ticket", gated(TICKET))
+
+    return put
+
+
+ENTER, TICKET = Turnstile._enter, MachineQueue._ticket
+
+
+def play(
+    runs: dict[str, WarmMachines],
+    stages: dict[str, tuple[str, str]],
+    script: Script,
+    claim: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> list[str]:
+    """Run all ``stages`` (a run, and what it takes) at once; those that do not come to an end."""
+
+    def stage(name: str, number: int) -> None:
+        run, what = stages[name]
+        with claim(what), TAKES[what](runs[run], Turn(number, label=name, run=RunName(run))):
+            pass
+
+    threads = [
+        threading.Thread(target=stage, args=(name, number), name=name, daemon=True)
+        for number, name in enumerate(stages)
+    ]
+    for thread in threads:
+        thread.start()
+    script.play()
+    deadline = time.monotonic() + SECONDS
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    return [thread.name for thread in threads if thread.is_alive()]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("beside", ["score", "generate"])
+def test_reinforcement_learning_beside_another_run_comes_to_an_end(
+    beside: str, device: str, new_run: Any, hook: Any
+) -> None:
+    """The stage that takes engines and trainers, one of its own run beside it, and one of another run."""
+    stages = {"rl": ("ours", "rl"), "beside": ("ours", beside), "other": ("theirs", "score")}
+    steps = ("rl",) * 3 + ("beside",) * 2 + ("other",) * 2
+    for order in sorted(set(itertools.permutations(steps))):
+        script = Script(order)
+        hook(script)
+        stuck = play({"ours": new_run(device), "theirs": new_run(device)}, stages, script)
+        assert not stuck, f"{stuck} wait for each other after {order}"
+
+
+def test_runs_that_share_stages_come_to_an_end(new_run: Any, hook: Any, tmp_path: Path) -> None:
+    """Each run has the same two stages: who comes second waits for the first to be done with it, and has no machine then."""
+    workspace = Workspace(tmp_path / "store")
+
+    @contextmanager
+    def claim(stage: str) -> Iterator[None]:
+        script.gate()
+        with workspace.claim(stage.encode().hex().ljust(64, "0"), lambda _: None, "a run"):
+            yield
+
+    stages = {f"{run} {what}": (run, what) for run in ("ours", "theirs") for what in ("rl", "score")}
+    steps = [name for name, (_, what) in stages.items() for _ in range(4 if what == "rl" else 3)]
+    random = Random(1)
+    for _ in range(100):
+        random.shuffle(steps)
+        script = Script(tuple(steps))
+        hook(script)
+        stuck = play({"ours": new_run("cpu"), "theirs": new_run("cpu")}, stages, script, claim)
+        assert not stuck, f"{stuck} wait for each other after {steps}"
+
+
+def test_a_stage_that_takes_the_one_while_it_holds_the_other_is_told(new_run: Any) -> None:
+    machines = new_run("cpu")
+    with machines.trainers(), pytest.raises(RuntimeError, match="in one call"), machines.engines(POLICY):
+        pass
+    with machines.engines(POLICY):
+        pass
