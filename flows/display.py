@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from alignment_core.stages.base import StageResult
-from alignment_core.stages.report import COLUMNS, cell
+from alignment_core.stages.report import COLUMNS, cell, confidence
 from alignment_core.tracking import Progress
 from flows.costs import COSTS, cost_cells, run_cost, step_rows
 
@@ -131,9 +131,10 @@ def step_table(stages: list[StageResult]) -> Table | None:
     return table
 
 
-def result_table(policies: Mapping[str, Mapping[str, float]], confidence: str = "95 %") -> Table:
+def result_table(policies: Mapping[str, Mapping[str, float]]) -> Table:
     """One row per policy, the verifier beside the reward, so that over-optimising the reward would be seen."""
-    table = Table(title=f"Results on held-out prompts ({confidence} intervals)", title_justify="left")
+    title = f"Results on held-out prompts ({confidence(policies)} intervals over n prompts)"
+    table = Table(title=title, title_justify="left")
     table.add_column("policy")
     shown = [(name, title) for name, title in COLUMNS if any(name in metrics for metrics in policies.values())]
     for _, title in shown:

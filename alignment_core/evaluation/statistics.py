@@ -1,9 +1,10 @@
-"""Metrics of a policy from its scored completions, with bootstrap intervals over prompts."""
+"""Metrics of a policy from its scored completions, with intervals over prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the ends of its bootstrap interval."""
+    """A mean and the ends of its interval."""
 
     mean: float
     low: float
@@ -35,6 +36,26 @@ def bootstrap(values_P: np.ndarray, confidence: float, resamples: int, seed: int
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(float(values_P.mean()), float(low), float(high))
+
+
+def wilson(values_P: np.ndarray, confidence: float) -> Interval:
+    """Mean of per-prompt values in [0, 1] with a Wilson score interval (Wilson 1927).
+
+    Of values that are 0 or 1 this is the interval of a proportion of P trials, which is honest for few prompts: 0 of 20
+    is [0, 0.161] at 95 %. Means of several completions, and win rates whose ties count one half, vary less than that; then
+    the trials are as many as would vary as they do, p (1 - p) P / s² (the effective sample size of Kish 1965), and at
+    least P. Two imagined prompts, of 0 and of 1, are in s², so that a few equal values do not pass for certainty.
+    Args: ``values_P`` [P] one number per prompt.
+    """
+    values_P = np.asarray(values_P, np.float64)
+    prompts, p = len(values_P), float(values_P.mean())
+    variance = (np.square(values_P - p).sum() + p**2 + (1 - p) ** 2) / (prompts + 1)
+    trials = max(prompts, p * (1 - p) * prompts / variance)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    shrunk = 1 + z**2 / trials
+    middle = (p + z**2 / (2 * trials)) / shrunk
+    half = z / shrunk * (p * (1 - p) / trials + z**2 / (4 * trials**2)) ** 0.5
+    return Interval(p, float(min(p, max(0.0, middle - half))), float(max(p, min(1.0, middle + half))))
 
 
 def per_prompt(rows: Sequence[dict[str, Any]], column: str) -> np.ndarray:

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.evaluation.statistics import bootstrap, per_prompt, win_rate_per_prompt
+from alignment_core.evaluation.statistics import bootstrap, per_prompt, wilson, win_rate_per_prompt
 from alignment_core.rollout.records import read_scores
 from alignment_core.stages.base import Stage, StageConfig, StageContext
+
+PROPORTIONS = ("accuracy", "win_rate")
+"""Metrics whose values lie in [0, 1]; the others may be any number."""
 
 
 class EvaluateConfig(StageConfig):
@@ -23,7 +26,10 @@ class EvaluateConfig(StageConfig):
 def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     rows = read_scores(context.inputs["scores"])
     baseline = read_scores(context.inputs["baseline_scores"]) if "baseline_scores" in context.inputs else None
-    metrics: dict[str, Any] = {"length": float(np.mean([row["tokens"] for row in rows]))}
+    metrics: dict[str, Any] = {
+        "confidence": config.confidence,
+        "length": float(np.mean([row["tokens"] for row in rows])),
+    }
     metrics["truncated"] = float(np.mean([row["finish_reason"] == "length" for row in rows]))
     per_prompt_values = {
         name: per_prompt(rows, column)
@@ -40,8 +46,11 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     if "accuracy" in per_prompt_values and (failed := sum(row["verifier"] is None for row in rows)):
         metrics["failed_rewards"] = failed
     for name, values in per_prompt_values.items():
-        interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
-        metrics[name] = interval.mean
+        if name in PROPORTIONS:
+            interval = wilson(values, config.confidence)
+        else:
+            interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
+        metrics[name], metrics[f"{name}.n"] = interval.mean, len(values)
         metrics[f"{name}.low"], metrics[f"{name}.high"] = interval.low, interval.high
     content = {name: float(f"{value:.9g}") for name, value in metrics.items()}
     (context.output / "metrics.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from alignment_core.stages import overlap
@@ -56,20 +57,33 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
     for label in order:
         metrics = content["policies"][label]
         lines.append(f"| {label} | " + " | ".join(cell(metrics, name) for name, _ in shown) + " |")
-    lines += ["", f"Win rates are against {content['baseline']}; intervals are 95 % bootstrap over prompts."]
+    level = confidence(content["policies"])
+    lines += [
+        "",
+        f"Win rates are against {content['baseline']}. Intervals are at {level}, over n prompts: Wilson's for accuracy and win "
+        "rate, bootstrap for the others.",
+    ]
     if content["overlap"]["overlap"]:
         lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]
     lines += [f"- {name}: {value:.4g}" for name, value in sorted(content["notes"].items())]
     return "\n".join(lines) + "\n"
 
 
+def confidence(policies: Mapping[str, Mapping[str, float]]) -> str:
+    """The level of the intervals, such as ``95 %``: one recipe has one."""
+    levels = sorted({metrics["confidence"] for metrics in policies.values()})
+    return " and ".join(f"{100 * level:.4g} %" for level in levels)
+
+
 def cell(metrics: dict[str, float], name: str) -> str:
-    """``0.71 [0.68, 0.74]``; a dash for what was not measured."""
+    """``0.710 [0.680, 0.740] n=384``, where n is prompts; a dash for what was not measured."""
     if name not in metrics:
         return "—"
     if f"{name}.low" not in metrics:
         return f"{metrics[name]:.3f}"
-    return f"{metrics[name]:.3f} [{metrics[f'{name}.low']:.3f}, {metrics[f'{name}.high']:.3f}]"
+    ends = f"[{metrics[f'{name}.low']:.3f}, {metrics[f'{name}.high']:.3f}]"
+    count = f" n={metrics[f'{name}.n']:.0f}" if f"{name}.n" in metrics else ""  # old ledgers of nights have none
+    return f"{metrics[name]:.3f} {ends}{count}"
 
 
 STAGE = Stage("report", 1, "report", ReportConfig, run)

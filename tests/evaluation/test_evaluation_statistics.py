@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignment_core.evaluation.statistics import bootstrap, per_prompt, win_rate_per_prompt
+from alignment_core.evaluation.statistics import bootstrap, per_prompt, wilson, win_rate_per_prompt
 
 
 def rows(*scores: tuple[int, float]) -> list[dict]:
@@ -41,6 +41,45 @@ def test_the_number_of_completions_may_differ_but_the_prompts_may_not():
 def test_equal_values_have_an_interval_of_no_width():
     interval = bootstrap(np.full(5, 0.25), 0.95, 100, seed=0)
     assert interval.as_dict() == {"mean": 0.25, "low": 0.25, "high": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("right", "low", "high"),
+    [
+        # z = 1.960, z² = 3.841. Of no successes the upper end is z² / (n + z²) = 3.841 / 23.841.
+        (0, 0.0, 0.1611),
+        # middle (10 + 1.921) / 23.841 = ½; half z / (1 + z² / 20) √(¼ / 20 + z² / 1600) = 1.6442 × 0.12207
+        (10, 0.2993, 0.7007),
+        (20, 0.8389, 1.0),
+    ],
+)
+def test_a_proportion_of_few_prompts_has_the_interval_of_wilson(right, low, high):
+    interval = wilson(np.repeat([1.0, 0.0], [right, 20 - right]), 0.95)
+    assert interval.mean == right / 20
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+def test_one_prompt_says_almost_nothing():
+    # z² / (1 + z²) = 3.841 / 4.841
+    assert wilson(np.ones(1), 0.95).as_dict() == {"mean": 1.0, "low": pytest.approx(1 - 0.7935, abs=1e-4), "high": 1.0}
+
+
+def test_ties_are_half_a_win_and_vary_less_than_wins_and_losses_do():
+    # 20 ties: only the two imagined prompts vary, s² = (¼ + ¼) / 21, so trials ¼ × 20 / s² = 210 and the half width is
+    # 1.96 / (1 + 3.841 / 210) × √(¼ / 210 + 3.841 / (4 × 210²)) = 0.0670
+    ties = wilson(np.full(20, 0.5), 0.95)
+    assert (ties.low, ties.high) == (pytest.approx(0.4330, abs=1e-4), pytest.approx(0.5670, abs=1e-4))
+    # 6 wins and 14 ties, no loss: a sign test rejects at 2 × ½⁶ = 0.03, and so does the interval at 95 %
+    assert wilson(np.repeat([1.0, 0.5], [6, 14]), 0.95).low > 0.5
+    # 3 wins: 2 × ½³ = 0.25
+    assert wilson(np.repeat([1.0, 0.5], [3, 17]), 0.95).low < 0.5
+
+
+def test_of_many_prompts_wilson_and_bootstrap_agree():
+    values = np.repeat([0.0, 0.25, 0.5, 1.0], 100)
+    one, other = wilson(values, 0.95), bootstrap(values, 0.95, 4000, seed=0)
+    assert one.mean == other.mean
+    assert (one.low, one.high) == (pytest.approx(other.low, abs=0.004), pytest.approx(other.high, abs=0.004))
 
 
 def test_the_interval_is_that_of_the_binomial():

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from alignment_core.artifacts import Reference, open_store
-from alignment_core.evaluation.statistics import bootstrap
+from alignment_core.evaluation.statistics import wilson
 from flows.cli import NOT_PROMOTED
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def _interval(files: list[Path]) -> list[float]:
     groups: dict[int, list[float]] = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row["rewards"][0])
-    found = bootstrap(np.array([np.mean(one) for one in groups.values()]), confidence=0.95, resamples=1000, seed=0)
+    found = wilson(np.array([np.mean(one) for one in groups.values()]), confidence=0.95)
     return [found.mean, found.low, found.high]
 
 

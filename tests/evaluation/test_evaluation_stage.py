@@ -1,0 +1,59 @@
+"""From scores to metrics and the report: which interval each metric has, its level, and how many prompts it is over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alignment_core.stages.evaluate import EvaluateConfig, run
+from alignment_core.stages.report import cell, markdown
+
+ROW = {"tokens": 3, "finish_reason": "stop", "reward": None, "reference_logp": None, "policy_logp": 0.0}
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def evaluate(scores: list[dict[str, Any]], **config: Any) -> dict[str, float]:
+        # The rows themselves: the table between the two stages is tested where it is written.
+        monkeypatch.setattr("alignment_core.stages.evaluate.read_scores", lambda folder: folder)
+        context: Any = SimpleNamespace(inputs={"scores": scores}, output=tmp_path, derive=lambda *_: 0)
+        run(context, EvaluateConfig(**config))
+        metrics: dict[str, float] = json.loads((tmp_path / "metrics.json").read_text())
+        return metrics
+
+    return evaluate
+
+
+def test_no_right_answer_of_twenty_is_not_certainty(evaluated):
+    scores = [{**ROW, "prompt": i, "verifier": 0.0} for i in range(20)]
+    metrics = evaluated(scores)
+    assert (metrics["accuracy"], metrics["accuracy.low"], metrics["accuracy.n"]) == (0, 0, 20)
+    assert metrics["accuracy.high"] == pytest.approx(0.1611, abs=1e-4)
+    assert cell(metrics, "accuracy") == "0.000 [0.000, 0.161] n=20"
+
+
+def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counted(evaluated):
+    scores = [{**ROW, "prompt": i, "verifier": None if i else 1.0, "reward": 2.0} for i in range(5)]
+    metrics = evaluated(scores)
+    assert (metrics["reward.low"], metrics["reward.high"], metrics["reward.n"]) == (2, 2, 5)
+    assert metrics["accuracy.n"] == 1
+
+
+def test_the_report_says_the_level_that_the_recipe_asked_for(evaluated):
+    metrics = evaluated([{**ROW, "prompt": i, "verifier": i % 2} for i in range(8)], confidence=0.9)
+    content = {
+        "title": "Run one",
+        "baseline": "sft",
+        "policies": {"sft": metrics},
+        "notes": {},
+        "overlap": {"prompts": 8, "overlap": 0, "shared": {}},
+    }
+    text = markdown(content, ["sft"])
+    assert "Intervals are at 90 %, over n prompts" in text
+    assert "95 %" not in text
+    # z = 1.6449, z² = 2.7055: half 1.6449 / (1 + 2.7055 / 8) √(1 / 32 + 2.7055 / 256) = 0.2514
+    assert "| sft | 0.500 [0.249, 0.751] n=8 |" in text
