@@ -27,7 +27,7 @@ class Failed(Exception):
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason: Reason = reason
 
 
 def raised(error: BaseException) -> str:
@@ -54,8 +54,8 @@ class Account:
         self.failed: Counter[Reason] = Counter()
         self.window, self._recent = window, deque[bool](maxlen=window)
 
-    def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[float | None]:
-        """A finite number for each row of rollouts; None where there is none, which is logged with the row.
+    def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[float | Failed]:
+        """A finite number for each row of rollouts, or why there is none, which is logged with the row.
 
         Raises DataError with the first failure, and ends ``answers``, once more than the share ``max_failed`` of the last
         rows have failed.
@@ -63,12 +63,12 @@ class Account:
         size = max(self.window, len(rows))
         failed = sum(list(self._recent)[len(rows) - size :]) if size > len(rows) else 0
         allowed, first = math.floor(self.max_failed * size), ""
-        rewards: list[float | None] = [None] * len(rows)
+        rewards: dict[int, float | Failed] = {}
         with closing(answers):
             for number, answer in answers:
                 failure = failure_of(answer)
+                rewards[number] = float(answer) if failure is None else failure
                 if failure is None:
-                    rewards[number] = float(answer)
                     continue
                 failed += 1
                 self.failed[failure.reason] += 1
@@ -81,8 +81,20 @@ class Account:
                         f"({self.field} {self.max_failed:g})"
                     )
                 log.warning("%s; it is left out", said)
-        self._recent.extend(reward is None for reward in rewards)
-        return rewards
+        found = [rewards[number] for number in range(len(rows))]
+        self._recent.extend(isinstance(reward, Failed) for reward in found)
+        return found
+
+
+def numbers(rewards: Sequence[float | Failed]) -> list[float | None]:
+    """Rewards without the reasons of those that are missing."""
+    return [None if isinstance(one, Failed) else one for one in rewards]
+
+
+def reasons(rewards: Sequence[float | Failed]) -> list[Reason | None] | None:
+    """The reasons of those that are missing, None if none is. Not their messages, which may differ from run to run."""
+    found = [one.reason if isinstance(one, Failed) else None for one in rewards]
+    return found if any(found) else None
 
 
 def failure_of(answer: Any) -> Failed | None:

@@ -8,7 +8,7 @@ from typing import Any
 from alignment_core.data import tasks
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.code_tests import CodeTests
-from alignment_core.evaluation.failures import Account, Answers, Failed
+from alignment_core.evaluation.failures import Account, Answers, Failed, numbers
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.evaluation.verifiers import CODE, FIELD, FUNCTIONS, TASK
 
@@ -28,7 +28,7 @@ def verify(
     where the recipe has ``name`` and ``max_failed``.
     """
     with Verifier(name, timeout, fields[0]) as verifier:
-        return Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows))
+        return numbers(Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows)))
 
 
 class Verifier:

@@ -22,7 +22,8 @@ def step_schema() -> pa.Schema:
 
     ``versions`` says after how many steps the policy was that sampled each token,
     ``group`` is the prompt's place among all that the run has taken, ``used`` whether it was trained on, ``rewards`` what
-    each source gave, and ``reward`` what came of it.
+    each source gave, and ``reward`` what came of it, null where the completion was not used. Where a source gave none,
+    ``rewards`` holds null and ``failures`` the reason; ``failures`` is null where all did.
     """
     import pyarrow as pa
 
@@ -35,6 +36,7 @@ def step_schema() -> pa.Schema:
         ("group", pa.int32()),
         ("used", pa.bool_()),
         ("rewards", numbers),
+        ("failures", pa.list_(pa.string())),
         ("mask", pa.list_(pa.bool_())),
         ("versions", pa.list_(pa.int32())),
         ("reward", pa.float32()),

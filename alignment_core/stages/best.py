@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.errors import NumericError
+from alignment_core.evaluation.failures import numbers
 from alignment_core.recipes.rl import BestConfig, RlConfig
 from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
@@ -88,7 +89,7 @@ class Best:
 
     def _reward(self, rows: Samples, sources: RewardSources) -> float:
         """Mean reward of the completions of all held-out prompts; the same seeds each time, to compare with less noise."""
-        given = [one for one in zip(*sources(rows), strict=True) if None not in one]
+        given = [one for one in zip(*map(numbers, sources(rows)), strict=True) if None not in one]
         if not given:
             raise NumericError(f"none of the {len(rows)} completions of rl.best.prompts has a reward")
         tokens = sum(len(row["completion_ids"]) for row in rows)

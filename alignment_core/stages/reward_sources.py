@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from alignment_core.errors import Stopped
-from alignment_core.evaluation.failures import Account, Answers
+from alignment_core.evaluation.failures import Account, Answers, Failed
 from alignment_core.evaluation.rewards import Verifier
 from alignment_core.evaluation.verifiers import function_content, verifier_content
 from alignment_core.recipes.rl import RewardConfig
@@ -25,8 +25,8 @@ Source = Callable[[Samples], Answers]
 class RewardSources:
     """Everything that ``rewards`` names; a context manager to enter while trainers or engines are held.
 
-    Calling it with rows of completions gives one list for each source: a finite number for each row, or None where there is
-    none. It may be called from any thread, one call at a time is worked on, and closing it ends every process that it
+    Calling it with rows of completions gives one list for each source: a finite number for each row, or why there is none.
+    It may be called from any thread, one call at a time is worked on, and closing it ends every process that it
     started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no reward, by
     reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step`` rows have none.
 
@@ -74,7 +74,7 @@ class RewardSources:
         for source in self._light_sources:
             source.close()
 
-    def __call__(self, rows: Samples) -> list[list[float | None]]:
+    def __call__(self, rows: Samples) -> list[list[float | Failed]]:
         with self._calling:
             if self._closed:
                 raise Stopped("the rewards were closed")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.errors import DataError, NumericError, Stopped
+from alignment_core.evaluation.failures import numbers, reasons
 from alignment_core.recipes.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.environments import Environments, environment_content
@@ -264,7 +265,8 @@ class Loop:
                 samples += self.sampler.take(section.prompts_per_step - used)
             used = len({row["group"] for row in samples if row["used"]})
             attempts += 1
-        if not samples:
+        given = np.array([row["rewards"] for row in samples if row["failures"] is None])
+        if not len(given):
             raise DataError(f"step {step}: no completion has a reward (rl.rewards)")
         if not used:
             raise DataError(
@@ -276,7 +278,6 @@ class Loop:
         chosen = sorted(samples, key=lambda row: not row["used"])  # stable
         rewarded = [row for row in chosen if row["used"]]
         self._shape(rewarded)
-        given = np.array([row["rewards"] for row in samples])
         means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
         stale_K = step - np.concatenate([row["versions"][row["mask"]] for row in rewarded])
         return chosen, {**means, "prompts_used": used / groups, "staleness": float(stale_K.mean())}
@@ -300,17 +301,20 @@ class Loop:
         return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
 
     def _reward(self, samples: Samples) -> Samples:
-        """The samples that all sources give a reward for, with it, and whether they are trained on."""
+        """The samples with what each source gives or why it gives nothing, and whether they are trained on."""
         section = self.section
         with self.watch.part("reward"):
             given = list(zip(*self.sources(samples), strict=True))
-        kept = [{**row, "rewards": one} for row, one in zip(samples, given, strict=True) if None not in one]
+        samples = [
+            {**row, "rewards": numbers(one), "failures": reasons(one)} for row, one in zip(samples, given, strict=True)
+        ]
+        kept = [row for row in samples if row["failures"] is None]
         self._count("failed_rewards", len(samples) - len(kept))
         teaches = {row["group"] for row in kept}
         if section.filter and kept:
             raw_SR, groups_S = np.array([row["rewards"] for row in kept]), np.array([row["group"] for row in kept])
             teaches = teaching(raw_SR, groups_S, section.rewards, section.filter)
-        return [{**row, "used": row["group"] in teaches} for row in kept]
+        return [{**row, "used": row["failures"] is None and row["group"] in teaches} for row in samples]
 
     def _follow(self, step: int, best: Best | None = None) -> dict[str, float]:
         """Let the engines have the weights after so many steps, and look whether these are the ``best``; metrics."""

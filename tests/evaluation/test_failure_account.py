@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.evaluation.failures import Account, Answers
+from alignment_core.evaluation.failures import Account, Answers, numbers
 
 
 def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
@@ -15,8 +15,10 @@ def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
     def answers(failed: int) -> Answers:
         yield from ((number, None if number < failed else 1.0) for number in range(4))
 
-    assert account.settle(rows, answers(2)) == [None, None, 1.0, 1.0], "2 of the 8 rows of a step"
-    assert account.settle(rows, answers(0)) == [1.0] * 4
-    assert account.settle(rows, answers(2)) == [None, None, 1.0, 1.0], "the first two are no longer among the last 8"
+    assert numbers(account.settle(rows, answers(2))) == [None, None, 1.0, 1.0], "2 of the 8 rows of a step"
+    assert numbers(account.settle(rows, answers(0))) == [1.0] * 4
+    assert numbers(account.settle(rows, answers(2))) == [None, None, 1.0, 1.0], (
+        "the first two are no longer among the last 8"
+    )
     with pytest.raises(DataError, match="2 of 8 completions may go without a reward"):
         account.settle(rows, answers(1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.evaluation.failures import Account, Answers
+from alignment_core.evaluation.failures import Account, Answers, numbers
 from alignment_core.rollout.judges import Judge
 
 ROWS: list[dict[str, Any]] = [
@@ -27,7 +27,7 @@ class Scores:
 def test_what_a_reward_model_gives_that_is_not_finite_is_left_out_and_counted_over_all_calls() -> None:
     account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Scores(), 1.0)
     for _ in range(2):
-        assert account.settle(ROWS, judge(ROWS)) == [1.0, None, None, 4.0]
+        assert numbers(account.settle(ROWS, judge(ROWS))) == [1.0, None, None, 4.0]
     assert account.failed == {"bad_number": 4}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped, UserError
-from alignment_core.evaluation.failures import Account
+from alignment_core.evaluation.failures import Account, numbers
 from alignment_core.rollout.endpoint import Endpoint
 from tests.rollout.reward_server import Answer, Server, lengths
 
@@ -44,7 +44,7 @@ def endpoint(urls: list[str], size: int = 2, timeout: float = 10.0, token: str |
 
 def rewards(source: Endpoint, given: list[dict[str, Any]], max_failed: float = 0.5) -> list[Any]:
     account = Account("the endpoint", max_failed, f"{FIELD}.max_failed")
-    return [account.settle(given, source(given)), dict(account.failed)]
+    return [numbers(account.settle(given, source(given))), dict(account.failed)]
 
 
 def test_batches_are_spread_over_the_replicas_with_all_that_a_reward_server_asks_for(serve: Any) -> None:

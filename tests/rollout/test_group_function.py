@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, Stopped
-from alignment_core.evaluation.failures import Account
+from alignment_core.evaluation.failures import Account, numbers
 from alignment_core.rollout.group_function import GroupFunction
 
 SOURCE = """
@@ -82,7 +82,7 @@ def rewards(function: str, given: list[dict[str, Any]], timeout: float = 30.0, m
     source = GroupFunction(function, timeout, "rl.rewards.0.function")
     try:
         account = Account(f"the function {function.rpartition(':')[2]}", max_failed, "rl.rewards.0.max_failed")
-        return [account.settle(given, source(given)), dict(account.failed)]
+        return [numbers(account.settle(given, source(given))), dict(account.failed)]
     finally:
         source.close()
 

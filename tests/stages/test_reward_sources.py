@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
+from alignment_core.evaluation.failures import reasons
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.rl import RewardConfig
@@ -72,7 +73,7 @@ def test_sources_answer_side_by_side_in_any_thread_by_processes_that_last_until_
     with opened(configs) as sources, ThreadPoolExecutor(2) as pool:
         first, second = pool.map(sources, [rows("a", "b", "ccc"), rows("d", "1")])
         assert [len(one) for one in first] == [3] * 4
-        assert (first[1][1], first[2], second[3]) == (None, [1, 1, 3], [0.0, 1.0])
+        assert (reasons(first[1]), first[2], second[3]) == ([None, "none_given", None], [1, 1, 3], [0.0, 1.0])
         assert sources.failed == {"none_given": 1}
         used = {int(first[0][0] * 2**32), int(first[1][0])}
         assert used == {int(second[0][0] * 2**32), int(second[1][0])}, "no process for each call"

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import DataError, Stopped
+from alignment_core.evaluation.failures import numbers
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.rl import EnvironmentConfig, RewardConfig
@@ -157,7 +158,7 @@ def rewarded(configs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[
     context: Any = SimpleNamespace(resources=ResourcesConfig(reward_timeout_seconds=60), machines=None, inputs={})
     rewards = [RewardConfig.model_validate(one) for one in configs]
     with RewardSources(context, rewards, [], byte_tokenizer(TEMPLATE), step=0) as sources:
-        return sources(rows)
+        return [numbers(one) for one in sources(rows)]
 
 
 @pytest.mark.parametrize("verifier", LABELLED)

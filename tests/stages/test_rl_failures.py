@@ -1,0 +1,87 @@
+"""Completions without a reward: in the trajectories with the reason, and out of what is trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.evaluation.failures import Failed
+from alignment_core.recipes import RlConfig
+from alignment_core.rollout.experience import Samples, step_schema
+from alignment_core.rollout.in_step import InStep
+from alignment_core.rollout.records import write_table
+from alignment_core.rollout.rewards import RunningMean
+from alignment_core.stages.rl import Loop
+from alignment_core.stages.stopwatch import Stopwatch
+
+LATE = Failed("timeout", "gave no answer within 3 seconds")
+
+
+def loop_of(rewards: list[list[float | Failed]], **more: Any) -> Loop:
+    """The driver of one step with two prompts of two completions; its engines and actors have nothing to do with this."""
+
+    def complete(draws: range, version: int) -> Samples:
+        return [
+            {
+                "group": draw,
+                "sample": sample,
+                "prompt_ids": [1],
+                "completion_ids": [2, 3],
+                "mask": np.ones(2, bool),
+                "versions": np.zeros(2, np.int32),
+                "rollout_logps": [0.0, 0.0],
+                "finish_reason": "stop",
+                "environment": LATE,  # what rows of environments hold of them
+            }
+            for draw in draws
+            for sample in range(2)
+        ]
+
+    config = {"prompts": "p.jsonl", "prompts_per_step": 2, "generation": {"num_generations": 2}, **more}
+    loop = Loop.__new__(Loop)
+    loop.section = RlConfig.model_validate({**config, "rewards": [{"urls": "http://a/"}] * len(rewards)})
+    loop.watch, loop.running = Stopwatch(), [RunningMean() for _ in rewards]
+    loop.context = SimpleNamespace(cost={})  # type: ignore[assignment]
+    loop.sources = lambda rows: [one[: len(rows)] for one in rewards]  # type: ignore[assignment]
+    sampling: Any = SimpleNamespace(complete=complete)
+    loop.sampler = InStep(sampling, loop._reward, sleeps=False)
+    return loop
+
+
+def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_on(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from alignment_core.training.reinforcement import _read_used
+
+    loop = loop_of([[1.0, 0.5, LATE, LATE], [3.0, Failed("raised", "at 0x7f"), 4.0, LATE]])
+    samples, metrics = loop._experience(0)
+    assert loop.context.cost["failed_rewards"] == 3
+    assert (metrics["reward_0"], metrics["reward_1"], metrics["prompts_used"]) == (1.0, 3.0, 0.5)
+    path = tmp_path / "step.parquet"
+    write_table(samples, step_schema(), path)
+    rows = {(row["group"], row["sample"]): row for row in pq.read_table(path).to_pylist()}
+    found = {place: (row["used"], row["reward"], row["rewards"], row["failures"]) for place, row in rows.items()}
+    assert found == {
+        (0, 0): (True, 4.0, [1.0, 3.0], None),
+        (0, 1): (False, None, [0.5, None], [None, "raised"]),
+        (1, 0): (False, None, [None, 4.0], ["timeout", None]),
+        (1, 1): (False, None, [None, None], ["timeout", "timeout"]),
+    }
+    assert _read_used(str(path)).column("group").to_pylist() == [0]
+
+
+def test_what_has_no_reward_takes_no_part_in_whether_a_prompt_teaches() -> None:
+    loop = loop_of([[1.0, LATE, 1.0, 0.0]], filter={"max_refills": 0})
+    samples, _ = loop._experience(0)
+    assert {(row["group"], row["sample"]) for row in samples if row["used"]} == {(1, 0), (1, 1)}
+    assert len(samples) == 4
+
+
+def test_a_step_without_any_reward_is_said() -> None:
+    with pytest.raises(DataError, match="step 0: no completion has a reward"):
+        loop_of([[LATE] * 4])._experience(0)
