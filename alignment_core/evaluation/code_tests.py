@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.evaluation.failures import Answers, Failed
-from alignment_core.evaluation.sandbox import SECONDS, run_program
+from alignment_core.evaluation.sandbox import SECONDS, check_limits, passes_tests, run_program
 
 FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 LEAST_SECONDS = 2.0
@@ -31,7 +30,7 @@ class CodeTests:
     def __init__(self, field: str) -> None:
         self._stop = threading.Event()
         try:
-            run_program("", "", self._stop)
+            check_limits(self._stop)
         except EnvironmentFault as error:
             raise EnvironmentFault(f"{field}: `code` {error}") from None
 
@@ -56,9 +55,7 @@ class CodeTests:
             return Failed("raised", f"failed: the label is no {FORM}: {error}")
         program = code_of(completion)
         if "tests" in tests:
-            token = secrets.token_hex()
-            ended = run_program(program, "", self._stop, tests["tests"], token)
-            return float(ended.code == 0 and ended.output == token.encode())
+            return float(passes_tests(program, tests["tests"], self._stop))
         until = time.monotonic() + SECONDS
         for given, wanted in zip(tests["inputs"], tests["outputs"], strict=True):
             if (left := until - time.monotonic()) <= 0:

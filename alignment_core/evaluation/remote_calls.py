@@ -1,0 +1,291 @@
+"""Calls between two processes of which neither may look into the other: a program's, and that of the tests of it.
+
+Plain values cross as they are; everything else stays where it was made and is called from there by its number. What the
+tests expect never leaves their process: a result crosses to them, and they compare. Loaded by a script in a sandbox, and so
+imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import datetime
+import decimal
+import fractions
+import functools
+import importlib
+import json
+import numbers
+import operator
+import os
+import socket
+import types
+from collections.abc import Callable
+from typing import Any
+
+SERIES: dict[str, type] = {one.__name__: one for one in (list, tuple, set, frozenset, collections.deque)}
+TABLES: dict[str, Callable[[Any], Any]] = {
+    **{one.__name__: one for one in (dict, collections.OrderedDict, collections.Counter)},
+    "defaultdict": lambda pairs: collections.defaultdict(None, pairs),
+}
+TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    int: (hex, lambda text: int(text, 16)),
+    bytes: (bytes.hex, bytes.fromhex),
+    bytearray: (bytearray.hex, bytearray.fromhex),
+    complex: (repr, complex),
+    fractions.Fraction: (str, fractions.Fraction),
+    decimal.Decimal: (str, decimal.Decimal),
+    datetime.date: (datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.datetime: (datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    datetime.time: (datetime.time.isoformat, datetime.time.fromisoformat),
+    datetime.timedelta: (
+        lambda d: f"{d // datetime.timedelta.resolution}",
+        lambda text: datetime.timedelta(0, 0, int(text)),
+    ),
+}
+OF_TEXT = {of.__name__: read for of, (_, read) in TEXTS.items()}
+PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex, dict, list, tuple, set, frozenset)
+CHANGEABLE = (list, dict, set, bytearray, collections.deque)
+
+COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
+ARITHMETIC = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+]
+UNARY = ["neg", "invert", "index", "getitem", "setitem", "delitem"]
+OPERATORS: dict[str, Callable[..., Any]] = {
+    f"__{name.rstrip('_')}__": getattr(operator, name) for name in COMPARISONS + ARITHMETIC
+}
+OPERATORS |= {
+    f"__r{name.rstrip('_')}__": functools.partial(lambda of, a, b: of(b, a), getattr(operator, name))
+    for name in ARITHMETIC
+}
+OTHERS: dict[str, Callable[..., Any]] = {f"__{name}__": getattr(operator, name) for name in UNARY}
+OTHERS |= {
+    f"__{of.__name__}__": of
+    for of in (bool, len, iter, next, reversed, hash, int, float, abs, round, str, repr, format)
+}
+
+
+class Remote:
+    """An object of the other process.
+
+    With a plain value its operators work here, on its own plain value, or not at all: so it never learns what it is compared
+    with, and cannot claim to equal it.
+    """
+
+    _channel: Channel
+    _number: int
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self.__dict__.update(_channel=channel, _number=number)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._channel.ask("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._channel.ask("set", self, name, value)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._channel.ask("call", self, named, *given)
+
+    def __instancecheck__(self, one: Any) -> bool:
+        return isinstance(one, Remote) and bool(self._channel.ask("isinstance", one, self))
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: Remote, *operands: Any) -> Any:
+        return self._channel.ask("special", self, name, *operands)
+
+    return method
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def method(self: Remote, other: Any) -> Any:
+        if isinstance(other, Remote):
+            return self._channel.ask("special", self, name, other)
+        value = self._channel.ask("plain", self)
+        return NotImplemented if value is None else OPERATORS[name](value[0], other)
+
+    return method
+
+
+for _name in OTHERS:
+    setattr(Remote, _name, _forward(_name))
+for _name in OPERATORS:
+    setattr(Remote, _name, _operator(_name))
+
+
+class Channel:
+    """One end. ``open_to`` says of an object of this side, and a name, whether the other may read and set that of it."""
+
+    def __init__(self, end: socket.socket, open_to: Callable[[Any, str], bool]) -> None:
+        self._file = end.makefile("rwb")
+        self._open_to = open_to
+        self._ours: dict[int, Any] = {}
+        self._theirs: dict[int, Any] = {}
+
+    def ask(self, action: str, *operands: Any) -> Any:
+        """Have the other side do it. Raises what that raised; ends this process if it is gone."""
+        self._write({"do": action, "with": [self._encoded(one) for one in operands]})
+        while True:
+            said = self._read()
+            if "do" in said:
+                self._serve(said)
+                continue
+            for place, now in said.get("left", []):
+                _replace(operands[place], self._decoded(now))
+            if "raised" in said:
+                raise self._exception(*said["raised"])
+            return self._decoded(said["gives"])
+
+    def keep(self, number: int, one: Any) -> None:
+        """Let the other side call it by its number."""
+        self._ours[number] = one
+
+    def serve(self) -> None:
+        """Answer until the other side is gone."""
+        while True:
+            self._serve(self._read())
+
+    def _serve(self, asked: dict[str, Any]) -> None:
+        kind, number = asked["with"][0]
+        if kind != "yours" or number not in self._ours:
+            raise ValueError("the other side asks for what it was not given")
+        operands = [self._decoded(one) for one in asked["with"]]
+        try:
+            answer = {"gives": self._encoded(self._done(asked["do"], *operands))}
+        except Exception as error:
+            answer = {"raised": [self._encoded(type(error)), [self._encoded(one) for one in error.args]]}
+        changed = [
+            [place, now]
+            for place, one in enumerate(operands)
+            if type(one) in CHANGEABLE and (now := self._encoded(one)) != asked["with"][place]
+        ]
+        self._write({**answer, "left": changed} if changed else answer)
+
+    def _done(self, action: str, target: Any, *operands: Any) -> Any:
+        if action in ("get", "set") and not self._open_to(target, operands[0]):
+            raise AttributeError(f"{operands[0]} is closed to the other side")
+        if action == "get":
+            return getattr(target, operands[0])
+        if action == "set":
+            return setattr(target, *operands)
+        if action == "call":
+            return target(*operands[1:], **operands[0])
+        if action == "special":
+            return {**OTHERS, **OPERATORS}[operands[0]](target, *operands[1:])
+        if action == "isinstance":
+            return isinstance(target, operands[0])
+        return _plain(target)
+
+    def _encoded(self, one: Any) -> Any:
+        kind: Any = type(one)
+        if one is None or kind in (bool, float, str) or (kind is int and abs(one) < 1 << 60):
+            return one
+        if kind in TEXTS:
+            return [kind.__name__, TEXTS[kind][0](one)]
+        if kind in SERIES.values():
+            return [kind.__name__, [self._encoded(part) for part in one]]
+        if kind.__name__ in TABLES and kind.__module__ in ("builtins", "collections"):
+            return [kind.__name__, [[self._encoded(name), self._encoded(value)] for name, value in one.items()]]
+        if kind in (range, slice):
+            return [kind.__name__, [one.start, one.stop, one.step]]
+        if kind is types.ModuleType:
+            return ["module", one.__name__]
+        if kind is Remote:
+            return ["yours", one._number]
+        name = one.__name__ if isinstance(one, type) else ""  # of no function: `exec` is one
+        if getattr(builtins, name, ...) is one:
+            return ["type", name]
+        self.keep(id(one), one)
+        if isinstance(one, type) and issubclass(one, Exception):
+            bases = [each.__name__ for each in one.__mro__ if hasattr(builtins, each.__name__)]
+            return ["exception", [id(one), name, bases[0]]]
+        return ["mine", id(one)]
+
+    def _decoded(self, said: Any) -> Any:
+        if not isinstance(said, list):
+            return said
+        kind, held = said
+        if kind in OF_TEXT:
+            return OF_TEXT[kind](held)
+        if kind in SERIES:
+            return SERIES[kind](self._decoded(part) for part in held)
+        if kind in TABLES:
+            return TABLES[kind]({self._decoded(name): self._decoded(value) for name, value in held})
+        if kind in ("range", "slice"):
+            return {"range": range, "slice": slice}[kind](*held)
+        if kind == "module":
+            return importlib.import_module(held)
+        if kind == "type":
+            return _type_named(held, object)
+        if kind == "yours":
+            return self._ours[held]
+        if kind == "exception":
+            return self._theirs.setdefault(held[0], type(held[1], (_type_named(held[2], Exception),), {}))
+        return self._theirs.setdefault(held, Remote(self, held))
+
+    def _exception(self, kind: Any, given: list[Any]) -> Exception:
+        of = self._decoded(kind)
+        if not (isinstance(of, type) and issubclass(of, Exception)):
+            raise ValueError("what the other side raised is no exception")
+        return of(*map(self._decoded, given))
+
+    def _write(self, message: dict[str, Any]) -> None:
+        self._file.write(json.dumps(message).encode() + b"\n")
+        self._file.flush()
+
+    def _read(self) -> dict[str, Any]:
+        line = self._file.readline()
+        if not line:
+            os._exit(1)  # past every `except` of the tests
+        return dict(json.loads(line))
+
+
+def _type_named(name: str, kind: type) -> Any:
+    found = getattr(builtins, name)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ValueError(f"{name} is no {kind.__name__}")
+    return found
+
+
+def _plain(one: Any) -> list[Any] | None:
+    for of in PLAIN:
+        if isinstance(one, of):
+            return [of(one)]
+    if isinstance(one, numbers.Integral):
+        return [int(one)]
+    return [float(one)] if isinstance(one, numbers.Real) else None
+
+
+def _replace(one: Any, now: Any) -> None:
+    """Give ``one`` the contents of ``now``, as the other side left its copy of it."""
+    if type(one) not in CHANGEABLE or type(now) is not type(one):
+        raise ValueError("the other side changed what cannot change")
+    one.clear()
+    (one.update if isinstance(one, dict | set) else one.extend)(now)
+
+
+def answer_calls(end: socket.socket, names: dict[str, Any]) -> None:
+    """Serve the program's ``names`` until the tests' process ends."""
+    channel = Channel(end, lambda one, name: True)
+    channel.keep(0, lambda: {name: one for name, one in names.items() if not name.startswith("__")})
+    channel.serve()
+
+
+def names_of_program(end: socket.socket, tests: str) -> dict[str, Any]:
+    """What the program defined. It may see public fields of instances of classes of the module ``tests``, and no more."""
+    channel = Channel(end, lambda one, name: type(one).__module__ == tests and not name.startswith("_"))
+    return dict(Remote(channel, 0)())

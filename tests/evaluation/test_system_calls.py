@@ -1,0 +1,97 @@
+"""The filters of system calls, worked out by hand as the kernel does: also for an architecture that is not here."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from alignment_core.evaluation import system_calls
+from alignment_core.evaluation.system_calls import ALLOW, ASK, KILL, MACHINES, NUMBERS, UNKNOWN, Machine
+
+BIT_32 = 0xFFFFFFFF
+READ, CREATE, TMPFILE, THREAD, PROCESS = 0, 0o100 | 1, 0o20200000 | 2, 0x3D0F00, 0x1200011
+AF_UNIX, AF_INET, STREAM, DATAGRAM, F_SETFL, F_SETOWN, NONBLOCK = 1, 2, 0x80001, 2, 4, 8, 0x5421
+
+
+def decision(steps: bytes, machine: Machine, number: int, *arguments: int) -> int:
+    """What a filter answers to a call."""
+    data = struct.pack("<iIQ6Q", number, machine.audit, 0, *arguments, *[0] * (6 - len(arguments)))
+    held = place = 0
+    while True:
+        code, then, otherwise, value = struct.unpack_from("HBBI", steps, 8 * place)
+        place += 1
+        if code == system_calls.LOAD:
+            (held,) = struct.unpack_from("<I", data, value)
+        elif code == system_calls.KEEP:
+            held &= value
+        elif code == system_calls.ANSWER:
+            return int(value)
+        else:
+            holds = held == value if code == system_calls.EQUAL else held & value
+            place += then if holds else otherwise
+
+
+def number(call: str, machine: Machine) -> int:
+    found = system_calls.number_of(call, machine)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=MACHINES.values(), ids=MACHINES.keys())
+def machine(request: pytest.FixtureRequest) -> Machine:
+    found: Machine = request.param
+    return found
+
+
+def test_a_call_passes_if_it_is_listed_and_its_arguments_are_harmless(machine: Machine) -> None:
+    steps = system_calls.allowing(machine)
+    listed = {found for call in NUMBERS if (found := system_calls.number_of(call, machine)) is not None}
+    conditional = {number(call, machine) for call in system_calls.ARGUMENTS}
+    for one in range(600):
+        if one not in conditional:
+            assert decision(steps, machine, one) == (ALLOW if one in listed else UNKNOWN), one
+    for call, arguments, passes in (
+        ("clone", [THREAD], True),
+        ("clone", [PROCESS], False),
+        ("prlimit64", [0, 7], True),
+        ("prlimit64", [4711, 7], False),
+        ("socketpair", [AF_UNIX, STREAM], True),
+        ("socketpair", [AF_UNIX, DATAGRAM], False),
+        ("socketpair", [AF_INET, STREAM], False),
+        ("fcntl", [3, F_SETFL], True),
+        ("fcntl", [3, F_SETOWN], False),
+        ("ioctl", [3, NONBLOCK], True),
+        ("ioctl", [3, 0x5412], False),  # TIOCSTI types into a terminal
+    ):
+        assert decision(steps, machine, number(call, machine), *arguments) == (ALLOW if passes else UNKNOWN), call
+
+
+def test_threads_and_files_are_asked_for(machine: Machine) -> None:
+    steps = system_calls.counting(machine)
+    for call, arguments, asked in (
+        ("clone", [THREAD], True),
+        ("openat", [BIT_32, 0, READ], False),
+        ("openat", [BIT_32, 0, CREATE], True),
+        ("openat", [BIT_32, 0, TMPFILE], True),
+        ("read", [0], False),
+    ):
+        assert decision(steps, machine, number(call, machine), *arguments) == (ASK if asked else ALLOW), (
+            call,
+            arguments,
+        )
+
+
+def test_calls_of_another_architecture_kill() -> None:
+    ours, theirs = MACHINES.values()
+    for steps in (system_calls.allowing(ours), system_calls.counting(ours)):
+        assert decision(steps, theirs, 0) == KILL
+
+
+def test_the_numbers_are_those_of_the_kernel() -> None:
+    """Some of each part of the table, as `asm/unistd_64.h` and `asm-generic/unistd.h` have them."""
+    known = {"openat": (257, 56), "mmap": (9, 222), "clone": (56, 220), "futex": (202, 98), "ppoll": (271, 73)}
+    assert {call: tuple(NUMBERS[call]) for call in known} == known
+    for column in (0, 1):
+        numbers = [pair[column] for pair in NUMBERS.values() if pair[column] is not None]
+        assert len(set(numbers)) == len(numbers)
