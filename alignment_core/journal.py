@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault, NotFound, UserError
 
-RUN, STAGES, PROGRESS, LOCK = "run.json", "stages.jsonl", "progress.json", "lock"
+RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
 PROGRESS_SECONDS = 0.5
 LAST = "last"
 """Name of the run that started last."""
@@ -90,6 +90,16 @@ class StageProgress(BaseModel):
     unit: str
 
 
+class StageWait(BaseModel):
+    """What a stage waits for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    reason: str
+    since: float
+    """Unix time at which the wait began, whatever it was for then."""
+
+
 class Journal:
     """Writes the journal of the run that this process runs. Use from several threads."""
 
@@ -99,6 +109,7 @@ class Journal:
         self._writing = threading.Lock()
         self._progress: dict[str, StageProgress] = {}
         self._progress_written = 0.0
+        self._waits: dict[str, StageWait] = {}
 
     def stage(self, label: str, state: str, **news: Any) -> None:
         """Add what is new about a stage: fields of :class:`StageLine`."""
@@ -117,6 +128,16 @@ class Journal:
                 content = {name: one.model_dump() for name, one in self._progress.items()}
                 with suppress(OSError):
                     _replace(self.folder / PROGRESS, json.dumps(content))
+
+    def waits(self, label: str, reason: str | None) -> None:
+        """Say what a stage waits for, or that it waits no longer."""
+        with self._writing:
+            before = self._waits.pop(label, None)
+            if reason is not None:
+                self._waits[label] = StageWait(reason=reason, since=before.since if before else time.time())
+            content = {name: one.model_dump() for name, one in self._waits.items()}
+            with suppress(OSError):
+                _replace(self.folder / WAITS, json.dumps(content))
 
     def end(self, status: str, error: str | None = None) -> None:
         """Say how the run ended."""
@@ -142,7 +163,8 @@ class Journal:
             with suppress(NotFound):
                 attempt = read(self.record.run_id).attempt + 1
                 self.record = self.record.model_copy(update={"attempt": attempt})
-            (self.folder / PROGRESS).unlink(missing_ok=True)  # an earlier attempt's
+            for name in (PROGRESS, WAITS):  # an earlier attempt's
+                (self.folder / name).unlink(missing_ok=True)
             with (self.folder / STAGES).open("a") as file:
                 file.write("\n")  # ends a line that a kill may have cut
             self._write()
@@ -250,6 +272,15 @@ def progress(run_id: str) -> dict[str, StageProgress]:
     except OSError:
         return {}
     return {label: StageProgress.model_validate(one) for label, one in content.items()}
+
+
+def waits(run_id: str) -> dict[str, StageWait]:
+    """What the stages wait for that wait for something, by label."""
+    try:
+        content = json.loads((folder_of(run_id) / WAITS).read_text())
+    except OSError:
+        return {}
+    return {label: StageWait.model_validate(one) for label, one in content.items()}
 
 
 def prune(days: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from typing import Annotated, Any
 
 import typer
@@ -123,15 +124,17 @@ def _run_row(record: journal.RunRecord) -> dict[str, Any]:
 
 
 def _doing(record: journal.RunRecord) -> dict[str, str]:
-    """How far the stages are that a living run works on."""
+    """How far the stages are that a living run works on, and what those wait for that wait."""
     if not journal.is_alive(record):
         return {}
     running = {label for label, line in journal.stages(record.run_id).items() if line.state == "running"}
-    return {
+    found = {
         label: f"{one.done:g}{f' of {one.total:g}' if one.total else ''} {one.unit}"
         for label, one in journal.progress(record.run_id).items()
-        if label in running
     }
+    for label, wait in journal.waits(record.run_id).items():
+        found[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
+    return {label: said for label, said in found.items() if label in running}
 
 
 def _status(record: journal.RunRecord) -> str:

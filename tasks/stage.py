@@ -156,6 +156,7 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
                     logger.info("%s: %s of %s %s", label, progress.done, progress.total, progress.unit)
 
             def on_wait(reason: str | None) -> None:
+                run.journal.waits(label, reason)
                 for listener in run.listeners:
                     listener.waits(label, reason)
                 logger.info("%s waits for %s", label, reason) if reason else logger.info("%s goes on", label)

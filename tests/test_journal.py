@@ -16,6 +16,7 @@ import pytest
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import Journal, RunRecord, new_record
+from flows.cli_services import _doing
 
 RUN = """
 import sys, time
@@ -147,3 +148,18 @@ def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None
     (home / "runs" / "def3" / journal.RUN).write_text("{")
     assert [one.run_id for one in journal.runs()] == ["abc1", "abc2"]
     assert os.listdir(home / "runs" / "def3")
+
+
+def test_status_says_what_a_stage_waits_for_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal(record("a1")).open() as journal_:
+        for label in ("sft", "evaluation/prompts"):
+            journal_.stage(label, "running", stage=label, key="k", key_parts={})
+        journal_.progress("sft", 3, 10, "steps")
+        journal_.waits("sft", "the machine: run 1a2b3c4d (quickstart) uses it for dpo")
+        since = journal.waits("a1")["sft"].since
+        journal_.waits("sft", "the machine: run 1a2b3c4d (quickstart) asked for it earlier for score")
+        monkeypatch.setattr(time, "time", lambda: since + 40)
+        waiting = "has waited 40 s for the machine: run 1a2b3c4d (quickstart) asked for it earlier for score"
+        assert _doing(journal.read("a1")) == {"sft": waiting}
+        journal_.waits("sft", None)
+        assert _doing(journal.read("a1")) == {"sft": "3 of 10 steps"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,8 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
         ]
         try:
             assert wait_until(both_wait, 240), messages()
+            told = subprocess.run([*align[:3], "status"], capture_output=True, text=True, timeout=60).stdout
+            assert len(re.findall(r"sft: has waited \d+ s for the (machine|same stage)", told)) == 2, told
         except BaseException:
             for run in runs:
                 run.kill()
