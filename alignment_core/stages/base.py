@@ -139,6 +139,10 @@ class Machines(Protocol):
         """Both, for this stage alone; it must not take the one while it holds the other."""
 
     @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """While a stage waits for another run's."""
+
+    @contextmanager
     def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
         """Actors of a reward model beside them; ``factory`` is ``package.module:Class``."""
 

@@ -116,6 +116,7 @@ class MachineQueue:
                 self._holder.unlink()
             self._lock.close()
             self._lock = None
+            self._condition.notify_all()
 
     # ---------------------------------------------------------------- tickets
 

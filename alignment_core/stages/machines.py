@@ -42,6 +42,9 @@ class WarmMachines:
         self._for_trainers, self._for_engines = Turnstile("the trainers"), Turnstile("the engines")
         self._still = Turnstile("the GPUs")
         self._holding = _Holding()
+        self._use = threading.Lock()
+        self._users, self._deferring = 0, 0
+        """Stages that use a cluster's GPUs or wait for them, and stages that wait for another run."""
         self._ray: Any = None
         self._gpus: Any = None
         self._device: Device | None = None
@@ -120,7 +123,6 @@ class WarmMachines:
             if engines:
                 held.enter_context(self._for_engines.through(turn))
             held.enter_context(self._machine(turn))
-            self._reserve(turn)
             held.enter_context(self._holding)
             yield
 
@@ -163,22 +165,56 @@ class WarmMachines:
         turn = Turn(label="the start of its actors")
         with self._for_trainers.through(turn), self._machine_if_free(turn) as free:
             if free:
-                self._reserve(turn)
                 self._ready_trainers()
         if not engines or self.resources.tensor_parallel_size > 1:  # which sees other GPUs from its first import on
             return
         with self._for_engines.through(turn), self._machine_if_free(turn) as free:
             if free and self._engines is None:
-                self._reserve(turn)
                 self._engines = self._engine_actors()
                 self._engines.prepare(ENGINE_IMPORTS)
 
-    def _machine_if_free(self, turn: Turn) -> AbstractContextManager[bool]:
-        return self._queue.use_if_free(turn) if self._queue else nullcontext(True)
-
-    def _machine(self, turn: Turn) -> AbstractContextManager[None]:
+    @contextmanager
+    def _machine(self, turn: Turn) -> Iterator[None]:
         """The devices of this machine for this run; on a cluster Ray hands them out."""
-        return self._queue.use(turn) if self._queue else nullcontext()
+        with self._queue.use(turn) if self._queue else self._cluster():
+            self._reserve(turn)
+            yield
+
+    @contextmanager
+    def _machine_if_free(self, turn: Turn) -> Iterator[bool]:
+        with self._queue.use_if_free(turn) if self._queue else self._cluster() as free:
+            if free:
+                self._reserve(turn)
+            yield bool(free)
+
+    @contextmanager
+    def _cluster(self) -> Iterator[bool]:
+        """A stage that uses what this run has of a cluster, or waits for it."""
+        with self._use:
+            self._users += 1
+        try:
+            yield True
+        finally:
+            with self._use:
+                self._users -= 1
+                self._give_up_if_idle()
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """While a stage of this run waits for another run, which may itself wait for the GPUs that this one has of a cluster:
+        it keeps none that no stage uses."""
+        with self._use:
+            self._deferring += 1
+            self._give_up_if_idle()
+        try:
+            yield
+        finally:
+            with self._use:
+                self._deferring -= 1
+
+    def _give_up_if_idle(self) -> None:
+        if self._queue is None and self._gpus is not None and self._deferring and not self._users:
+            self._give_up()
 
     def _ready_trainers(self) -> ActorGroup:
         if self._trainers is None:

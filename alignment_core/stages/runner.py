@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -46,7 +48,7 @@ def run_stage(
     found = cached_result(store, call)
     if found is not None:
         return found
-    with store.claim(key, turn.waits, str(turn.run)) as progress:
+    with _claimed(store, key, machines, turn) as progress:
         found = cached_result(store, call)
         if found is not None:
             return found
@@ -58,6 +60,21 @@ def run_stage(
         result = with_restarts(call.label, resources, stopping, attempt)
         store.drop_progress(key)
         return result
+
+
+@contextmanager
+def _claimed(store: Store, key: str, machines: Machines, turn: Turn) -> Iterator[Path]:
+    """The key for this caller alone. A run that waits for another's stage keeps nothing that this one may wait for."""
+    with ExitStack() as deferring:
+
+        def waits(reason: str | None) -> None:
+            deferring.close()
+            if reason is not None:
+                deferring.enter_context(machines.deferring())
+            turn.waits(reason)
+
+        with store.claim(key, waits, str(turn.run)) as progress:
+            yield progress
 
 
 def _run(

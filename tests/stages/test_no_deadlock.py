@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from alignment_core.stages import machines as module
 from alignment_core.stages.base import EngineRequest
 from alignment_core.stages.machine_queue import MachineQueue
 from alignment_core.stages.machines import WarmMachines
-from alignment_core.stages.turns import RunName, Turn, Turnstile
+from alignment_core.stages.runner import _claimed
+from alignment_core.stages.turns import FIRST, RunName, Turn, Turnstile
 
 SECONDS = 20.0
 QUIET_SECONDS = 0.002
@@ -83,8 +85,9 @@ class Script:
 
 
 @pytest.fixture
-def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WarmMachines]:
+def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], WarmMachines]]:
     """A run on the machine that all runs of a test share."""
+    made: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
     monkeypatch.setattr(module, "architecture_digest", lambda _: "one")
@@ -100,9 +103,15 @@ def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
             ("_engine_actors", Group),
         ):
             monkeypatch.setattr(machines, name, fake)
+        made.append(machines)
         return machines
 
-    return make
+    yield make
+    monkeypatch.setattr(MachineQueue, "_another_is_first", lambda _: True)  # so that they give up the machine, and end
+    for machines in made:
+        assert machines._queue is not None
+        with machines._queue._condition:
+            assert machines._queue._condition.wait_for(lambda queue=machines._queue: queue._lock is None, SECONDS)
 
 
 @pytest.fixture
@@ -159,11 +168,12 @@ def test_reinforcement_learning_beside_another_run_comes_to_an_end(
 ) -> None:
     """The stage that takes engines and trainers, one of its own run beside it, and one of another run."""
     stages = {"rl": ("ours", "rl"), "beside": ("ours", beside), "other": ("theirs", "score")}
+    runs = {name: new_run(device) for name in ("ours", "theirs")}
     steps = ("rl",) * 3 + ("beside",) * 2 + ("other",) * 2
     for order in sorted(set(itertools.permutations(steps))):
         script = Script(order)
         hook(script)
-        stuck = play({"ours": new_run(device), "theirs": new_run(device)}, stages, script)
+        stuck = play(runs, stages, script)
         assert not stuck, f"{stuck} wait for each other after {order}"
 
 
@@ -177,6 +187,7 @@ def test_runs_that_share_stages_come_to_an_end(new_run: Any, hook: Any, tmp_path
         with workspace.claim(stage.encode().hex().ljust(64, "0"), lambda _: None, "a run"):
             yield
 
+    runs = {name: new_run("cpu") for name in ("ours", "theirs")}
     stages = {f"{run} {what}": (run, what) for run in ("ours", "theirs") for what in ("rl", "score")}
     steps = [name for name, (_, what) in stages.items() for _ in range(4 if what == "rl" else 3)]
     random = Random(1)
@@ -184,8 +195,53 @@ def test_runs_that_share_stages_come_to_an_end(new_run: Any, hook: Any, tmp_path
         random.shuffle(steps)
         script = Script(tuple(steps))
         hook(script)
-        stuck = play({"ours": new_run("cpu"), "theirs": new_run("cpu")}, stages, script, claim)
+        stuck = play(runs, stages, script, claim)
         assert not stuck, f"{stuck} wait for each other after {steps}"
+
+
+def test_runs_on_a_cluster_keep_no_gpus_while_they_wait_for_each_others_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU: a run that has it waits for a stage of another one, which waits for the GPU."""
+    gpu, workspace = Gpu(), Workspace(tmp_path / "store")
+    monkeypatch.setattr(ray_cluster, "reserve_gpus", gpu.reserve)
+    monkeypatch.setattr(ray_cluster, "is_private", lambda: False)
+    monkeypatch.setattr(ray_cluster, "actor_processes", list)
+    ours, theirs = (WarmMachines(ResourcesConfig(), tmp_path) for _ in range(2))
+    for machines in (ours, theirs):
+        machines._device, machines._ray = Device("cuda", 1), SimpleNamespace(util=gpu)
+        monkeypatch.setattr(machines, "_start_trainers", Group)
+    with ours.trainers():
+        pass  # and the run keeps its GPU for the next stage
+
+    def stage(machines: WarmMachines) -> None:
+        with _claimed(workspace, "0" * 64, machines, FIRST), machines.trainers():  # type: ignore[arg-type]
+            pass
+        machines._end_actors()  # the end of the run
+
+    stages = [threading.Thread(target=stage, args=(machines,), daemon=True) for machines in (theirs, ours)]
+    stages[0].start()
+    assert gpu.wanted.wait(SECONDS), "it has claimed the key by then"
+    stages[1].start()
+    for thread in stages:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+class Gpu:
+    """The one GPU of a cluster, as Ray hands it out."""
+
+    def __init__(self) -> None:
+        self._free, self.wanted = threading.Semaphore(1), threading.Event()
+
+    def reserve(self, *_: Any) -> str:
+        if not self._free.acquire(blocking=False):
+            self.wanted.set()
+            assert self._free.acquire(timeout=SECONDS)
+        return "the GPU"
+
+    def remove_placement_group(self, _: str) -> None:
+        self._free.release()
 
 
 def test_a_stage_that_takes_the_one_while_it_holds_the_other_is_told(new_run: Any) -> None:
