@@ -83,6 +83,19 @@ def test_an_unmet_gate_refuses_and_says_by_how_much(align: Align, first: dict[st
 
 
 @pytest.mark.slow
+def test_the_plan_of_a_run_that_is_over_is_that_all_is_cached(align: Align, first: dict[str, Any], home: Path) -> None:
+    changes = [part for one in SMALL for part in ("--set", one)]
+    planned = align(home, "check", str(RECIPE), *changes)
+    assert {one["stage"]: one["state"] for one in planned["stages"]} == dict.fromkeys(states(first), "cached")
+    assert planned["data"] == [], "what is cached is not looked at"
+    planned = align(home, "check", str(RECIPE), *changes, "--set", "iterative_dpo.loss.beta=0.3")
+    changed = {one["stage"]: one for one in planned["stages"] if one["state"] != "cached"}
+    assert changed["round-1/dpo"]["state"] == "runs"
+    assert changed["round-2/generate"]["waits_for"] == ["round-1/dpo"]
+    assert "evaluation/prompts" not in changed
+
+
+@pytest.mark.slow
 def test_after_a_weight_update_the_engine_agreed_with_the_model(first: dict[str, Any]) -> None:
     updated = [s["metrics"]["parity"] for s in first["stages"] if "parity" in s["metrics"]]
     assert updated, "some generate stage must have updated a warm engine"
