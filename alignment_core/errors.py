@@ -57,12 +57,20 @@ class NumericError(AlignmentError):
     """The mathematics went wrong: a loss that is not finite or explodes, log-probabilities that disagree. Never retried."""
 
 
+MAKE_IT_AGAIN = "`align run` with the recipe that made it makes it again (`align lineage` tells which stage did)"
+"""What helps where bytes are gone or damaged: a stage whose artifact is not whole runs again."""
+
+
 class StoreError(AlignmentError):
     """The artifact store refuses: the message says which object and why."""
 
 
 class NotFound(StoreError):
     """No such artifact, tag or blob in this store."""
+
+
+class UnknownName(UserError, NotFound):
+    """A name that the user gave means nothing in this store."""
 
 
 class Corrupt(StoreError):

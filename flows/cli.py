@@ -16,11 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from alignment_core.artifacts import Reference, open_store
-from alignment_core.errors import AlignmentError
+from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 from alignment_core.journal import RunRecord
 from flows import cli_check, cli_doctor, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 NOT_PROMOTED = 4
 """Exit code of a run that is complete, but whose policy may not take the tag."""
 
@@ -140,15 +142,27 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
             raise
         _fail(f"{type(error).__name__}: {error} (ALIGN_DEBUG=1 shows where)", 1, as_json)
     except SystemExit as end:
-        if end.code != 130:  # typer's answer to Ctrl-C
+        if end.code != INTERRUPTED:  # typer's answer to Ctrl-C
             raise
-        _fail("interrupted; run the same command again to go on", 130, as_json)
+        _fail(_how_to_go_on(sys.argv[1:]), INTERRUPTED, as_json)
+
+
+def _how_to_go_on(arguments: list[str]) -> str:
+    """What to say to somebody who pressed Ctrl-C."""
+    if arguments[:1] not in (["run"], ["resume"]):
+        return "nothing was left half done"
+    return "finished stages are kept; `align resume last`, or the same command again, goes on where it stopped"
 
 
 def _fail(message: str, code: int, as_json: bool) -> None:
-    kind = {2: "wrong input", 3: "wrong environment"}.get(code, "failed")
+    kinds = {
+        UserError.exit_code: "wrong input",
+        EnvironmentFault.exit_code: "wrong environment",
+        INTERRUPTED: "interrupted",
+    }
+    kind = kinds.get(code, "failed")
     if as_json:
-        print_json({"status": "failed", "error": message, "exit_code": code})
+        print_json({"status": "interrupted" if code == INTERRUPTED else "failed", "error": message, "exit_code": code})
     err.print(f"[red]{kind}:[/] ", end="")
     err.print(message, markup=False)
     raise SystemExit(code)

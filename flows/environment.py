@@ -7,6 +7,9 @@ import os
 
 from alignment_core.artifacts import align_home
 
+WORKERS = ("APILogWorker", "EventsWorker")
+"""Prefect's background senders: their loggers are named after their classes, so that Prefect's own level does not reach them,
+and at the end of a run they tell the terminal how many items they still have to send."""
 UNUSED_SERVICES = ("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP", "FOREMAN", "PAUSE_EXPIRATIONS", "TRIGGERS")
 
 
@@ -47,3 +50,5 @@ def quiet_console() -> None:
     """Let the logs of flow and task runs reach Prefect's API only: what they tell, the live display shows."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).propagate = False
+    for name in WORKERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -12,7 +12,7 @@ from alignment_core.artifacts.paths import blob_path, suspect_path
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import Corrupt, NotFound, StoreError
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, StoreError
 
 _ATTEMPTS = 5
 
@@ -57,11 +57,11 @@ class Content:
         try:
             self.backend.download(blob_path(entry.sha256), to)
         except NotFound as error:
-            raise NotFound(f"{self.backend.uri} has lost {name}: publish the artifact again to restore it") from error
+            raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
         problem = self.problem(entry, to, trust_memory)
         if problem:
             self.backend.put_new(suspect_path(entry.sha256), b"corrupt")
-            raise Corrupt(f"{name} in {self.backend.uri} {problem}: publish the artifact again to heal it")
+            raise Corrupt(f"{name} in {self.backend.uri} {problem}; {MAKE_IT_AGAIN}")
 
     def is_intact(self, entry: FileEntry) -> bool:
         """Whether the blob is there with the right size and no reader has found it corrupt. Reads no content."""

@@ -6,7 +6,7 @@ from alignment_core.artifacts import tags
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.tags import TagMove
-from alignment_core.errors import NotFound, StoreError, UserError
+from alignment_core.errors import MAKE_IT_AGAIN, NotFound, StoreError, UnknownName, UserError
 
 
 def promote(store: Store, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
@@ -32,12 +32,12 @@ def rollback(store: Store, name: str, number: int | None = None, reason: str = "
     """Move a tag back to what it named before its present artifact, or to what move ``number`` named.
 
     The history only grows: the rollback is a new move, which notes the one that it repeats (:func:`tags.before` says
-    how several in a row go further back). Raises NotFound for an unknown tag, UserError when there is nothing to go
+    how several in a row go further back). Raises UnknownName for an unknown tag, UserError when there is nothing to go
     back to, StoreError when the bytes of that artifact are not whole, Conflict when another writer moves the tag.
     """
     moves = store.tag_history(name)
     if not moves:
-        raise NotFound(
+        raise UnknownName(
             f"there is no tag {name} in {store.uri} (there are: {', '.join(sorted(store.tags())) or 'none'})"
         )
     present = moves[-1].to
@@ -60,7 +60,7 @@ def _check_whole(store: Store, reference: Reference) -> None:
     """Raise NotFound for what is not there or was pruned, StoreError for what is damaged; every byte is read."""
     store.manifest(reference)
     if store.is_pruned(reference):
-        raise NotFound(f"the bytes of {reference.short} were pruned: run the stage that made it again")
+        raise NotFound(f"the bytes of {reference.short} were pruned; {MAKE_IT_AGAIN}")
     problems = store.verify(reference)
     if problems:
         raise StoreError(f"{reference.short} is damaged, the tag stays: {'; '.join(problems)}")

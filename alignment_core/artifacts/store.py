@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -24,7 +25,7 @@ from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
 from alignment_core.canonical import canonical_json
-from alignment_core.errors import Conflict, Corrupt, NotFound, StoreError, UserError
+from alignment_core.errors import MAKE_IT_AGAIN, Conflict, Corrupt, NotFound, StoreError, UnknownName, UserError
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +105,7 @@ class Store:
             except NotFound as error:
                 if not self.is_pruned(reference):
                     raise
-                raise NotFound(
-                    f"the bytes of {reference.short} were pruned: run the stage that made it again"
-                ) from error
+                raise NotFound(f"the bytes of {reference.short} were pruned; {MAKE_IT_AGAIN}") from error
         raise StoreError(f"{final} changes while it is read: does something else write into the cache?")
 
     def manifest(self, reference: Reference) -> Manifest:
@@ -151,17 +150,19 @@ class Store:
     def resolve(self, text: str) -> Reference:
         """The existing artifact that ``text`` means: a reference, a digest prefix of 4 or more digits, or a tag.
 
-        A tag wins over a digest prefix that is spelled the same. Raises NotFound, or UserError when ``text`` is
-        ambiguous or none of the three.
+        A tag wins over a digest prefix that is spelled the same. Raises UnknownName, or UserError when ``text``
+        is ambiguous.
         """
         if "@" not in text and (tagged := self._tag_if_name(text)):
             return tagged
         match = _PREFIX.fullmatch(text)
         if match is None:
-            known = ", ".join(sorted(self.tags())) or "none yet"
-            raise NotFound(
+            known = sorted(self.tags())
+            near = difflib.get_close_matches(text, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(known) or 'none yet'})"
+            raise UnknownName(
                 f"{text!r} names nothing in {self.uri}: expected kind@sha256:<digest>, the first 4 or more digits of "
-                f"a digest, or a tag (there are: {known})"
+                f"a digest, or a tag{hint}"
             )
         prefix, kind = match["digest"], match["kind"]
         found = [
@@ -172,7 +173,7 @@ class Store:
             if kind in (None, manifest.kind)
         ]
         if not found:
-            raise NotFound(f"{self.uri} has no artifact {text!r}")
+            raise UnknownName(f"{self.uri} has no artifact {text!r}; `align artifacts ls` lists what there is")
         if len(found) > 1:
             raise UserError(f"{text!r} is ambiguous, add digits: " + ", ".join(map(str, sorted(found))))
         return found[0]

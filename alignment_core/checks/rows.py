@@ -17,8 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.data import filters, statistics, tables
-from alignment_core.data.build import _examples as examples
-from alignment_core.data.build import _kept_rows as kept_rows
+from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer

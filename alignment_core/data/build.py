@@ -66,7 +66,7 @@ def build(
     renderer = Renderer(tokenizer, config.chat_template)
     ledger = statistics.Ledger(pinned, config.max_bad_rows)
     limits = filters.Limits(config, renderer, tokenizer.bos_token_id)
-    kept = list(_kept_rows(pinned, limits, ledger, purpose, seed, on_progress))
+    kept = list(kept_rows(pinned, limits, ledger, purpose, seed, on_progress))
     ledger.check_bad_rows()
     weights = [source.source.weight for source in pinned if source.source.weight is not None]
     ledger.check_rows_left(_counts(kept, len(pinned)), mixture=bool(weights))
@@ -100,7 +100,7 @@ def write(built: BuiltDataset, directory: Path) -> None:
     overlap.write_prompts(built.prompts, directory)
 
 
-def _kept_rows(
+def kept_rows(
     pinned: Sequence[PinnedSource],
     limits: filters.Limits,
     ledger: statistics.Ledger,
@@ -110,7 +110,7 @@ def _kept_rows(
 ) -> Iterator[_Kept]:
     total = _expected_rows(pinned)
     for number, source in enumerate(pinned):
-        for example_number, (row, example) in enumerate(_examples(source, number, ledger, purpose, seed)):
+        for example_number, (row, example) in enumerate(examples(source, number, ledger, purpose, seed)):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
@@ -131,7 +131,7 @@ def _kept_rows(
         on_progress(ledger.read.total(), total)
 
 
-def _examples(
+def examples(
     pinned: PinnedSource, number: int, ledger: statistics.Ledger, purpose: Purpose, seed: int
 ) -> Iterator[tuple[sources.Row, Example]]:
     """The well-formed rows of a source. Its first row decides the format."""

@@ -15,7 +15,7 @@ from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
 
 from alignment_core.artifacts import align_home
-from alignment_core.errors import DeadlineExceeded, InfrastructureError, Stopped
+from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.host.supervised import Supervised, fresh_folder
@@ -25,6 +25,12 @@ from alignment_core.stages.base import StageCall, StageResult
 OnProgress = Callable[[dict[str, Any]], None]
 OnWait = Callable[[str | None], None]
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
+
+
+def placed(error: AlignmentError, label: str, log: Path) -> AlignmentError:
+    """The error of a stage with the stage's name before it; one that nobody foresaw says where the log is, too."""
+    said = str(error) if str(error).startswith(f"{label}: ") else f"{label}: {error}"
+    return type(error)(f"{said}; the log is {log}" if type(error) is AlignmentError else said)
 
 
 class Host:
@@ -98,7 +104,7 @@ class Host:
                 elif message["event"] == "done":
                     return StageResult.model_validate(message["result"])
                 elif message["event"] == "failed":
-                    error = rebuild(message["error"])
+                    error = placed(rebuild(message["error"]), call.label, self.log)
                     if isinstance(error, DeadlineExceeded):
                         self._end_session(session)
                     raise error

@@ -50,6 +50,7 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
             raise UserError(f"model: {source / name} changed while the run was starting; run again")
     if not list(context.output.glob("*.safetensors")):
         raise UserError(f"model: {model.name} holds no *.safetensors; convert it first, pickled weights are not loaded")
+    check_weights(context.output, source)
     _tidy(context.output, model)
     return {"parameters": _parameters(context.output)}
 
@@ -81,6 +82,21 @@ def _download(model: ModelConfig, commit: str) -> Path:
     )
 
 
+def check_weights(directory: Path, named: Path | None = None) -> None:
+    """Raise UserError that names the first file of weights that is cut short or is none; ``named`` is where it came from."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            where = (named or directory) / path.name
+            raise UserError(
+                f"model: {where}: is no whole safetensors file ({error}); copy or download it again"
+            ) from None
+
+
 def _parameters(directory: Path) -> int:
     from safetensors import safe_open
 
@@ -104,7 +120,7 @@ def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)
     try:
         known = store.resolve(name) if "@sha256:" in name else None
     except NotFound as error:
-        raise UserError(f"model: {error}; `align artifacts ls` lists what there is") from None
+        raise UserError(f"model: {error}") from None
     if known is None and name and not Path(name).is_dir():
         known = store.tags().get(name)
     if known is not None and known.kind not in kinds:
@@ -138,6 +154,7 @@ def pin_model(model: ModelConfig) -> BaseModelConfig:
         paths = sorted({path for pattern in _patterns(model) for path in folder.glob(pattern)})
         if not (folder / "config.json").is_file():
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
+        check_weights(folder)
         return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model"))
 

@@ -122,10 +122,21 @@ def test_an_unknown_command_and_a_missing_argument_exit_2(align):
         assert align(*arguments).returncode == 2
 
 
-def test_what_the_store_does_not_hold_exits_1_and_lists_the_tags(align, made):
-    done = align("artifacts", "show", "policy/prodution", "--json")
-    assert "tag (there are: policy/production)" in parsed(done, 1)["error"]
-    assert parsed(align("lineage", "0123456", "--json"), 1)["error"].endswith("has no artifact '0123456'")
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["artifacts", "show", "policy/prodution"], "did you mean 'policy/production'?"),
+        (["artifacts", "show", "nonsense"], "or a tag (there are: policy/production)"),
+        (["lineage", "0123456"], "has no artifact '0123456'; `align artifacts ls` lists what there is"),
+        (["promote", "polcy/production", "--tag", "policy/other"], "did you mean 'policy/production'?"),
+        (["promote", "policy/production", "--if-current", "0123456"], "has no artifact '0123456'"),
+        (["rollback", "policy/prodution"], "there is no tag policy/prodution"),
+        (["diff", "policy/production", "0123456"], "has no artifact '0123456'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_name_that_the_store_does_not_know_exits_2_and_says_what_is_near(align, made, command, sentence):
+    assert sentence in parsed(align(*command, "--json"), 2)["error"]
 
 
 def test_a_name_that_can_be_no_tag_exits_2(align, store):
@@ -149,7 +160,7 @@ def test_ctrl_c_exits_130_and_says_how_to_go_on(tmp_path):
     _, stderr = process.communicate(timeout=30)
     os.close(writer)
     assert process.returncode == 130
-    assert "interrupted; run the same command again to go on" in stderr
+    assert stderr.strip().startswith("interrupted: finished stages are kept; `align resume last`, or the same command")
 
 
 # ---------------------------------------------------------------- artifacts
@@ -298,7 +309,7 @@ def test_rollback_goes_back_and_says_why(align, store, made):
     assert "named nothing before" in parsed(align("rollback", "policy/production", "--json"), 2)["error"]
     forward = parsed(align("rollback", "policy/production", "--to", "2", "--json"))
     assert (forward["to"], forward["number"], forward["back_to"]) == (str(made["sft"]), 4, 2)
-    assert "there is no tag policy/prod" in parsed(align("rollback", "policy/prod", "--json"), 1)["error"]
+    assert "there is no tag policy/prod" in parsed(align("rollback", "policy/prod", "--json"), 2)["error"]
 
 
 def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
@@ -309,3 +320,15 @@ def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
     assert (told["identical"], told["a"]["stage"], told["b"]["stage"]) == (False, "", "sft")
     assert "identical" in align("diff", "policy/production", made["sft"].short).stdout
     assert parsed(align("diff", "policy/production", "0123456", "--json"), 1)
+
+
+def test_prefects_background_senders_say_nothing_on_the_terminal():
+    """Their loggers have names of their own: Prefect's logging level does not reach them."""
+    code = (
+        "import logging\nfrom flows import environment\nenvironment.quiet_console()\n"
+        "from prefect.events.worker import EventsWorker\nfrom prefect.logging.handlers import APILogWorker\n"
+        "for worker in (EventsWorker, APILogWorker):\n"
+        "    logging.getLogger(worker.__name__).warning('Still processing items: 2 items remaining...')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
