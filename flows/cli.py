@@ -66,9 +66,9 @@ def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_
     environment.prepare()
     host = early.early_host(recipe, opened)
     with early.closing(host):
-        outcome = _run_flow(recipe, host, start_prefect_api(), from_stage, resumes)
+        outcome = _run_flow(recipe, host, start_prefect_api(), from_stage, resumes, as_json)
     if as_json:
-        print_json(outcome)
+        print_json({"event": "result", **outcome})
     else:
         _print_outcome(outcome)
     if not_promoted(outcome):
@@ -81,13 +81,15 @@ def not_promoted(outcome: dict[str, Any]) -> bool:
     return judged is not None and judged["state"] in ("refused", "conflict")
 
 
-def _run_flow(recipe: Any, host: Any, api: Any, from_stage: str | None, resumes: RunRecord | None) -> dict[str, Any]:
+def _run_flow(
+    recipe: Any, host: Any, api: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool
+) -> dict[str, Any]:
     from flows.alignment import alignment
-    from flows.display import LiveDisplay
+    from flows.display import display_of
     from flows.early import COMMAND_LINE, CommandLine
     from flows.reconcile import mark_if_open
 
-    with LiveDisplay(err) as display:
+    with display_of(as_json) as display:
         token = COMMAND_LINE.set(CommandLine(display, host, resumes))
         try:
             if api is not None:

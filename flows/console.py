@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -17,7 +18,8 @@ out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highli
 
 
 def print_json(content: dict[str, Any]) -> None:
-    print(json.dumps(content, ensure_ascii=False, default=str), flush=True)
+    sys.stdout.write(json.dumps(content, ensure_ascii=False, default=str) + "\n")  # at once: threads print, too
+    sys.stdout.flush()
 
 
 def say(text: str) -> None:

@@ -1,23 +1,31 @@
-"""What a person sees of a run: a live line per stage that runs, and the tables at the end. Written to stderr."""
+"""What a person sees of a run: on a terminal (stderr) a live line per stage that runs, and the tables at the end."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from alignment_core.stages.base import StageResult
+from alignment_core.stages.base import StageResult, load_stage
 from alignment_core.stages.report import COLUMNS, cell, confidence
 from alignment_core.tracking import Progress
+from alignment_core.tracking.pace import headline
+from flows.console import err, out, print_json
 from flows.costs import COSTS, cost_cells, run_cost, step_rows
+from flows.stream import EventStream
 
-HEADLINES = ("test_accuracy", "accuracy", "loss", "pairs", "train_rows", "completions", "parameters")
-"""Metrics that stand for a stage in the table, the first that it has."""
+
+def display_of(as_json: bool) -> LiveDisplay | EventStream:
+    """What suits the place: JSON objects on stdout if asked for, bars on a terminal, otherwise lines on stdout."""
+    if as_json:
+        return EventStream(print_json)
+    if err.is_terminal:
+        return LiveDisplay(err)
+    return EventStream(lambda event: out.print(event["text"], markup=False))
 
 
 class LiveDisplay:
@@ -45,6 +53,10 @@ class LiveDisplay:
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
+    def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
+        """The run has its id, a folder for its journal and metrics, and a log."""
+        self.console.print(f"[dim]run {run_id[:8]}: metrics in {folder}, log {log}[/]")
+
     def started(self, label: str) -> None:
         with self._lock:
             self._bars[label] = self.bars.add_task(label, total=None, count="", note="")
@@ -55,7 +67,9 @@ class LiveDisplay:
         if bar is not None:
             of_total = f"/{progress.total:g}" if progress.total else ""
             count = f"{progress.done:g}{of_total} {progress.unit}"
-            note = _note(progress.metrics)
+            note = headline(progress.shows, progress.metrics)
+            if (speed := progress.metrics.get("tokens_per_second")) is not None:
+                note += f"  {speed:,.0f} tokens/s"
             self.bars.update(bar, completed=progress.done, total=progress.total, count=count, note=note)
 
     def waits(self, label: str, reason: str | None) -> None:
@@ -71,8 +85,8 @@ class LiveDisplay:
             self.bars.remove_task(bar)
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
         seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
-        self.console.print(f"{mark} {result.label:<28} {seconds}  {headline(result)}  [dim]{result.reason}[/]")
-        for sentence in result.metrics.get("warnings", ()):
+        self.console.print(f"{mark} {result.label:<28} {seconds}  {key_metrics(result)}  [dim]{result.reason}[/]")
+        for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}")
 
     def ended(self, completed: bool) -> None: ...
@@ -83,23 +97,9 @@ class LiveDisplay:
         self.console.print(sentence, markup=False)
 
 
-def _note(metrics: Mapping[str, Any]) -> str:
-    shown = [
-        (name, metrics[name]) for name in ("loss", "accuracy", "tokens_per_second") if metrics.get(name) is not None
-    ]
-    return "  ".join(f"{_name(name)} {_number(value)}" for name, value in shown)
-
-
-def headline(result: StageResult) -> str:
-    """A stage's key metric, such as ``test accuracy 0.93``."""
-    if result.stage == "evaluate" and "accuracy" in result.metrics:
-        return f"accuracy {_number(result.metrics['accuracy'])}"
-    if result.stage == "overlap":
-        return f"{result.metrics['overlap']} of {result.metrics['prompts']} prompts trained on"
-    for name in HEADLINES:
-        if name in result.metrics:
-            return f"{_name(name)} {_number(result.metrics[name])}"
-    return ""
+def key_metrics(result: StageResult) -> str:
+    """What the stage's module names as its key metrics, such as ``reward 0.120 → 0.830 · length 14.000``."""
+    return headline(load_stage(result.stage).shows, result.metrics)
 
 
 def stage_table(stages: list[StageResult]) -> Table:
@@ -110,11 +110,11 @@ def stage_table(stages: list[StageResult]) -> Table:
     for name in COSTS:
         table.add_column(name, cost[name], justify="right", no_wrap=True)
     table.add_column("tokens/s", justify="right", no_wrap=True)
-    table.add_column("key metric")
+    table.add_column("key metrics")
     for stage in stages:
         ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
         costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
-        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", headline(stage))
+        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", key_metrics(stage))
     return table
 
 
@@ -142,11 +142,3 @@ def result_table(policies: Mapping[str, Mapping[str, float]]) -> Table:
     for label, metrics in policies.items():
         table.add_row(label, *(cell(dict(metrics), name) for name, _ in shown))
     return table
-
-
-def _name(metric: str) -> str:
-    return {"tokens_per_second": "tokens/s"}.get(metric, metric.replace("_", " "))
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3f}"

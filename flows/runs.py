@@ -30,6 +30,7 @@ from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
+from alignment_core.tracking.metrics_file import MetricsFile
 from flows.costs import cost_cells, run_cost, step_rows
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
@@ -147,7 +148,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         early.log = log
     with (
         Journal(record).open() as journal,
-        _listeners(recipe, journal, caller) as listeners,
+        _listeners(recipe, journal, log, caller) as listeners,
         early or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
     ):
         host.run_ids = {"prefect": run_id}
@@ -169,13 +170,19 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
 
 
 @contextmanager
-def _listeners(recipe: BaseRecipe, journal: Journal, caller: CommandLine | None) -> Iterator[tuple[Listener, ...]]:
-    """The console, where there is one, the run's page in the Prefect UI, and the recipe's own trackers."""
+def _listeners(
+    recipe: BaseRecipe, journal: Journal, log: Path, caller: CommandLine | None
+) -> Iterator[tuple[Listener, ...]]:
+    """The console, where there is one, the run's folder and page in the Prefect UI, and the recipe's own trackers."""
     require(recipe.tracking)
     warn = caller.display.warn if caller else get_run_logger().warning
     flow_run = UUID(journal.record.run_id)
-    trackers: dict[str, Callable[[], Listener]] = {"progress artifacts": lambda: ProgressArtifacts(flow_run)}
+    trackers: dict[str, Callable[[], Listener]] = {
+        "progress artifacts": lambda: ProgressArtifacts(flow_run),
+        "metrics.jsonl": lambda: MetricsFile(journal.folder),
+    }
     if caller:
+        caller.display.opened(journal.record.run_id, recipe.name, str(journal.folder), str(log))
         trackers["console"] = lambda: caller.display
     with (
         suppress(_Incomplete),

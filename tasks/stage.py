@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from alignment_core.errors import AlignmentError
 from alignment_core.host.client import Host
 from alignment_core.journal import Journal
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages.base import StageCall, StageConfig, StageResult
+from alignment_core.stages.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.stages.key import key_parts
 from alignment_core.stages.runner import cached_result
 from alignment_core.tracking import Listener, Progress
@@ -107,7 +106,7 @@ class Step:
             self.run.journal.stage(self.label, result.state, **news)
             for listener in self.run.listeners:
                 listener.finished(result)
-            for sentence in result.metrics.get("warnings", ()):
+            for sentence in result.warnings:
                 get_run_logger().warning("%s: %s", self.label, sentence)
         return result
 
@@ -143,17 +142,13 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
             for listener in run.listeners:
                 listener.started(label)
             logger.info("%s starts", label)
-            last = 0.0
+            shows = load_stage(stage).shows
 
             def on_progress(message: dict[str, Any]) -> None:
-                nonlocal last
-                progress = Progress(message["done"], message["total"], message["unit"], message["metrics"])
+                progress = Progress(message["done"], message["total"], message["unit"], message["metrics"], shows)
                 run.journal.progress(label, progress.done, progress.total, progress.unit)
                 for listener in run.listeners:
                     listener.progress(label, progress)
-                if time.monotonic() - last > 10:
-                    last = time.monotonic()
-                    logger.info("%s: %s of %s %s", label, progress.done, progress.total, progress.unit)
 
             def on_wait(reason: str | None) -> None:
                 run.journal.waits(label, reason)

@@ -26,6 +26,8 @@ from alignment_core.stages.base import StageCall
 from alignment_core.stages.machines import WarmMachines
 from alignment_core.stages.runner import run_stage
 from alignment_core.stages.turns import RunName, Turn
+from alignment_core.tracking.listener import Progress
+from alignment_core.tracking.pace import Pace
 
 PROGRESS_SECONDS = 0.2
 RAY_DIED = 75  # sysexits.h: temporary failure
@@ -106,7 +108,7 @@ class Server:
                 label=call.label,
                 run=RunName(message["run_ids"].get("prefect", ""), message["recipe"]),
             )
-            report, ids = self._reporter(number), message["run_ids"]
+            report, ids = self._reporter(number, call), message["run_ids"]
             result = run_stage(self.store, call, self.machines, self.resources, report, ids, turn, self.stopping)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer
@@ -139,12 +141,16 @@ class Server:
 
         return waits
 
-    def _reporter(self, number: int) -> Any:
-        last = 0.0
+    def _reporter(self, number: int, call: StageCall) -> Any:
+        """What a stage tells how far it is. All metrics are passed on; the log gets a line now and then."""
+        last, pace, shows = 0.0, Pace(), call.definition().shows
 
         def report(done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
             nonlocal last
-            if time.monotonic() - last < PROGRESS_SECONDS and done != total:
+            pace.seen(Progress(done, total, unit, metrics, shows))
+            if pace.due():
+                logging.info("%s: %s", call.label, pace.line())
+            if not metrics and time.monotonic() - last < PROGRESS_SECONDS and done != total:
                 return
             last = time.monotonic()
             values = {name: value if abs(value) < 1e300 else None for name, value in metrics.items()}

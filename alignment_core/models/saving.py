@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 from pathlib import Path
@@ -49,6 +50,16 @@ def architecture_digest(directory: Path) -> str:
         config.pop(volatile, None)
     tokenizer = directory / "tokenizer.json"
     return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else ""])
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether two checkpoints hold the same weights, byte for byte; False where they are cut into files differently."""
+    names = [sorted(path.name for path in folder.glob("*.safetensors")) for folder in (a, b)]
+    return bool(names[0]) and names[0] == names[1] and all(_same(a / name, b / name) for name in names[0])
+
+
+def _same(a: Path, b: Path) -> bool:
+    return filecmp.cmp(a, b, shallow=False)
 
 
 def checkpoint_dtype(directory: Path) -> str:

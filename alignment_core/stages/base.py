@@ -45,7 +45,12 @@ class Stage(Generic[C]):
     """Kind of the artifact that it makes."""
     config: type[C]
     run: Callable[[StageContext, C], dict[str, Any]]
-    """Writes files into ``context.output`` and returns metrics."""
+    """Writes files into ``context.output`` and returns metrics.
+
+    ``<name>.first`` is what a metric was at the stage's start; ``warnings`` is a list of sentences that people should read.
+    """
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """The key metrics, which stand for the stage on the terminal and in tables: their titles by name, the first ones first."""
 
 
 class StageCall(BaseModel):
@@ -88,6 +93,11 @@ class StageResult(BaseModel):
     metrics: dict[str, Any]
     cost: dict[str, float] = {}
     """What making the artifact cost, see :mod:`alignment_core.stages.cost`; for a cached one, when it was made."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the stage wants people to know, in sentences."""
+        return list(self.metrics.get("warnings", ()))
 
 
 def load_stage(name: str) -> Stage[Any]:

@@ -159,4 +159,5 @@ def pin_model(model: ModelConfig) -> BaseModelConfig:
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model"))
 
 
-STAGE = Stage("base_model", 1, "model", BaseModelConfig, run)
+SHOWS = {"parameters": "parameters"}
+STAGE = Stage("base_model", 1, "model", BaseModelConfig, run, SHOWS)

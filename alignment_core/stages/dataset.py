@@ -66,4 +66,5 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
     return (pin(DataSource(path=str(context.inputs["rows"] / ROWS), format="preference")),)
 
 
-STAGE = Stage("dataset", 1, "dataset", DatasetConfig, run)
+SHOWS = {"train_rows": "train rows", "test_rows": "test rows"}
+STAGE = Stage("dataset", 1, "dataset", DatasetConfig, run, SHOWS)

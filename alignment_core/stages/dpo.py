@@ -29,4 +29,5 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     )
 
 
-STAGE = Stage("dpo", 1, "model", DpoStageConfig, run)
+SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
+STAGE = Stage("dpo", 1, "model", DpoStageConfig, run, SHOWS)

@@ -57,4 +57,5 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     return metrics
 
 
-STAGE = Stage("evaluate", 1, "evaluation", EvaluateConfig, run)
+SHOWS = {"accuracy": "accuracy", "reward": "reward", "win_rate": "win rate", "kl": "KL"}
+STAGE = Stage("evaluate", 1, "evaluation", EvaluateConfig, run, SHOWS)

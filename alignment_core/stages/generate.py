@@ -139,4 +139,5 @@ def _shard(directory: Path, number: int) -> Path:
     return directory / f"shard-{number:05d}.parquet"
 
 
-STAGE = Stage("generate", 1, "rollouts", GenerateConfig, run)
+SHOWS = {"completions": "completions"}
+STAGE = Stage("generate", 1, "rollouts", GenerateConfig, run, SHOWS)

@@ -45,4 +45,5 @@ def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:
     return f"{overlap} of {prompts} prompts {'is' if overlap == 1 else 'are'} also trained on ({where})"
 
 
-STAGE = Stage("overlap", 1, "overlap", OverlapConfig, run)
+SHOWS = {"overlap": "also trained on", "prompts": "prompts"}
+STAGE = Stage("overlap", 1, "overlap", OverlapConfig, run, SHOWS)

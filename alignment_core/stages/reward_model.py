@@ -31,4 +31,5 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
     return metrics
 
 
-STAGE = Stage("reward_model", 1, "reward-model", RewardModelStageConfig, run)
+SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
+STAGE = Stage("reward_model", 1, "reward-model", RewardModelStageConfig, run, SHOWS)

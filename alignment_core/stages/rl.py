@@ -31,6 +31,7 @@ from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages import reward_sources
 from alignment_core.stages.base import EngineRequest, Stage, StageConfig, StageContext
 from alignment_core.stages.best import Best
+from alignment_core.stages.course import Course, unmoved
 from alignment_core.stages.generate import check_length
 from alignment_core.stages.reward_sources import RewardSources
 from alignment_core.stages.stopping import ended_when
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
+SHOWS = {"reward": "reward", "kl": "KL", "completion_length": "length", "critic_loss": "critic loss"}
 POLICY, TRAJECTORIES = "policy", "trajectories"
 RESULTS = {"last": POLICY, "average": "ema", "best": "best"}
 """The folder of the artifact that is the run's policy, by ``rl.result``."""
@@ -123,6 +125,7 @@ class Loop:
             metrics: dict[str, float] = {}
             if step > 0:
                 self._restore(state["driver"])
+            course, differ = Course(context.progress, step, section.steps), step > 0
             if self.best:
                 self.best.resume(state["driver"].get("best"), state["driver"].get("looked", 0))
             metrics |= self._follow(step, self._best_at(step))
@@ -131,6 +134,8 @@ class Loop:
                 with self._saved_if_stopped(step):
                     metrics = self._step(step)
                 step += 1
+                differ |= metrics["reward_deviation"] > 0
+                course.add(step, {name: metrics[name] for name in SHOWS if name in metrics})
                 best = self._best_at(step)
                 if step < section.steps or best:
                     with self._saved_if_stopped(step):
@@ -149,7 +154,11 @@ class Loop:
             metrics |= self.best.copy_to(context.output / RESULTS["best"])
         context.cost.update({f"failed_rewards_{reason}": count for reason, count in self.sources.failed.items()})
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
-        return {**metrics, "steps": section.steps, "parameters": state["parameters"]}
+        warnings = unmoved(self.model, context.output / POLICY)
+        if not differ:
+            warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
+        told = {"warnings": warnings} if warnings else {}
+        return {**metrics, **course.metrics(), **told, "steps": section.steps, "parameters": state["parameters"]}
 
     def _best_at(self, step: int) -> Best | None:
         """The best policy, if a look is due after so many steps."""
@@ -393,4 +402,4 @@ def _read_prompts(data: Path) -> list[dict[str, Any]]:
     return pq.read_table(path).to_pylist()
 
 
-STAGE = Stage("rl", 1, "rl-run", RlStageConfig, run)
+STAGE = Stage("rl", 1, "rl-run", RlStageConfig, run, SHOWS)

@@ -100,4 +100,5 @@ def _forward(
     return joined.tolist()
 
 
-STAGE = Stage("score", 1, "scores", ScoreConfig, run)
+SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
+STAGE = Stage("score", 1, "scores", ScoreConfig, run, SHOWS)

@@ -66,4 +66,5 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-STAGE = Stage("select_pairs", 1, "dataset", SelectPairsConfig, run)
+SHOWS = {"pairs": "pairs"}
+STAGE = Stage("select_pairs", 1, "dataset", SelectPairsConfig, run, SHOWS)

@@ -22,4 +22,5 @@ def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
     return train(context, Sft(), config.training, trust_remote_code=config.trust_remote_code)
 
 
-STAGE = Stage("sft", 1, "model", SftStageConfig, run)
+SHOWS = {"loss": "loss", "test_loss": "test loss"}
+STAGE = Stage("sft", 1, "model", SftStageConfig, run, SHOWS)

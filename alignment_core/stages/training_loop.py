@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
 from alignment_core.stages.base import StageContext
+from alignment_core.stages.course import Course, unmoved
 from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def train(
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as group:
         state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
         _refer(context, group, wait)
-        metrics = _loop(context, group, state, wait)
+        metrics: dict[str, Any] = _loop(context, group, state, wait)
         if job.test_data:
             held_out = _averages(group.all("do", "evaluate", timeout=wait))
             metrics |= {f"test_{name}": value for name, value in held_out.items()}
         group.all("do", "export", str(context.output), timeout=wait)
+    if warnings := unmoved(context.inputs[model], context.output):
+        metrics["warnings"] = warnings
     return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
 
 
@@ -69,19 +72,18 @@ def _refer(context: StageContext, group: Any, wait: float) -> None:
 
 
 def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float) -> dict[str, float]:
-    """Steps in slices of about a second; returns the averages of the last tenth of the steps."""
+    """Steps in slices of about a second; returns the averages of the last tenth of the steps, beside those of the first."""
     step, total = state["step"], state["total_steps"]
     context.report(step, total, "steps")
     saved = started = time.monotonic()
-    tail: list[StepReport] = []
+    course = Course(context.progress, step, total)
     tokens, first = 0, step
     while step < total:
-        reports = group.all("do", "train", total - step, REPORT_SECONDS, timeout=wait)
+        reports = group.all("do", "train", course.until(step) - step, REPORT_SECONDS, timeout=wait)
         step += reports[0].steps
         tokens += sum(report.tokens for report in reports)
         averages = _averages(reports)
-        if step > 0.9 * total or step == total:
-            tail += reports
+        course.add(step, averages, sum(report.normaliser for report in reports))
         due = step < total and time.monotonic() - saved > context.resources.progress_seconds
         if due or context.stopping.is_set():
             _save(context.progress, group, step, wait)
@@ -102,7 +104,7 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
         train_seconds=round(seconds, 3),
         train_steps=step - first,
     )
-    return {**_averages(tail), "tokens_per_second": tokens / seconds if tokens else 0.0}
+    return {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
 
 
 def _averages(reports: list[StepReport]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from alignment_core.stages.base import StageResult
@@ -20,6 +20,8 @@ class Progress:
     """What is counted: ``steps``, ``shards``, …"""
     metrics: Mapping[str, float | None]
     """Such as ``loss``, ``grad_norm``, ``tokens_per_second``; None for what is not finite."""
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """The stage's key metrics: their titles by name."""
 
 
 class Listener(Protocol):

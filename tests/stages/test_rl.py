@@ -297,7 +297,7 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("last", [3, 4]), ("every", [0, 2, 4])])
-def test_which_trajectories_are_kept(
+def test_which_trajectories_are_kept_and_a_run_that_taught_nothing_says_so(
     keep: str,
     kept: list[int],
     section: dict[str, Any],
@@ -307,8 +307,21 @@ def test_which_trajectories_are_kept(
     tmp_path: Path,
 ) -> None:
     section |= {"steps": 5, "trajectories": {"keep": keep, "steps": 2}}
-    made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    equal = keep == "every"
+    if equal:
+        (tmp_path / "equal.py").write_text("def equal(prompt, completion, label):\n    return 0.5\n")
+        section["rewards"] = [{"verifier": f"{tmp_path / 'equal.py'}:equal"}]
+    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
     assert sorted(file.name for file in (made / "trajectories").iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
+    metrics = result.metrics
+    assert 0 <= metrics["reward.first"] <= 1 <= metrics["completion_length.first"]
+    if equal:
+        assert (metrics["reward.first"], metrics["reward"]) == (0.5, 0.5)
+        unmoved, equal_rewards = result.warnings
+        assert unmoved.startswith("the policy is exactly what it was at the start")
+        assert equal_rewards.startswith("in every step all completions had equal rewards")
+    else:
+        assert result.warnings == []
 
 
 def test_a_loss_that_explodes_names_learner_step_and_rows(

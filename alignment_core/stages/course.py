@@ -1,0 +1,65 @@
+"""How the metrics of a stage that takes steps went: what they were over its first tenth, and over its last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from alignment_core.models.saving import same_weights
+
+FIRST = "first.json"
+"""In the progress folder: an attempt that goes on after a crash has not seen the first steps."""
+
+
+class Course:
+    """Means over the first and the last tenth of ``total`` steps, at least one step each, by an attempt that has taken
+    ``done`` of them before."""
+
+    def __init__(self, progress: Path, done: int, total: int) -> None:
+        self._file, self._whole = progress / FIRST, done == 0
+        edge = max(1, total // 10)
+        self.bounds = (edge, total - edge, total)
+        """Steps at which the first tenth ends, the last one begins, and all are done."""
+        self._head: list[tuple[float, Mapping[str, float]]] = []
+        self._tail: list[tuple[float, Mapping[str, float]]] = []
+
+    def until(self, step: int) -> int:
+        """The next of the bounds: what is averaged must not go beyond it."""
+        return next((bound for bound in self.bounds if bound > step), step)
+
+    def add(self, step: int, metrics: Mapping[str, float], weight: float = 1.0) -> None:
+        """Take note of the means of ``metrics`` over some steps, the last of which made the count ``step``."""
+        first, last, _ = self.bounds
+        if step <= first:
+            self._head.append((weight, metrics))
+        if step == first and self._whole:
+            partial = self._file.with_suffix(".partial")
+            partial.write_text(json.dumps(_means(self._head)))
+            partial.replace(self._file)
+        if step > last:
+            self._tail.append((weight, metrics))
+
+    def metrics(self) -> dict[str, float]:
+        """``<name>`` over the last tenth, and ``<name>.first`` over the first if that is known and another one."""
+        last = _means(self._tail)
+        if self.bounds[0] == self.bounds[2] or not self._file.is_file():
+            return last
+        first = json.loads(self._file.read_text())
+        return last | {f"{name}.first": first[name] for name in last if name in first}
+
+
+def unmoved(start: Path, result: Path) -> list[str]:
+    """A warning if a stage gave back the weights that it was given."""
+    if not same_weights(start, result):
+        return []
+    return ["the policy is exactly what it was at the start: no step has changed a weight"]
+
+
+def _means(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Weighted; a metric that a part does not have does not count there."""
+    found = {}
+    for name in dict.fromkeys(name for _, metrics in parts for name in metrics):
+        weights = [(weight, metrics[name]) for weight, metrics in parts if name in metrics]
+        found[name] = sum(weight * value for weight, value in weights) / max(sum(weight for weight, _ in weights), 1e-9)
+    return found

@@ -1,0 +1,66 @@
+"""A run as a stream of events: what is said where there is no terminal, and with ``--json``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from alignment_core.tracking import Progress
+from flows.console import print_json
+from flows.stream import EventStream
+from tests.tracking.test_pace import Clock
+from tests.tracking.watched import result
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_run_is_told_as_lines_often_at_first_and_then_more_rarely(clock):
+    events: list[dict] = []
+    stream = EventStream(events.append, clock)
+    stream.opened("1a2b3c4d5e", "small", "/runs/1a", "/logs/1a.log")
+    stream.started("sft")
+    for step in range(240):
+        clock.now += 0.5
+        stream.progress("sft", Progress(step, 240, "steps", {"loss": 2 / (step + 1)}, {"loss": "loss"}))
+        stream.tick()
+    stream.finished(result("sft", **{"loss": 0.01, "loss.first": 2.0, "warnings": ["the policy is what it was"]}))
+    kinds = [event["event"] for event in events]
+    assert kinds == ["run_started", "stage_started", *["progress"] * 7, "stage_finished", "warning"]
+    assert [event["seconds"] for event in events if event["event"] == "progress"] == [2, 4, 8, 16, 32, 62, 92]
+    assert events[2]["text"] == "sft: 3/240 steps · loss 0.500 · 2 steps/s · 1 min 58 s left"
+    assert events[2]["metrics"] == {"loss": 0.5}
+    assert events[-2]["text"] == "sft: done, 1.0 s · loss 2.000 → 0.01"
+    assert events[-1]["text"] == "warning: sft: the policy is what it was"
+
+
+def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
+    said: list[str] = []
+    stream = EventStream(lambda event: said.append(event["text"]), clock)
+    stream.started("model")
+    clock.now += 2
+    stream.tick()
+    stream.waits("model", "another run")
+    for _ in range(18):
+        clock.now += 4
+        stream.tick()
+    stream.waits("model", None)
+    assert said == [
+        "model: starts",
+        "model: runs for 2 s",
+        "model: waits for another run",
+        "model: runs for 1 min 2 s · waits for another run",
+        "model: goes on",
+    ]
+
+
+def test_each_event_is_a_json_object_on_a_line_of_its_own(clock, capsys):
+    with EventStream(print_json, clock) as stream:
+        stream.started("sft")
+        stream.warn("W&B: does not answer")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines] == ["stage_started", "warning"]
+    assert lines[1]["sentence"] == "W&B: does not answer"
