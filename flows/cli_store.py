@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from alignment_core.artifacts import GcReport, Manifest, Provenance, Reference, Store, TagMove, open_store
 from alignment_core.errors import UserError
@@ -32,16 +31,36 @@ def artifacts_ls(
     rows.sort(key=lambda row: row["made_at"])
     if as_json:
         return print_json({"artifacts": rows})
-    table = Table(box=None)
-    table.add_column("reference", no_wrap=True)  # whole, also in a pipe: it is what the other commands take
-    for name in ("made by", "made at", "files", "bytes", "tags"):
-        table.add_column(name)
-    for row in rows:
-        short = Reference.parse(row["reference"]).short
-        when = row["made_at"][:19].replace("T", " ")
-        size = "pruned" if row["pruned"] else f"{row['bytes']:,}"
-        table.add_row(short, row["made_by"], when, str(row["files"]), size, ", ".join(row["tags"]))
-    return out.print(table)
+    return out.print("\n".join(_lines(rows)) or "no artifacts yet", markup=False)
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each artifact, with whole references and labels also in a pipe: the other commands take them."""
+    shown = [
+        (
+            Reference.parse(row["reference"]).short,
+            row["made_by"].split(", "),
+            row["made_at"][5:16].replace("T", " "),
+            "pruned" if row["pruned"] else _size(row["bytes"]),
+            row["tags"],
+        )
+        for row in rows
+    ]
+    first = max((len(reference) for reference, *_ in shown), default=0)
+    second = max((len(label) for _, labels, *_ in shown for label in labels), default=0)
+    for reference, (label, *others), when, size, tags in shown:
+        yield f"{reference:<{first}} {label:<{second}} {when:<11} {size:>6}"
+        yield from (f"{'':<{first}} {other}" for other in others)
+        yield from (f"    tag {name}" for name in tags)
+
+
+def _size(count: float) -> str:
+    """As ``ls -h`` writes it, such as ``2.1M``."""
+    for unit in ("", "K", "M", "G"):
+        if count < 1024:
+            return f"{count:.0f}" if unit == "" else f"{count:.1f}{unit}"
+        count /= 1024
+    return f"{count:.1f}T"
 
 
 def _summary(

@@ -182,6 +182,22 @@ def test_ls_as_text_shows_names_that_the_other_commands_accept(align, store, mad
     assert store.resolve(made["sft"].short) == made["sft"]
 
 
+def test_ls_shows_whole_labels_and_tags_at_80_columns(align, store, tmp_path):
+    labels = ["round-12/evaluation/generate", "reward-model/data"]
+    for label in labels:
+        folder = tmp_path / label
+        folder.mkdir(parents=True)
+        (folder / "content.txt").write_text(label * 100)
+        key = digest_of(label)
+        draft = ProvenanceDraft(key=key, stage="generate", label=label, finished_at="2026-01-01T00:00:00Z")
+        store.move_tag(f"inbox/{label}", store.publish(folder, "reward-model", draft), None, "test")
+    lines = align("artifacts", "ls").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for label in labels:
+        assert any(f" {label} " in line for line in lines)
+        assert any(line.strip() == f"tag inbox/{label}" for line in lines)
+
+
 def test_an_empty_store_is_no_error(align):
     assert parsed(align("artifacts", "ls", "--json")) == {"artifacts": []}
     assert align("tags", "ls").stdout == "no tags yet\n"

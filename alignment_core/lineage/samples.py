@@ -1,0 +1,125 @@
+"""Text to look at: what the stages of a run sampled, paired or trained on, and one prompt's completions by each policy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.errors import UserError
+from alignment_core.journal import StageLine
+from alignment_core.rollout.records import SCORES
+
+Row = dict[str, Any]
+"""Texts and numbers by what they are: ``prompt``, ``completion``, ``reward``; or ``chosen``, ``rejected``; or ``text``."""
+
+SHARDS, DATA, STEPS = "shard-*.parquet", "train.parquet", "trajectories/step-*.parquet"
+SHOWN = {
+    "prompt_text": "prompt",
+    "prompt": "prompt",
+    "completion_text": "completion",
+    **{name: name for name in ("text", "chosen", "rejected", "label", "margin", "reward", "rewards", "verifier")},
+}
+"""Columns to show, in this order, and what they are called. The first that is there has the name."""
+ROLLOUTS_FROM = ("rollouts", "scores")
+"""Roles of the inputs by which a result that holds no text itself leads to the completions that it is about."""
+EVALUATION = "/evaluation/generate"
+
+
+def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int) -> list[Row]:
+    """Up to ``count`` rows of what the stage ``label`` of a run made or is about, as far apart as can be.
+
+    ``lines`` are the run's stages. Raises UserError if there is no such stage, or it has no text.
+    """
+    line = lines.get(label)
+    found = _folder_of(store, line)
+    if found is None:
+        with_text = [name for name, one in lines.items() if _folder_of(store, one) is not None]
+        near = difflib.get_close_matches(label, with_text, n=3, cutoff=0.4) or with_text
+        problem = "is no stage of this run" if line is None else "has no text" if line.reference else "is not done"
+        raise UserError(f"--stage {label}: it {problem}; stages with text are {', '.join(near) or 'none so far'}")
+    folder, rollouts = found
+    if any(folder.glob(SHARDS)):
+        rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines)
+        if scores:
+            rows = [{**row, **{n: s[n] for n in ("reward", "verifier")}} for row, s in zip(rows, scores, strict=True)]
+    else:
+        steps = sorted(folder.glob(STEPS))
+        rows = list(_read(steps[-1:] or [folder / DATA]))
+    return [_shown(row) for row in spaced(rows, count)]
+
+
+def compared(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[list[str], list[Row]]:
+    """The policies of a run that answered the same prompts, and up to ``count`` of these with each one's first completion.
+
+    A row has ``prompt``, ``label`` if the prompts have one, and a completion by each policy's name. Nothing if the run
+    did not sample the same prompts from two policies.
+    """
+    groups: dict[str, dict[str, Path]] = {}
+    for label, line in lines.items():
+        found = _folder_of(store, line) if label.endswith(EVALUATION) else None
+        if found is not None:
+            groups.setdefault(line.key_parts["inputs"]["prompts"], {})[label.removesuffix(EVALUATION)] = found[0]
+    policies = max(groups.values(), key=len, default={})
+    if len(policies) < 2:
+        return [], []
+    rows: list[Row] = []
+    for name, folder in policies.items():
+        first = [row for row in _read(sorted(folder.glob(SHARDS))) if row["sample"] == 0]
+        for place, row in enumerate(spaced(first, count)):
+            if place == len(rows):
+                rows.append({"prompt": row["prompt_text"]} | ({} if row["label"] is None else {"label": row["label"]}))
+            rows[place][name] = row["completion_text"]
+    return list(policies), rows
+
+
+def spaced(rows: Sequence[Any], count: int) -> list[Any]:
+    """Up to ``count`` rows, as far from each other as can be: data sets are often sorted by where they come from."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] | None:
+    """The folder with the text that a stage made or is about, and its artifact; None where there is no text."""
+    reference = Reference.parse(line.reference) if line and line.reference else None
+    while reference is not None and not store.is_pruned(reference):
+        folder = store.fetch(reference)
+        if any(any(folder.glob(pattern)) for pattern in (SHARDS, DATA, STEPS)):
+            return folder, reference
+        # An artifact may have been made several times from different things: what this run's stage used comes first.
+        records = [record.inputs for record in store.provenance(reference)] if line is None else [_inputs(line)]
+        line = None
+        reference = next((inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs), None)
+    return None
+
+
+def _inputs(line: StageLine) -> dict[str, Reference]:
+    return {role: Reference.parse(text) for role, text in line.key_parts["inputs"].items()}
+
+
+def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine]) -> list[Row]:
+    """What the same run scored these completions with; nothing if it did not."""
+    for line in lines.values():
+        if line.reference and line.key_parts["inputs"].get("rollouts") == str(rollouts):
+            path = store.fetch(Reference.parse(line.reference)) / SCORES
+            if path.is_file():
+                return list(_read([path]))
+    return []
+
+
+def _read(paths: Sequence[Path]) -> Iterable[Row]:
+    import pyarrow.parquet as pq
+
+    for path in paths:
+        yield from pq.read_table(path).to_pylist()
+
+
+def _shown(row: Row) -> Row:
+    shown: Row = {}
+    for column, name in SHOWN.items():
+        if row.get(column) is not None and name not in shown:
+            shown[name] = row[column]
+    return shown

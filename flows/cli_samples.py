@@ -1,0 +1,66 @@
+"""``align samples``: text to look at."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from alignment_core import journal
+from alignment_core.artifacts import open_store
+from alignment_core.errors import UserError
+from flows.console import JsonOption, out, print_json
+
+MOST_CHARACTERS = 1500
+_CONTROL = {code: "�" for code in range(32) if chr(code) not in "\n\t"} | {127: "�"}
+
+
+def samples(
+    run: Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")] = journal.LAST,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Stage to look at; without it, each policy's completion of the same held-out prompts."),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Show text: prompts, completions and rewards of a stage, pairs side by side, or one prompt before and after."""
+    from alignment_core.lineage.samples import compared
+    from alignment_core.lineage.samples import samples as of_stage
+
+    record = journal.find(run)
+    store, lines = open_store(record.store), journal.stages(record.run_id)
+    rows = compared(store, lines, count)[1] if stage is None else of_stage(store, lines, stage, count)
+    if not rows:
+        raise UserError(
+            f"run {record.run_id[:8]} ({record.name}) did not sample the same prompts from two policies; say what to look "
+            "at with --stage"
+        )
+    if as_json:
+        return print_json({"run": record.run_id, "stage": stage, "rows": rows})
+    for number, row in enumerate(rows, start=1):
+        out.print(_block(number, row))
+    return None
+
+
+def _block(number: int, row: dict[str, Any]) -> Table:
+    """A row as lines ``what  text``, the texts wrapped in a column of their own."""
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), title=f"{number}", title_justify="left")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in row.items():
+        table.add_row(name, Text(as_text(value)))
+    return table
+
+
+def as_text(value: Any) -> str:
+    """A value for people: numbers short, long texts cut, control characters made visible."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(as_text(one) for one in value)
+    text = str(value).translate(_CONTROL)
+    cut = len(text) - MOST_CHARACTERS
+    return text if cut <= 0 else f"{text[:MOST_CHARACTERS]}… ({cut} more characters)"

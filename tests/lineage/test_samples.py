@@ -1,0 +1,158 @@
+"""Text to look at: completions with their rewards, pairs, demonstrations, and one prompt over several policies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.canonical import digest_of
+from alignment_core.errors import UserError
+from alignment_core.journal import Journal, StageLine, new_record, stages
+from alignment_core.lineage.samples import compared, samples, spaced
+from alignment_core.rollout.records import rollout_schema, score_schema, write_table
+
+RUN = "0a1b2c3d-0000"
+
+
+class Made:
+    """A run in a store and a journal, stage by stage."""
+
+    def __init__(self, home: Path, store: Store) -> None:
+        self.home, self.store = home, store
+        self.journal = Journal(new_record(RUN, "small", {}, store.uri))
+        self.journal.folder.mkdir(parents=True)
+        self.journal._write()
+
+    def stage(
+        self, label: str, stage: str, kind: str, rows: list[dict[str, Any]], file: str, **inputs: Any
+    ) -> Reference:
+        folder = self.home / "made" / label.replace("/", "-")
+        folder.mkdir(parents=True)
+        schema = {"generate": rollout_schema, "score": score_schema}.get(stage)
+        if schema:
+            write_table(rows, schema(), folder / file)
+        elif rows:
+            pq.write_table(pa.Table.from_pylist(rows), folder / file)
+        else:
+            (folder / file).write_text("{}")
+        key = digest_of(label)
+        given = {role: reference for role, reference in inputs.items() if isinstance(reference, Reference)}
+        draft = ProvenanceDraft(key=key, stage=stage, label=label, inputs=given, finished_at="2026-01-01T00:00:00Z")
+        reference = self.store.publish(folder, kind, draft)
+        parts = {"inputs": {role: str(one) for role, one in inputs.items()}}
+        self.journal.stage(label, "run", stage=stage, key=key, key_parts=parts, reference=str(reference))
+        return reference
+
+    def completions(self, label: str, prompts: str, answer: str) -> Reference:
+        """Two completions of each of 4 prompts, with scores."""
+        rows = [
+            {
+                "prompt": number,
+                "sample": sample,
+                "prompt_ids": [1],
+                "completion_ids": [2],
+                "logps": [-0.1],
+                "finish_reason": "stop",
+                "prompt_text": f"say {number}",
+                "completion_text": f"{answer} {number} {sample}",
+                "label": str(number),
+                "source": "rows.jsonl",
+                "policy": "p",
+            }
+            for number in range(4)
+            for sample in range(2)
+        ]
+        rollouts = self.stage(f"{label}/generate", "generate", "rollouts", rows, "shard-00000.parquet", prompts=prompts)
+        scores = [
+            {
+                "prompt": row["prompt"],
+                "sample": row["sample"],
+                "verifier": row["prompt"] / 4,
+                "reward": float(len(answer)),
+            }
+            for row in rows
+        ]
+        return self.stage(f"{label}/score", "score", "scores", scores, "scores.parquet", rollouts=rollouts)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    made = Made(tmp_path, open_store(None))
+    made.stage("sft/data", "dataset", "dataset", [{"text": "<user>1<assistant>1"}], "train.parquet")
+    pair = {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno", "margin": None, "prompt_ids": [1]}
+    made.stage("round-1/select", "select_pairs", "dataset", [pair], "train.parquet")
+    for policy in ("sft", "round-1"):
+        scores = made.completions(f"{policy}/evaluation", "dataset@sha256:" + "1" * 64, policy)
+        made.stage(f"{policy}/evaluation", "evaluate", "evaluation", [], "metrics.json", scores=scores)
+    made.completions("round-1", "dataset@sha256:" + "2" * 64, "sampled")
+    made.stage("model", "base_model", "model", [], "config.json")
+    return made
+
+
+def lines() -> dict[str, StageLine]:
+    return stages(RUN)
+
+
+def test_completions_come_with_their_rewards_whichever_stage_of_them_is_asked_for(made: Made) -> None:
+    rows = samples(made.store, lines(), "round-1/generate", 2)
+    first = {"prompt": "say 0", "completion": "sampled 0 0", "label": "0", "reward": 7.0, "verifier": 0.0}
+    assert rows == [
+        first,
+        {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5},
+    ]
+    assert samples(made.store, lines(), "round-1/score", 2) == rows
+    (one,) = samples(made.store, lines(), "round-1/evaluation", 1)
+    assert one["completion"] == "round-1 0 0"
+
+
+def test_pairs_and_demonstrations_are_shown_as_what_they_are(made: Made) -> None:
+    assert samples(made.store, lines(), "sft/data", 5) == [{"text": "<user>1<assistant>1"}]
+    (pair,) = samples(made.store, lines(), "round-1/select", 5)
+    assert pair == {"prompt": "say 1", "chosen": "1", "rejected": "\x1b[31mno"}
+
+
+def test_one_prompt_is_shown_before_and_after(made: Made) -> None:
+    policies, rows = compared(made.store, lines(), 2)
+    assert policies == ["sft", "round-1"]
+    assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
+
+
+def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:
+    with pytest.raises(
+        UserError, match=r"--stage rond-1/generate: it is no stage of this run; stages with text are round-1/g"
+    ):
+        samples(made.store, lines(), "rond-1/generate", 1)
+    with pytest.raises(UserError, match=r"--stage model: it has no text; stages with text are "):
+        samples(made.store, lines(), "model", 1)
+
+
+def test_the_command_prints_80_columns_and_no_control_characters(made: Made) -> None:
+    def align(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "flows.cli", "samples", "last", *arguments]
+        return subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=60)
+
+    shown = align("--stage", "round-1/select").stdout
+    assert "\x1b" not in shown
+    assert [line.split() for line in shown.splitlines()] == [
+        ["1"],
+        ["prompt", "say", "1"],
+        ["chosen", "1"],
+        ["rejected", "�[31mno"],
+    ]
+    missing = align("--stage", "nothing", "--json")
+    assert missing.returncode == 2, missing.stderr
+
+
+def test_rows_are_spread_over_all_there_are() -> None:
+    assert spaced(range(10), 5) == [0, 2, 4, 6, 8]
+    assert spaced(range(3), 5) == [0, 1, 2]
+    assert spaced([], 5) == []
