@@ -24,12 +24,8 @@ class Course:
         self._head: list[tuple[float, Mapping[str, float]]] = []
         self._tail: list[tuple[float, Mapping[str, float]]] = []
 
-    def until(self, step: int) -> int:
-        """The next of the bounds: what is averaged must not go beyond it."""
-        return next((bound for bound in self.bounds if bound > step), step)
-
     def add(self, step: int, metrics: Mapping[str, float], weight: float = 1.0) -> None:
-        """Take note of the means of ``metrics`` over some steps, the last of which made the count ``step``."""
+        """Take note of the metrics of the step that made the count ``step``."""
         first, last, _ = self.bounds
         if step <= first:
             self._head.append((weight, metrics))

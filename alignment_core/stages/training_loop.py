@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,32 +72,33 @@ def _refer(context: StageContext, group: Any, wait: float) -> None:
 
 
 def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float) -> dict[str, float]:
-    """Steps in slices of about a second; returns the averages of the last tenth of the steps, beside those of the first."""
+    """Steps in slices of about a second, reported one by one; returns the averages of their last tenth and their first."""
     step, total = state["step"], state["total_steps"]
     context.report(step, total, "steps")
     saved = started = time.monotonic()
     course = Course(context.progress, step, total)
     tokens, first = 0, step
     while step < total:
-        reports = group.all("do", "train", course.until(step) - step, REPORT_SECONDS, timeout=wait)
-        step += reports[0].steps
+        reports = group.all("do", "train", total - step, REPORT_SECONDS, timeout=wait)
+        before, step = step, step + reports[0].steps
         tokens += sum(report.tokens for report in reports)
-        averages = _averages(reports)
-        course.add(step, averages, sum(report.normaliser for report in reports))
         due = step < total and time.monotonic() - saved > context.resources.progress_seconds
         if due or context.stopping.is_set():
             _save(context.progress, group, step, wait)
             saved = time.monotonic()
         speed = tokens / (time.monotonic() - started)
-        context.report(
-            step,
-            total,
-            "steps",
-            **averages,
-            grad_norm=reports[0].grad_norm,
-            learning_rate=reports[0].learning_rate,
-            tokens_per_second=speed,
-        )
+        for number, ranks in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
+            averages = _averages(ranks)
+            course.add(number, averages, sum(rank.normaliser for rank in ranks))
+            context.report(
+                number,
+                total,
+                "steps",
+                **averages,
+                grad_norm=ranks[0].grad_norm,
+                learning_rate=ranks[0].learning_rate,
+                tokens_per_second=speed,
+            )
     seconds = time.monotonic() - started
     context.cost.update(
         train_tokens=tokens,
@@ -107,7 +108,7 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
     return {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
 
 
-def _averages(reports: list[StepReport]) -> dict[str, float]:
+def _averages(reports: Sequence[StepReport]) -> dict[str, float]:
     """Sums over ranks and slices, divided by what the loss is divided by."""
     normaliser = sum(report.normaliser for report in reports)
     names = sorted({name for report in reports for name in report.sums})

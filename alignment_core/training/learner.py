@@ -47,6 +47,18 @@ class StepReport:
     grad_norm: float = math.nan
     learning_rate: float = 0.0
     seconds: float = 0.0
+    each: list[StepReport] = field(default_factory=list)
+    """The steps one by one, where somebody asks for that."""
+
+    def take(self, step: StepReport) -> None:
+        """Add what one step came to."""
+        for name, value in step.sums.items():
+            self.sums[name] += value
+        self.normaliser += step.normaliser
+        self.tokens += step.tokens
+        self.steps += step.steps
+        self.grad_norm, self.learning_rate = step.grad_norm, step.learning_rate
+        self.each.append(step)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ class Trainer:
         report = StepReport()
         started = time.monotonic()
         for _ in range(min(steps, self.total_steps - self.learner.steps)):
-            self._step(report)
+            taken = StepReport()
+            self._step(taken)
+            report.take(taken)
             if agree(time.monotonic() - started > seconds, self.device.torch_device):
                 break
         report.seconds = time.monotonic() - started

@@ -20,15 +20,7 @@ def test_means_of_the_first_and_the_last_tenth(tmp_path):
     assert course.metrics() == {"loss": (37 + 38 + 39 + 40) / 4, "loss.first": (1 + 2 + 3 + 4) / 4}
 
 
-def test_slices_end_where_a_tenth_does_so_that_no_clock_decides_what_is_averaged(tmp_path):
-    course, step, bounds = Course(tmp_path, 0, 25), 0, []
-    while step < 25:
-        step = course.until(step)
-        bounds.append(step)
-    assert bounds == [2, 23, 25]
-
-
-def test_slices_count_by_their_weight_and_a_metric_that_is_missing_does_not(tmp_path):
+def test_steps_count_by_their_weight_and_a_metric_that_is_missing_does_not(tmp_path):
     course = Course(tmp_path, 0, 20)
     course.add(1, {"loss": 1.0, "kl": 0.5}, weight=3)
     course.add(2, {"loss": 5.0}, weight=1)
