@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault, NotFound, UserError
+from alignment_core.processes import ProcessId
 
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
 PROGRESS_SECONDS = 0.5
@@ -54,10 +55,8 @@ class StageLine(BaseModel):
     reference: str | None = None
 
 
-class RunRecord(BaseModel):
+class RunRecord(ProcessId):
     """A run as it was asked for, and the process that runs it."""
-
-    model_config = ConfigDict(frozen=True)
 
     run_id: str
     name: str
@@ -69,8 +68,7 @@ class RunRecord(BaseModel):
     deployed: bool = False
     """Whether a worker ran it; otherwise ``align run`` did."""
     machine: str
-    pid: int
-    process_started: float
+    """Host name, for people: a container has another one each time."""
     started_at: str
     attempt: int = 1
     status: str = "running"
@@ -107,15 +105,24 @@ class Journal:
         self.record = record
         self.folder = folder_of(record.run_id)
         self._writing = threading.Lock()
+        self._lines: dict[str, dict[str, Any]] = {}
+        self._torn = False
         self._progress: dict[str, StageProgress] = {}
         self._progress_written = 0.0
         self._waits: dict[str, StageWait] = {}
 
     def stage(self, label: str, state: str, **news: Any) -> None:
-        """Add what is new about a stage: fields of :class:`StageLine`."""
-        line = json.dumps({"label": label, "state": state, "at": now(), **news})
-        with self._writing, suppress(OSError), (self.folder / STAGES).open("a") as file:  # a full disk ends no run here
-            file.write(line + "\n")
+        """Write down what is new about a stage: fields of :class:`StageLine`. Each line says all that is known by then,
+        because the disk may be too full to take the one before it."""
+        with self._writing:
+            known = self._lines.setdefault(label, {})
+            known |= {"label": label, "state": state, "at": now(), **news}
+            line = ("\n" if self._torn else "") + json.dumps(known) + "\n"
+            self._torn = True
+            with suppress(OSError):  # a full disk ends no run here
+                with (self.folder / STAGES).open("a") as file:
+                    file.write(line)
+                self._torn = False
 
     def progress(self, label: str, done: float, total: float | None, unit: str) -> None:
         """Say how far a stage is; written down now and then."""
@@ -201,8 +208,7 @@ def new_record(run_id: str, name: str, recipe: dict[str, Any], store: str, **mor
         recipe=recipe,
         store=store,
         machine=socket.gethostname(),
-        pid=os.getpid(),
-        process_started=psutil.Process().create_time(),
+        **ProcessId.mine().model_dump(),
         started_at=now(),
         **more,
     )
@@ -251,27 +257,40 @@ def find(text: str) -> RunRecord:
 def news(folder: Path) -> list[dict[str, Any]]:
     """All that was ever said about the stages of a run, oldest first. ``folder`` is the run's."""
     found, path = [], folder / STAGES
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with suppress(json.JSONDecodeError):  # the last line of a killed process may be cut
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        with suppress(json.JSONDecodeError):  # cut by a kill, or by a full disk
             found.append(json.loads(line))
     return found
 
 
 def stages(run_id: str) -> dict[str, StageLine]:
-    """What became of each stage, by label, in the order in which they were first heard of."""
+    """What became of each stage, by label, in the order in which they were first heard of.
+
+    A stage of which the key was never heard is left out: the lines that said it are lost.
+    """
     found: dict[str, dict[str, Any]] = {}
     for one in news(folder_of(run_id)):
         found.setdefault(one["label"], {}).update(one)
-    return {label: StageLine.model_validate(content) for label, content in found.items()}
+    lines = {}
+    for label, content in found.items():
+        with suppress(ValidationError):
+            lines[label] = StageLine.model_validate(content)
+    return lines
 
 
 def progress(run_id: str) -> dict[str, StageProgress]:
     """How far each stage is, or was, that the last attempt worked on, by label."""
     try:
         content = json.loads((folder_of(run_id) / PROGRESS).read_text())
-    except OSError:
+        return {label: StageProgress.model_validate(one) for label, one in content.items()}
+    except (OSError, ValueError):  # none yet, or it was cut when the machine lost its power
         return {}
-    return {label: StageProgress.model_validate(one) for label, one in content.items()}
+
+
+def in_use() -> set[str]:
+    """What runs that are alive have made or work on: keys of stages, and references as text."""
+    lines = (line for record in runs() if is_alive(record) for line in stages(record.run_id).values())
+    return {one for line in lines for one in (line.key, line.reference) if one}
 
 
 def waits(run_id: str) -> dict[str, StageWait]:
@@ -294,10 +313,8 @@ def prune(days: float) -> int:
     return pruned
 
 
-def is_alive(record: RunRecord) -> bool | None:
-    """Whether the run's process lives; None if it was started on another machine, where this one cannot look."""
-    if record.machine != socket.gethostname():
-        return None
+def is_alive(record: RunRecord) -> bool:
+    """Whether the run's process lives, in whatever container or under whatever host name: it holds the run's lock."""
     with suppress(FileNotFoundError), (folder_of(record.run_id) / LOCK).open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -307,22 +324,21 @@ def is_alive(record: RunRecord) -> bool | None:
 
 
 def end_process(record: RunRecord, grace: float) -> bool:
-    """Make sure that the run's process is dead; True if it had to be ended. Raises EnvironmentFault if it is elsewhere.
+    """Make sure that the run's process is dead; True if it had to be ended. Raises EnvironmentFault if it cannot be.
 
     It is asked first, and has ``grace`` seconds to save its work.
     """
-    alive = is_alive(record)
-    if alive is None:
-        raise EnvironmentFault(
-            f"run {record.run_id} was started on the machine {record.machine!r}; resume it there, or wait until its "
-            "heartbeat is missed and the run is marked as crashed"
-        )
-    if not alive:
+    if not is_alive(record):
         return False
+    if record.find() is None:
+        raise EnvironmentFault(
+            f"run {record.run_id} is running where this process cannot end it, in another container or on another "
+            f"machine ({record.machine}, process {record.pid}); end it there"
+        )
     for ask, seconds in ((psutil.Process.terminate, grace + END_SECONDS), (psutil.Process.kill, END_SECONDS)):
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(record.pid)
-            if process.create_time() == record.process_started:
+        process = record.find()
+        if process is not None:
+            with suppress(psutil.NoSuchProcess):
                 ask(process)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

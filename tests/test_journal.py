@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -81,25 +82,35 @@ def test_the_old_process_is_ended_and_the_next_attempt_counts_on(start: Start) -
 
 def test_a_process_that_only_has_the_same_number_is_left_alone(start: Start) -> None:
     process = start("a1")
-    stranger = journal.read("a1").model_copy(update={"process_started": 1.0})
-    began = time.monotonic()
-    journal.END_SECONDS, before = 0.2, journal.END_SECONDS
-    try:
-        with pytest.raises(EnvironmentFault, match="does not end; end it by hand"):
-            journal.end_process(stranger, grace=0)
-    finally:
-        journal.END_SECONDS = before
+    running = journal.read("a1")
+    for other in ({"started": 1}, {"boot": "another boot"}, {"boot": running.boot.replace("pid:[", "pid:[9")}):
+        with pytest.raises(EnvironmentFault, match="in another container or on another machine"):
+            journal.end_process(running.model_copy(update=other), grace=0)
     assert process.poll() is None
-    assert time.monotonic() - began < 30
 
 
-def test_a_run_of_another_machine_is_not_for_this_one_to_end() -> None:
-    with Journal(record("a1")).open():
+def test_a_run_whose_process_does_not_end_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("a1")
+    monkeypatch.setattr(journal, "END_SECONDS", 0.1)
+    monkeypatch.setattr("psutil.Process.terminate", lambda _: None)
+    monkeypatch.setattr("psutil.Process.kill", lambda _: None)
+    with pytest.raises(EnvironmentFault, match="does not end; end it by hand"):
+        journal.end_process(journal.read("a1"), grace=0)
+
+
+def test_a_new_host_name_and_a_step_of_the_clock_change_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal(record("over")).open():
         pass
-    elsewhere = journal.read("a1").model_copy(update={"machine": "elsewhere"})
-    assert journal.is_alive(elsewhere) is None
-    with pytest.raises(EnvironmentFault, match="on the machine 'elsewhere'; resume it there"):
-        journal.end_process(elsewhere, grace=0)
+    start("killed").kill()
+    process = start("alive")
+    monkeypatch.setattr("socket.gethostname", lambda: "another-container")
+    monkeypatch.setattr("time.time", lambda step=time.time: step() + 7 * 86400)
+    monkeypatch.setattr("psutil.Process.create_time", lambda _: 1.0)  # it follows the clock
+    assert journal.end_process(journal.read("over"), grace=0) is False
+    assert journal.end_process(journal.read("killed"), grace=0) is False
+    assert journal.is_alive(journal.read("alive"))
+    assert journal.end_process(journal.read("alive"), grace=0) is True
+    assert process.wait(5) != 0
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("bad"), "failed"), (KeyboardInterrupt(), "stopped")])
@@ -120,6 +131,29 @@ def test_a_line_that_was_cut_by_a_kill_is_passed_over() -> None:
     sft, dpo = journal.stages("a1").values()
     assert (sft.state, sft.reason, sft.key) == ("run", "first", "k")
     assert dpo.key == "d"
+
+
+def test_a_line_that_the_disk_took_half_of_loses_no_other() -> None:
+    limits, heard = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with Journal(record("a1")).open() as writing:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+        writing.stage("sft", "running", stage="sft", key="k", key_parts={"seed": 1})
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, heard)
+        assert journal.stages("a1") == {}
+        writing.stage("sft", "run", reason="first", seconds=1.5)
+    (sft,) = journal.stages("a1").values()
+    assert (sft.state, sft.key, sft.key_parts, sft.reason) == ("run", "k", {"seed": 1}, "first")
+
+
+def test_a_stage_whose_lines_are_lost_is_left_out_of_what_is_known(home: Path) -> None:
+    with Journal(record("a1")).open() as writing:
+        writing.stage("sft", "running", stage="sft", key="k", key_parts={})
+        lost = '{"label": "dpo", "state": "run", "at": "2026-01-01", "seconds": 1.0}'
+        (home / "runs" / "a1" / journal.STAGES).open("ab").write(b"\xff\0\n" + lost.encode() + b"\n")
+        (home / "runs" / "a1" / journal.PROGRESS).write_text("")
+    assert list(journal.stages("a1")) == ["sft"]
+    assert journal.progress("a1") == {}
 
 
 def test_forgotten_runs_are_pruned_unless_a_process_has_them_open(home: Path, start: Start) -> None:
