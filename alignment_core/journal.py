@@ -71,6 +71,8 @@ class RunRecord(ProcessId):
     """Host name, for people: a container has another one each time."""
     started_at: str
     attempt: int = 1
+    run_count: int = 0
+    """How often Prefect had started the run when this process opened it: a later start is another process's."""
     status: str = "running"
     """``running``, ``completed``, ``failed``, ``cancelled`` or ``stopped``; a run whose process died stays ``running`` here."""
     error: str | None = None

@@ -136,6 +136,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         from_stage=from_stage,
         rerun=again,
         deployed=flow_run().deployment_id is not None,
+        run_count=flow_run().run_count,
     )
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)

@@ -7,7 +7,6 @@ import fcntl
 import json
 import logging
 import os
-import platform
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from alignment_core.processes import boot_id
 from alignment_core.stages.turns import RunName, Turn
 
 POLL_SECONDS = 0.2
@@ -39,7 +39,7 @@ class MachineQueue:
 
     def __init__(self, folder: Path, give_up: Callable[[], None] = lambda: None) -> None:
         """``folder`` is the same for all runs of a machine; several machines may share it."""
-        name = platform.node() or "machine"
+        name = boot_id()
         self._tickets = folder / f"{name}.queue"
         self._tickets.mkdir(parents=True, exist_ok=True)
         self._machine, self._holder = folder / f"{name}.lock", folder / f"{name}.json"

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from prefect.states import Running
 
 from alignment_core import journal
 from flows.alignment import alignment
-from flows.reconcile import SILENCE_SECONDS, Suspects, reconcile
+from flows.reconcile import SILENCE_SECONDS, Reconciler
 from flows.services_process import trim
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
@@ -141,12 +141,14 @@ def cancel_and_wait(services: Services, run_id: str) -> None:
 def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> None:
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         run = client.create_flow_run(alignment, name="elsewhere", state=Running())
-        suspects: Suspects = {}
-        began = datetime.now(UTC)
-        assert reconcile(client, suspects, began + timedelta(seconds=SILENCE_SECONDS - 5)) == []
-        later = began + timedelta(seconds=SILENCE_SECONDS + 5)
-        assert reconcile(client, suspects, later) == [], "seen dead once"
-        (action,) = reconcile(client, suspects, later)
+        moment = 0.0
+        reconciler = Reconciler(lambda: moment)
+        assert reconciler.look(client) == []
+        moment = SILENCE_SECONDS - 5
+        assert reconciler.look(client) == []
+        moment = SILENCE_SECONDS + 5
+        assert reconciler.look(client) == [], "seen dead once"
+        (action,) = reconciler.look(client)
         assert (action.run_id, action.did) == (str(run.id), "crashed")
         assert "no sign of life for 12" in action.why
     assert services.state(str(run.id)) == "Crashed"

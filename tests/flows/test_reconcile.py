@@ -1,0 +1,136 @@
+"""The reconciler beside clocks that are set and runs that die at once: who is held for dead, and how often it goes on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Cancelling, Crashed, Pending, Running, Scheduled
+
+from alignment_core.journal import Journal, new_record
+from flows.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
+
+STEP = timedelta(seconds=SILENCE_SECONDS)
+
+
+class Server:
+    """Stands for Prefect's server, because no real one gives a run states and heartbeats of clocks that are set."""
+
+    def __init__(self, *states: State, deployed: bool = True) -> None:
+        self.clock = 0.0
+        self.states: list[State] = []
+        self.heartbeats = 0
+        self.run = FlowRun(id=uuid4(), name="small", flow_id=uuid4(), deployment_id=uuid4() if deployed else None)
+        for state in states:
+            self.becomes(state)
+        self._client = SimpleNamespace(post=lambda *_, **__: SimpleNamespace(json=lambda: {"total": self.heartbeats}))
+
+    def becomes(self, state: State) -> None:
+        self.states.append(state)
+        more = self.run.run_count + (1 if state.is_running() else 0)
+        self.run = self.run.model_copy(update={"state": state, "run_count": more})
+
+    def read_flow_runs(self, flow_run_filter: Any, **_: Any) -> list[FlowRun]:
+        return [self.run] if self.run.state and self.run.state.type in flow_run_filter.state.type.any_ else []
+
+    def read_flow_run_states(self, _: UUID) -> list[State]:
+        return self.states
+
+    def set_flow_run_state(self, _: UUID, state: State, force: bool) -> None:
+        self.becomes(state)
+
+    def looked_at(self, reconciler: Reconciler, seconds: float) -> list[str]:
+        """What the reconciler does in so many seconds."""
+        did = []
+        for _ in range(round(seconds / EVERY_SECONDS)):
+            self.clock += EVERY_SECONDS
+            did += [action.did for action in reconciler.look(self)]  # type: ignore[arg-type]
+        return did
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    return tmp_path
+
+
+def at(state: State, moment: timedelta) -> State:
+    return state.model_copy(update={"timestamp": datetime.now(UTC) + moment})
+
+
+@pytest.mark.parametrize("step", [-2 * STEP, 2 * STEP, timedelta(days=7)], ids=["back", "ahead", "a week ahead"])
+def test_clocks_that_differ_mark_no_run_of_another_machine(step: timedelta) -> None:
+    server = Server(at(Running(), step), deployed=False)
+    reconciler = Reconciler(lambda: server.clock)
+    for _ in range(10):
+        server.heartbeats += 1
+        assert server.looked_at(reconciler, 30) == []
+    assert server.looked_at(reconciler, SILENCE_SECONDS - 30) == []
+    assert server.looked_at(reconciler, 30) == ["crashed"], "no heartbeat for two minutes"
+
+
+def attempt(server: Server) -> None:
+    """The journal of a process that ran the run, and is dead."""
+    with Journal(new_record(str(server.run.id), "small", {}, "store", run_count=server.run.run_count)).open():
+        pass
+
+
+def test_a_dead_process_of_this_machine_is_known_whatever_the_clock_said() -> None:
+    server = Server(at(Running(), timedelta(days=1)))  # the clock went back since
+    attempt(server)
+    assert server.looked_at(Reconciler(lambda: server.clock), 2 * EVERY_SECONDS) == ["crashed"]
+    server = Server(Running(), Cancelling())
+    attempt(server)
+    assert server.looked_at(Reconciler(lambda: server.clock), 2 * EVERY_SECONDS) == ["cancelled"]
+
+
+def test_an_attempt_that_is_starting_is_not_held_for_the_one_before_it() -> None:
+    server = Server(Running())
+    attempt(server)
+    for state in (Crashed(), Scheduled(), Pending()):
+        server.becomes(state)
+    reconciler = Reconciler(lambda: server.clock)
+    assert server.looked_at(reconciler, 60) == []
+    server.becomes(Running())
+    assert server.looked_at(reconciler, 60) == []
+
+
+def test_a_run_that_dies_before_it_is_running_goes_on_a_few_times_and_after_longer_and_longer_pauses() -> None:
+    server = Server(Scheduled(), Pending(), Crashed())
+    reconciler, at_seconds = Reconciler(lambda: server.clock), []
+    while server.clock < 3600:
+        if "resumed" in server.looked_at(reconciler, EVERY_SECONDS):
+            at_seconds.append(server.clock)
+            for state in (Pending(), Crashed()):
+                server.becomes(state)
+    assert len(at_seconds) == MOST_RESUMPTIONS
+    pauses = [later - earlier for earlier, later in zip([0.0, *at_seconds], at_seconds, strict=False)]
+    assert pauses == [10.0, 20.0, 55.0, 200.0]
+    assert server.looked_at(Reconciler(lambda: server.clock), 600) == ["given up"], (
+        "a new reconciler begins to count anew"
+    )
+    server.becomes(Scheduled(name="ResumingByHand"))
+    server.becomes(Crashed())
+    assert server.looked_at(reconciler, 60) == ["resumed"], "somebody has looked at it"
+
+
+def test_a_crash_of_long_ago_is_left_alone_and_a_recent_one_is_not_for_a_clock_that_jumped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(Running(), at(Crashed(), -timedelta(days=2)))
+    assert server.looked_at(Reconciler(lambda: server.clock), 600) == []
+    server = Server(Running(), Crashed())
+    reconciler = Reconciler(lambda: server.clock)
+    assert server.looked_at(reconciler, EVERY_SECONDS) == []
+    server.run.state.timestamp -= timedelta(days=7)  # type: ignore[union-attr]
+    assert server.looked_at(reconciler, EVERY_SECONDS) == ["resumed"]
+
+
+def test_a_run_without_a_deployment_is_left_to_whoever_started_it() -> None:
+    server = Server(Running(), Crashed(), deployed=False)
+    assert server.looked_at(Reconciler(lambda: server.clock), 600) == []
