@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from alignment_core.artifacts import GcReport, Manifest, Provenance, Reference, Store, TagMove, open_store
-from alignment_core.errors import UserError
-from flows.console import JsonOption, StoreOption, out, print_json
+from alignment_core.errors import EnvironmentFault, UserError
+from flows.console import JsonOption, StoreOption, err, out, print_json
 
 artifacts_app = typer.Typer(no_args_is_help=True, help="Look at what the store holds.")
 tags_app = typer.Typer(no_args_is_help=True, help="Look at the movable names of artifacts.")
@@ -24,7 +24,7 @@ def artifacts_ls(
     """List artifacts, the latest last."""
     from alignment_core.lineage import Graph
 
-    opened = open_store(store)
+    opened = open_store(store, writes=False)
     graph, tags = Graph.of(opened), opened.tags()
     chosen = [manifest for manifest in opened.artifacts() if kind in (None, manifest.kind)]
     rows = [_summary(opened, manifest, graph.made_by(manifest.reference), tags) for manifest in chosen]
@@ -81,13 +81,13 @@ def _summary(
 @artifacts_app.command("show")
 def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show an artifact's files and provenance. REFERENCE may be a digest's first digits or a tag."""
-    opened = open_store(store)
+    opened = open_store(store, writes=False)
     manifest = opened.manifest(opened.resolve(reference))
     records = opened.provenance(manifest.reference)
     summary = _summary(opened, manifest, records, opened.tags())
     content = {
         **summary,
-        "path": None if summary["pruned"] else str(opened.fetch(manifest.reference)),
+        "path": _path(opened, manifest.reference),
         "files": [entry.model_dump() for entry in manifest.files],
         "provenance": [record.model_dump(mode="json") for record in records],
     }
@@ -98,6 +98,17 @@ def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOptio
     return out.print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), markup=False)
 
 
+def _path(store: Store, reference: Reference) -> str | None:
+    """Where the files lie on this machine; none if they are pruned, or there is no room for them."""
+    if store.is_pruned(reference):
+        return None
+    try:
+        return str(store.fetch(reference))
+    except EnvironmentFault as error:
+        err.print(f"[yellow]warning:[/] {error}")
+        return None
+
+
 @artifacts_app.command("verify")
 def artifacts_verify(
     reference: Annotated[str | None, typer.Argument(help="One artifact; default all.")] = None,
@@ -105,7 +116,7 @@ def artifacts_verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read every byte again and compare digests."""
-    opened = open_store(store)
+    opened = open_store(store, writes=False)
     chosen = [opened.resolve(reference)] if reference else [manifest.reference for manifest in opened.artifacts()]
     problems = {str(one): found for one in chosen if (found := opened.verify(one))}
     pruned = [str(one) for one in chosen if str(one) not in problems and opened.is_pruned(one)]
@@ -123,7 +134,7 @@ def artifacts_verify(
 @artifacts_app.command("gc")
 def artifacts_gc(
     delete: Annotated[bool, typer.Option("--delete", help="Delete; without it only say what would go.")] = False,
-    older_than: Annotated[float, typer.Option(help="Spare what is younger than this many seconds.")] = 3600.0,
+    older_than: Annotated[float, typer.Option(min=0, help="Keep objects newer than this many seconds.")] = 3600.0,
     progress_days: Annotated[
         float | None, typer.Option(min=0, help="Also drop checkpoints of unfinished stages, unused for these days.")
     ] = None,
@@ -134,7 +145,7 @@ def artifacts_gc(
     as_json: JsonOption = False,
 ) -> None:
     """Find what no tag and no stage record needs: leftovers of crashed publishers and of finished stages."""
-    opened = open_store(store)
+    opened = open_store(store, writes=False)
     pruned = opened.prune(progress_days, rollouts_days, delete)
     report = opened.gc(delete, older_than)
     told = {one.path for one in pruned}
@@ -152,7 +163,7 @@ def artifacts_gc(
 @tags_app.command("ls")
 def tags_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List tags and what they name."""
-    tags = {name: str(reference) for name, reference in sorted(open_store(store).tags().items())}
+    tags = {name: str(reference) for name, reference in sorted(open_store(store, writes=False).tags().items())}
     if as_json:
         return print_json({"tags": tags})
     return out.print("\n".join(f"{name}  {reference}" for name, reference in tags.items()) or "no tags yet")
@@ -161,7 +172,7 @@ def tags_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
 @tags_app.command("history")
 def tags_history(name: str, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List every move of a tag, the first one first."""
-    moves = open_store(store).tag_history(name)
+    moves = open_store(store, writes=False).tag_history(name)
     if as_json:
         return print_json({"tag": name, "history": [move.model_dump(mode="json") for move in moves]})
     return out.print(
@@ -180,7 +191,7 @@ def lineage(
     """Show where an artifact comes from, or what came of it, as a tree."""
     from alignment_core.lineage import Graph, text_tree, to_json
 
-    opened = open_store(store)
+    opened = open_store(store, writes=False)
     graph, start = Graph.of(opened), opened.resolve(reference)
     trees = {}
     if up or not down:
@@ -245,6 +256,6 @@ def diff(a: str, b: str, store: StoreOption = None, as_json: JsonOption = False)
     """Compare two artifacts: keys, inputs, metrics, cost, packages and files."""
     from alignment_core.lineage import compare, diff_text
 
-    opened = open_store(store)
+    opened = open_store(store, writes=False)
     difference = compare(opened, opened.resolve(a), opened.resolve(b))
     return print_json(difference.model_dump(mode="json")) if as_json else out.print(diff_text(difference), markup=False)

@@ -38,8 +38,13 @@ class Backend(Protocol):
         """The bytes of a small object. Raises NotFound."""
         ...
 
+    def stream(self, path: str) -> Iterator[bytes]:
+        """The bytes of an object of any size, in pieces. Raises NotFound."""
+        ...
+
     def download(self, path: str, destination: Path) -> None:
-        """Materialise an object as the new read-only file ``destination``. Raises NotFound."""
+        """Materialise an object as the new read-only file ``destination``; who writes into that leaves the object as it
+        was. Raises NotFound."""
         ...
 
     def stat(self, path: str) -> Object | None:
@@ -55,5 +60,8 @@ class Backend(Protocol):
         ...
 
     def delete(self, path: str, unmodified_since: float = math.inf) -> bool:
-        """Delete unless it was modified after ``unmodified_since``; True when it is gone (or never was)."""
+        """Delete unless it was modified after ``unmodified_since``; True when it is gone (or never was).
+
+        Of this and a ``touch`` at the same moment one comes first, whatever ends the process between two of its steps.
+        """
         ...

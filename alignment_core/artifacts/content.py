@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Backend
@@ -12,7 +15,7 @@ from alignment_core.artifacts.paths import blob_path, suspect_path
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, NotFound, StoreError
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotFound, StoreError
 
 _ATTEMPTS = 5
 
@@ -51,16 +54,28 @@ class Content:
                 return
         raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
 
-    def get(self, reference: Reference, entry: FileEntry, to: Path, trust_memory: bool = True) -> None:
+    def get(self, reference: Reference, entry: FileEntry, to: Path) -> None:
         """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob and file."""
+
+        def look(path: str) -> str | None:
+            self.backend.download(path, to)
+            return self.problem(entry, to)
+
+        self._checked(reference, entry, look)
+
+    def verify(self, reference: Reference, entry: FileEntry) -> None:
+        """Read a blob where it lies. Raises NotFound or Corrupt, naming blob and file."""
+        self._checked(reference, entry, lambda _: self._damage(entry))
+
+    def _checked(self, reference: Reference, entry: FileEntry, look: Callable[[str], str | None]) -> None:
         name = f"blob sha256:{entry.sha256} (file {entry.path} of {reference.short})"
         try:
-            self.backend.download(blob_path(entry.sha256), to)
+            problem = look(blob_path(entry.sha256))
         except NotFound as error:
             raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
-        problem = self.problem(entry, to, trust_memory)
         if problem:
-            self.backend.put_new(suspect_path(entry.sha256), b"corrupt")
+            with contextlib.suppress(EnvironmentFault):  # a full disk takes no mark
+                self.backend.put_new(suspect_path(entry.sha256), b"corrupt")
             raise Corrupt(f"{name} in {self.backend.uri} {problem}; {MAKE_IT_AGAIN}")
 
     def is_intact(self, entry: FileEntry) -> bool:
@@ -68,7 +83,7 @@ class Content:
         found = self.backend.stat(blob_path(entry.sha256))
         return found is not None and found.size == entry.size and self.backend.stat(suspect_path(entry.sha256)) is None
 
-    def problem(self, entry: FileEntry, file: Path, trust_memory: bool = True) -> str | None:
+    def problem(self, entry: FileEntry, file: Path) -> str | None:
         """What is wrong with a local file that should be ``entry``; None when every byte is right."""
         found = file.lstat()
         if not stat.S_ISREG(found.st_mode):
@@ -76,7 +91,7 @@ class Content:
         if found.st_size != entry.size:
             return f"has {found.st_size} bytes instead of {entry.size}"
         identity = _identity(found)
-        if not (trust_memory and self._verified.get(identity) == entry.sha256):
+        if self._verified.get(identity) != entry.sha256:
             actual = digest_of_file(file)
             if actual != entry.sha256:
                 return f"has the digest {actual}"
@@ -90,15 +105,23 @@ class Content:
             return True
         if self.backend.stat(suspect_path(entry.sha256)) is None:
             return False
-        with self.workspace.scratch() as scratch:
-            try:
-                self.backend.download(blob_path(entry.sha256), scratch / "blob")
-            except NotFound:
-                return False  # nothing to remove
-            if self.problem(entry, scratch / "blob", trust_memory=False):
+        try:
+            if self._damage(entry):
                 return True
+        except NotFound:
+            return False  # nothing to remove
         self.backend.delete(suspect_path(entry.sha256))
         return False
+
+    def _damage(self, entry: FileEntry) -> str | None:
+        """What is wrong with a blob; None when every byte is right. Raises NotFound."""
+        digest, size = hashlib.sha256(), 0
+        for chunk in self.backend.stream(blob_path(entry.sha256)):
+            digest.update(chunk)
+            size += len(chunk)
+        if size != entry.size:
+            return f"has {size} bytes instead of {entry.size}"
+        return None if digest.hexdigest() == entry.sha256 else f"has the digest {digest.hexdigest()}"
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:

@@ -10,15 +10,27 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
-from alignment_core.artifacts.paths import TEMPORARY, check_path
+from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
+from alignment_core.artifacts.workspace import names
 from alignment_core.errors import NotFound, StoreError
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
+_IMPOSSIBLE = (
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOTTY,
+    errno.ENOSYS,
+    errno.EMLINK,
+    errno.EPERM,
+)
+_CHUNK = 1 << 20
 
 
 class FolderBackend:
@@ -27,8 +39,6 @@ class FolderBackend:
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
         self._durable: set[Path] = set()  # directories whose entry in their parent this process has synced
-        with explained("open the store at", root):
-            self._make_directory(self.root / TEMPORARY)
 
     @property
     def uri(self) -> str:
@@ -36,20 +46,18 @@ class FolderBackend:
 
     def put_new(self, path: str, source: bytes | Path) -> bool:
         target = self._locate(path)
-        temporary = self.root / TEMPORARY / f"put-{uuid.uuid4().hex}"
         with explained("write", target):
             self._make_directory(target.parent)
             if os.path.lexists(target):
                 _sync_directory(target.parent)  # its writer may not have come this far
                 return False
-            try:
+            with self._temporary() as temporary:
                 _write(temporary, source)
-                os.link(temporary, target)  # atomic and exclusive, unlike a rename
-                created = True
-            except FileExistsError:
-                created = False
-            finally:
-                temporary.unlink(missing_ok=True)
+                try:
+                    os.link(temporary, target)  # atomic and exclusive, unlike a rename
+                    created = True
+                except FileExistsError:
+                    created = False
             _sync_directory(target.parent)
             return created
 
@@ -58,20 +66,23 @@ class FolderBackend:
         with explained("read", target):
             return target.read_bytes()
 
+    def stream(self, path: str) -> Iterator[bytes]:
+        target = self._locate(path)
+        with explained("read", target), target.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
     def download(self, path: str, destination: Path) -> None:
-        """By reflink (copy on write) where the file system can, else by hard link, else by copy."""
+        """By reflink (copy on write) where the file system can; by hard link for a user whom the mode keeps from writing
+        into it, as it keeps no root; else by copy."""
         source = self._locate(path)
         with explained("materialise", destination):
-            if _clone(source, destination):
-                destination.chmod(0o444)
-                return
-            try:
-                os.link(source, destination, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
-                    raise
+            if not _clone(source, destination):
+                destination.unlink()
+                if not os.access(source, os.W_OK) and _link(source, destination):
+                    return
                 _copy(source, destination)
-                destination.chmod(0o444)
+            destination.chmod(0o444)
 
     def stat(self, path: str) -> Object | None:
         target = self._locate(path)
@@ -86,7 +97,7 @@ class FolderBackend:
 
     def touch(self, path: str) -> bool:
         target = self._locate(path)
-        with explained("renew", target):
+        with explained("renew", target), self._locked(fcntl.LOCK_SH):
             try:
                 os.utime(target, follow_symlinks=False)
             except FileNotFoundError:
@@ -98,22 +109,38 @@ class FolderBackend:
 
     def delete(self, path: str, unmodified_since: float = math.inf) -> bool:
         target = self._locate(path)
-        aside = self.root / TEMPORARY / f"delete-{uuid.uuid4().hex}"
-        with explained("delete", target):
+        aged = unmodified_since < math.inf
+        with explained("delete", target), self._locked(fcntl.LOCK_EX) if aged else contextlib.nullcontext():
             try:
                 if target.lstat().st_mtime > unmodified_since:
                     return False
-                os.rename(target, aside)  # from here on nobody can begin to rely on it
-                # A publisher may have touched it between the look and the rename; then it goes back.
-                spared = aside.lstat().st_mtime > unmodified_since
+                target.unlink()
             except FileNotFoundError:
                 return True  # never was, or another collector was faster
-            if spared:
-                with contextlib.suppress(FileExistsError):
-                    os.link(aside, target)
-            aside.unlink(missing_ok=True)
             _sync_directory(target.parent)
-            return not spared
+            return True
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        """Renewing an object's time and deleting it for its age exclude each other: what was renewed is there."""
+        with (self.root / LOCK).open("ab") as lock:  # open for writing, as NFS wants it
+            fcntl.flock(lock, how)
+            yield
+
+    @contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        """A file under a name of its own, removed at the end. Its lock tells the collector that its writer lives."""
+        self._make_directory(self.root / TEMPORARY)
+        while True:
+            path = self.root / TEMPORARY / f"put-{uuid.uuid4().hex}"
+            with path.open("xb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    if names(path, file.fileno()):  # else a collector found it before it was locked
+                        yield path
+                        return
+                finally:
+                    path.unlink(missing_ok=True)
 
     def _walk(self, directory: Path) -> Iterator[Object]:
         try:
@@ -154,7 +181,7 @@ class FolderBackend:
 
 
 def _write(path: Path, source: bytes | Path) -> None:
-    """Write a read-only file and force it to the disk."""
+    """Fill an empty file, make it read-only and force it to the disk."""
     if isinstance(source, bytes):
         path.write_bytes(source)
     elif not _clone(source, path):
@@ -171,14 +198,27 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 def _clone(source: Path, destination: Path) -> bool:
-    """Reflink ``source`` to the new file ``destination``; False, and no file, where that is impossible."""
+    """Reflink ``source`` to ``destination``, a new or empty file; False where that is impossible."""
+    return _possible(lambda: _reflink(source, destination))
+
+
+def _link(source: Path, destination: Path) -> bool:
+    """Hard-link ``source`` to the new file ``destination``; False where that is impossible."""
+    return _possible(lambda: os.link(source, destination, follow_symlinks=False))
+
+
+def _reflink(source: Path, destination: Path) -> None:
+    with source.open("rb") as old, destination.open("wb") as new:
+        fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+
+
+def _possible(work: Callable[[], None]) -> bool:
+    """Whether the file system could do it."""
     try:
-        with source.open("rb") as old, destination.open("xb") as new:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        work()
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS):
+        if error.errno not in _IMPOSSIBLE:
             raise
-        destination.unlink()
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, PRUNED, STAGES, SUSPECTS, blob_path, stage_path
-from alignment_core.artifacts.workspace import in_use, time_and_size
+from alignment_core.artifacts.workspace import abandoned, entries, time_and_size
 from alignment_core.errors import Corrupt, NotFound, UserError
+
+_CLOCK_OF_FILES = 5
+"""CLOCK_REALTIME_COARSE, linux/time.h: what the kernel dates files by. It runs some milliseconds behind the others."""
 
 if TYPE_CHECKING:
     from alignment_core.artifacts.store import Store
@@ -53,12 +57,14 @@ class GcReport(BaseModel):
 def collect(store: Store, delete: bool, older_than: float) -> GcReport:
     """Collect what is unreachable and was not modified for ``older_than`` seconds.
 
-    Roots are the stage records (their outputs and inputs) and every move of every tag. A publisher may work at the
-    same time: what it writes or reuses is younger than ``older_than``, and ``Backend.delete`` looks at the time
-    again when it deletes. Raises Corrupt, and deletes nothing, when a root or the manifest of a root cannot be
+    Roots are the stage records (their outputs and inputs) and every move of every tag. Publishers may work at the same
+    time: what those of this machine put or renew since they began stays, however young ``older_than`` lets things go;
+    for those of other machines it has to be longer than a publication takes. ``Backend.delete`` looks at the time again
+    when it deletes. Raises Corrupt, and deletes nothing, when a root or the manifest of a root cannot be
     read: what it keeps alive is then unknown.
     """
-    before = time.time() - older_than
+    now = time.clock_gettime(_CLOCK_OF_FILES)
+    before = math.nextafter(min(now - older_than, store.workspace.published_since()), 0.0)
     collection = _Collection(store, delete, before)
     collection.artifacts()
     collection.local_trees()
@@ -105,15 +111,18 @@ class _Collection:
     def local_trees(self) -> None:
         """Caches of artifacts that are gone, progress of finished stages, leftovers of crashed processes."""
         workspace = self.store.workspace
-        for tree in sorted(workspace.cache.iterdir()):
+        for tree in entries(workspace.cache):
             if tree.name not in self.kept_digests:
                 self._collect_tree("cache", tree)
-        for tree in sorted(workspace.all_progress.iterdir()):
+        for tree in entries(workspace.all_progress):
             if self._is_finished(tree.name):
-                self._collect_tree("progress", tree)
-        for tree in sorted(workspace.temporary.iterdir()):
-            if not in_use(tree):
-                self._collect_tree("temporary", tree)
+                with workspace.held(tree.name) as free:
+                    if free:
+                        self._collect_tree("progress", tree)
+        for tree in entries(workspace.temporary):
+            with abandoned(tree) as free:
+                if free:
+                    self._collect_tree("temporary", tree)
 
     def _roots(self) -> set[str]:
         references = {move.to for move in tags.all_moves(self.store.backend)}

@@ -18,8 +18,11 @@ from alignment_core.errors import EnvironmentFault, StoreError, UserError
 FORMAT_VERSION = 1
 
 
-def open_store(uri: str | Path | None = None) -> Store:
-    """The store at a folder path or ``file://`` URI, created when it is missing; None: ``$ALIGN_HOME/store``.
+def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
+    """The store at a folder path or ``file://`` URI; None: ``$ALIGN_HOME/store``.
+
+    It is created when it is missing, and a write shows that it can be used. Without ``writes`` nothing is written, so that
+    one may look at a store on a full disk, and free room there: a missing one is empty.
 
     Raises UserError for a place that is no store or of a kind that is not supported, EnvironmentFault when the place
     cannot hold a store.
@@ -28,11 +31,11 @@ def open_store(uri: str | Path | None = None) -> Store:
     if root.exists() and not root.is_dir():
         raise UserError(f"{root} is a file: a store is a folder")
     backend = FolderBackend(root)
-    check_backend(backend)
+    check_backend(backend, writes)
     return Store(backend, Workspace(backend.root))
 
 
-def check_backend(backend: Backend) -> None:
+def check_backend(backend: Backend, writes: bool = True) -> None:
     """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
     if backend.stat(FORMAT) is None:
         for found in backend.list(""):
@@ -40,6 +43,8 @@ def check_backend(backend: Backend) -> None:
                 raise UserError(
                     f"{backend.uri} holds other files ({found.path}) and is not a store: name an empty or new place"
                 )
+        if not writes:
+            return
         backend.put_new(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
     try:
         version = json.loads(backend.read(FORMAT))["format"]
@@ -50,6 +55,11 @@ def check_backend(backend: Backend) -> None:
             f"{backend.uri} has store format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version that wrote it"
         )
+    if writes:
+        _probe(backend)
+
+
+def _probe(backend: Backend) -> None:
     probe = f"{TEMPORARY}probe-{uuid.uuid4().hex}"
     try:
         if not backend.put_new(probe, b"first") or backend.put_new(probe, b"second"):

@@ -17,7 +17,9 @@ PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their ma
 PROGRESS = "progress/"
 CACHE = "cache/"
 TEMPORARY = "tmp/"
-LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PRUNED, PROGRESS, CACHE, TEMPORARY)
+RESULTS = "results/"  # what Prefect remembers of tasks
+LOCK = "lock"  # of the folder backend: between who renews an object's time and who deletes it for its age
+LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PRUNED, PROGRESS, CACHE, TEMPORARY, RESULTS, LOCK)
 
 _TAG_PART = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _MOVE = re.compile(r"[0-9]{8}\.json")

@@ -10,7 +10,7 @@ from alignment_core.artifacts import tags
 from alignment_core.artifacts.gc import Garbage
 from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.paths import PRUNED, blob_path, manifest_path, pruned_path
-from alignment_core.artifacts.workspace import time_and_size
+from alignment_core.artifacts.workspace import entries, time_and_size
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def prune(store: Store, progress_days: float | None, rollouts_days: float | None
 
 def _prune_progress(store: Store, before: float, delete: bool) -> list[Garbage]:
     workspace, found = store.workspace, []
-    for tree in sorted(workspace.all_progress.iterdir()):
+    for tree in entries(workspace.all_progress):
         try:
             with workspace.held(tree.name) as held:
                 newest, size = time_and_size(tree) if held else (before, 0)

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -69,23 +69,8 @@ class Store:
         with explained("read", directory):
             before = files_below(directory)
             manifest = Manifest.of_directory(directory, kind)
-
-        def put(entry: FileEntry) -> None:
-            self.content.put(entry, directory / entry.path, before[entry.path])
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(put, manifest.files))
-        self._put_manifest(manifest)
-        # A collector that had listed a reused object before this publisher touched it may have deleted it since.
-        for entry in manifest.files:
-            if not self.content.is_intact(entry):
-                put(entry)
-        self._put_manifest(manifest)
-        self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
-        if provenance is None:
-            return manifest.reference
-        fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
-        return self._put_record(Provenance(**fields, output=manifest.reference))
+        with self.workspace.publishes():
+            return self._publish(directory, before, manifest, provenance)
 
     def fetch(self, reference: Reference) -> Path:
         """A read-only directory with the artifact's files, every byte verified.
@@ -135,12 +120,11 @@ class Store:
         if self.is_pruned(reference):
             return []
         problems = []
-        with self.workspace.scratch() as scratch:
-            for number, entry in enumerate(manifest.files):
-                try:
-                    self.content.get(reference, entry, scratch / str(number), trust_memory=False)
-                except (Corrupt, NotFound) as error:
-                    problems.append(str(error))
+        for entry in manifest.files:
+            try:
+                self.content.verify(reference, entry)
+            except (Corrupt, NotFound) as error:
+                problems.append(str(error))
         return problems
 
     def is_pruned(self, reference: Reference) -> bool:
@@ -273,6 +257,30 @@ class Store:
 
     # ---------------------------------------------------------------- inside
 
+    def _publish(
+        self,
+        directory: Path,
+        before: dict[str, os.stat_result],
+        manifest: Manifest,
+        provenance: ProvenanceDraft | None,
+    ) -> Reference:
+        def put(entry: FileEntry) -> None:
+            self.content.put(entry, directory / entry.path, before[entry.path])
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(put, manifest.files))
+        self._put_manifest(manifest)
+        # A collector that had listed a reused object before this publisher touched it may have deleted it since.
+        for entry in manifest.files:
+            if not self.content.is_intact(entry):
+                put(entry)
+        self._put_manifest(manifest)
+        self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
+        if provenance is None:
+            return manifest.reference
+        fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
+        return self._put_record(Provenance(**fields, output=manifest.reference))
+
     def _put_manifest(self, manifest: Manifest) -> None:
         path, data = manifest_path(manifest.digest), canonical_json(manifest)
         for _ in range(_ATTEMPTS):
@@ -339,6 +347,7 @@ class Store:
         with self.workspace.scratch() as scratch:
             fresh = scratch / "artifact"
             with explained("write", fresh):
+                self.workspace.cache.mkdir(exist_ok=True)
                 for entry in manifest.files:
                     (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -353,7 +362,8 @@ class Store:
             problems = list(pool.map(lambda e: self.content.problem(e, directory / e.path), manifest.files))
         if any(problems):
             return False
-        os.utime(directory)
+        with suppress(OSError):  # a store that this user may only read has a collector of its own
+            os.utime(directory)
         return True
 
     def _tag_if_name(self, text: str) -> Reference | None:

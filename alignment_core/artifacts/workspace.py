@@ -4,50 +4,83 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
-from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
+from alignment_core.artifacts.paths import CACHE, PROGRESS, RESULTS, TEMPORARY, check_key
 
 _LOCK = "lock"
+_SCRATCH, _PUBLISH, _DISCARD = "scratch-", "publish-", "discard-"
+_YOUNG_SECONDS = 60.0
+"""More than a living process needs from the making of a temporary directory to the lock in it."""
 
 
 class Workspace:
-    """Directories on this machine's file system; for a folder store they lie inside the store's own root."""
+    """Directories on this machine's file system, made when they are first needed; for a folder store they lie inside the
+    store's own root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cache = root / CACHE
         self.temporary = root / TEMPORARY
         self.all_progress = root / PROGRESS
-        for directory in (self.cache, self.temporary, self.all_progress):
-            with explained("create", directory):
-                directory.mkdir(parents=True, exist_ok=True)
+        self.all_results = root / RESULTS
 
     @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A fresh directory, removed at the end. Its lock tells the collector whether the owner still lives."""
-        with explained("create a temporary directory in", self.temporary):
-            holder = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.temporary))
-            fresh = holder / "files"
-            fresh.mkdir()
-            lock = (holder / _LOCK).open("wb")
+    def scratch(self, prefix: str = _SCRATCH) -> Iterator[Path]:
+        """A fresh directory, removed at the end. Its lock tells the collector that the owner lives."""
+        holder, lock = self._locked_directory(prefix)
         try:
             with lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                fresh = holder / "files"
+                with explained("create", fresh):
+                    fresh.mkdir()
                 yield fresh
         finally:
             remove_tree(holder)
 
+    def _locked_directory(self, prefix: str) -> tuple[Path, BinaryIO]:
+        with explained("create a temporary directory in", self.temporary):
+            self.temporary.mkdir(parents=True, exist_ok=True)
+            while True:
+                holder = Path(tempfile.mkdtemp(prefix=prefix, dir=self.temporary))
+                try:
+                    lock = (holder / _LOCK).open("wb")
+                except OSError:
+                    remove_tree(holder)
+                    raise
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if names(holder / _LOCK, lock.fileno()):
+                    return holder, lock
+                lock.close()  # a collector found it before it was locked
+
+    def publishes(self) -> AbstractContextManager[Path]:
+        """Says, as long as it is open, that objects are put that nothing refers to yet."""
+        return self.scratch(_PUBLISH)
+
+    def published_since(self) -> float:
+        """When the one that publishes for the longest began; infinity where nobody does."""
+        began = math.inf
+        for holder in entries(self.temporary):
+            if holder.name.startswith(_PUBLISH):
+                with abandoned(holder) as free, contextlib.suppress(FileNotFoundError):
+                    if not free:
+                        began = min(began, (holder / _LOCK).stat().st_mtime)
+        return began
+
     def progress(self, key: str) -> Path:
         directory = self.all_progress / check_key(key)
         with explained("create", directory):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         return directory
 
     @contextmanager
@@ -68,7 +101,7 @@ class Workspace:
                     lock.seek(0)
                     waits(f"the same stage in {lock.read() or 'another run'}")
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _names(directory / _LOCK, lock.fileno()):
+                if not names(directory / _LOCK, lock.fileno()):
                     continue  # its holder finished, and the directory went with it
                 lock.truncate(0)
                 lock.write(who)
@@ -87,27 +120,33 @@ class Workspace:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
                 lock = stack.enter_context(path.open("ab"))  # without truncation, which would renew its time
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free = _names(path, lock.fileno())
+                free = names(path, lock.fileno())
             yield free
 
     def drop_progress(self, key: str) -> None:
         self.discard(self.all_progress / check_key(key))
 
     def discard(self, tree: Path) -> None:
-        """Remove a tree so that no other process sees a part of it under its name."""
-        with self.scratch() as fresh, explained("remove", tree):
-            with contextlib.suppress(PermissionError, FileNotFoundError):
+        """Remove a tree so that no other process sees a part of it under its name. On a full disk, too."""
+        aside = self.temporary / f"{_DISCARD}{uuid.uuid4().hex}"
+        with explained("remove", tree), contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(PermissionError):
                 tree.chmod(0o755)  # moving a directory takes write permission on it
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(tree, fresh / "discarded")
+            os.rename(tree, aside)
+        remove_tree(aside)
 
 
-def _names(path: Path, descriptor: int) -> bool:
+def names(path: Path, descriptor: int) -> bool:
     """Whether ``path`` is still the name of the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def entries(directory: Path) -> list[Path]:
+    """What a directory holds, sorted; nothing, if it is not there."""
+    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def adopt_tree(fresh: Path, final: Path) -> None:
@@ -157,13 +196,18 @@ def time_and_size(tree: Path) -> tuple[float, int]:
     return newest, sum(found.st_size for found in files if found.st_nlink == 1)
 
 
-def in_use(holder: Path) -> bool:
-    """Whether the process that opened this scratch directory still lives."""
-    try:
-        with (holder / _LOCK).open("rb+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+@contextmanager
+def abandoned(temporary: Path) -> Iterator[bool]:
+    """Whether nobody who lives works with something in the temporary directory; while this is open, nobody begins to."""
+    with contextlib.ExitStack() as stack:
+        free = temporary.name.startswith(_DISCARD)
+        try:
+            lock = stack.enter_context((temporary / _LOCK if temporary.is_dir() else temporary).open("rb"))
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            pass
+        except FileNotFoundError:  # its owner has still to lock it, or died before it did
+            with contextlib.suppress(FileNotFoundError):
+                free = free or time.time() - temporary.lstat().st_mtime > _YOUNG_SECONDS
+        yield free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -251,6 +252,32 @@ def test_a_later_format_is_refused(store):
     path.write_text('{"format": 2}')
     with pytest.raises(UserError, match="store format 2"):
         open_store(store.uri)
+
+
+def test_a_store_that_lost_its_format_is_still_one(store, write):
+    reference = store.publish(write("d"), "model")
+    (store.backend.root / "results").mkdir()
+    (store.backend.root / "results" / "key").write_text("Prefect's")
+    (store.backend.root / "format.json").unlink()
+    assert open_store(store.uri, writes=False).verify(reference) == []
+    assert not (store.backend.root / "format.json").exists()
+    assert open_store(store.uri).verify(reference) == []
+    assert (store.backend.root / "format.json").exists()
+
+
+def test_to_look_at_a_store_writes_nothing(tmp_path):
+    absent = open_store(tmp_path / "absent", writes=False)
+    assert (list(absent.artifacts()), absent.tags(), absent.gc(delete=True).garbage) == ([], {}, ())
+    assert not (tmp_path / "absent").exists()
+
+
+def test_who_writes_into_the_cache_leaves_the_store_as_it_was(store, write):
+    reference = store.publish(write("d"), "model")
+    for path in store.fetch(reference).rglob("*"):
+        with contextlib.suppress(PermissionError, IsADirectoryError), path.open("r+b") as file:
+            file.write(b"!")  # root's own bug: a mode keeps nobody else from it, but not root
+    assert store.verify(reference) == []
+    assert (store.fetch(reference) / "config.json").read_text() == "{}"
 
 
 def test_a_backend_that_ignores_conditional_writes_is_refused(tmp_path):
