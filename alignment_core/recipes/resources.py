@@ -41,6 +41,11 @@ class ResourcesConfig(Config):
     """Share of a GPU's memory for each engine."""
     kv_cache_mib: int = Field(256, ge=16)
     """Key-value cache of each CPU engine."""
+    parity_check: Literal["first", "always", "never"] = "first"
+    """When an engine that sampled from another policy before is checked: whether its log-probabilities of a few tokens are
+    those of `transformers`. Each check loads a second copy of the model into the CPU memory of one engine. `first` checks
+    once, after the engine's first new weights; `always` after all. Reinforcement learning compares the engines with its
+    trainers in every step (`mismatch`) and needs no check."""
     progress_seconds: float = Field(60.0, gt=0)
     """Seconds between in-stage checkpoints."""
     stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)

@@ -98,6 +98,8 @@ class Engine:
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
         self.under_way: dict[str, _UnderWay] = {}
+        self._updates, self._checked = 0, False
+        """New weights that it has taken in, and whether :meth:`parity` was asked for after some."""
         self._asleep: set[str] = set()
         """What of its memory it gave away."""
         self._tokens = resources.max_tokens_per_microbatch
@@ -157,6 +159,7 @@ class Engine:
         self._wake(CACHE)
         self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
         self.policy, self.version = policy, version
+        self._updates += 1
 
     def generate(
         self,
@@ -254,10 +257,17 @@ class Engine:
         versions = np.full(len(ids), self.version, np.int32)
         return Completion(ids, np.asarray(logps, np.float32), versions, str(output.finish_reason))
 
+    def first_parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float | None:
+        """:meth:`parity`, None if there were no new weights yet or it was looked at after some."""
+        if self._checked or not self._updates:
+            return None
+        return self.parity(model, prompts, stop, bf16)
+
     def parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float:
         """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
 
-        Samples a few short completions and runs the folder ``model`` over the same tokens.
+        Samples a few short completions and runs the folder ``model`` over the same tokens, which takes a second copy of it
+        in CPU memory.
         """
         import torch
 
@@ -275,4 +285,5 @@ class Engine:
                 logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
             expected = token_logps(logits, ids[0, len(prompt) :]).numpy()
             worst = max(worst, float(np.abs(expected - completion.logps).max()))
+        self._checked = self._updates > 0
         return worst

@@ -98,7 +98,7 @@ def test_the_plan_of_a_run_that_is_over_is_that_all_is_cached(align: Align, firs
 @pytest.mark.slow
 def test_after_a_weight_update_the_engine_agreed_with_the_model(first: dict[str, Any]) -> None:
     updated = [s["metrics"]["parity"] for s in first["stages"] if "parity" in s["metrics"]]
-    assert updated, "some generate stage must have updated a warm engine"
+    assert len(updated) == 1, "the one engine was checked after its first new weights, and not again"
     assert max(updated) <= 1e-4
 
 
@@ -107,8 +107,6 @@ def test_lineage_leads_from_the_policy_to_its_sources_and_back(align: Align, fir
     up = json.dumps(align(home, "lineage", first["outputs"]["policy"]))
     for label in ("round-2/dpo", "round-1/select", "sft", "model", "rounds/prompts"):
         assert f'"{label}"' in up
-    assert '"path": "task:reverse/train"' in up
-    assert '"training.max_steps": 30' in up
     base = digests(first)["model"]
     assert first["outputs"]["policy"] in json.dumps(align(home, "lineage", base, "--down"))
 

@@ -15,6 +15,7 @@ from alignment_core.models.adapters import add_adapters, merged
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import GenerationConfig, LoraConfig
 from alignment_core.rollout.engine import Request
+from alignment_core.stages.base import EngineRequest
 
 WAIT = 120
 STOP = 257  # <eos>
@@ -37,7 +38,7 @@ def models(request: pytest.FixtureRequest, tiny_model: Any) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[Any]:
-    with machines(1).engines(models["a"], POLICY["a"], 128) as group:
+    with machines(1).engines(EngineRequest(models["a"], POLICY["a"], 128)) as group:
         yield group
 
 
@@ -139,6 +140,20 @@ def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Any) -> None
 def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Any) -> None:
     with pytest.raises(RuntimeError, match="engine holds model@sha256:a"):
         generate(engine, "b")
+
+
+def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: Any) -> None:
+    arguments = (str(models["b"]), PROMPTS, STOP, False)
+
+    def as_new(cell: Any) -> None:
+        cell.object._updates, cell.object._checked = 0, False
+
+    engine.ray.get(engine.actors[0].__ray_call__.remote(as_new))
+    assert engine.one(0, "first_parity", *arguments, timeout=WAIT) is None, "it was made with its weights"
+    load(engine, models, "b")
+    assert engine.one(0, "first_parity", *arguments, timeout=WAIT) < 1e-4
+    load(engine, models, "a")
+    assert engine.one(0, "first_parity", *arguments, timeout=WAIT) is None
 
 
 def update(engine: Any, models: dict[str, Path], name: str, version: int) -> None:

@@ -1,0 +1,59 @@
+"""When a generate stage has an engine compared with the model it should hold, and what comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alignment_core.errors import NumericError
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.stages.generate import PARITY_PROMPTS, _check_parity
+
+
+class Engines:
+    """In place of actors, whose weights cannot be made wrong on purpose: what they are asked, and by how much they differ."""
+
+    def __init__(self, difference: float | None) -> None:
+        self.difference, self.asked = difference, list[tuple[int, str]]()
+
+    def one(self, number: int, method: str, model: str, prompts: Any, stop: int, bf16: bool, timeout: float) -> Any:
+        assert len(prompts) == PARITY_PROMPTS
+        self.asked.append((number, method))
+        return self.difference
+
+
+def check(engines: Engines, tiny_model: Any, updated: bool = True, **resources: Any) -> dict[str, float]:
+    model: Path = tiny_model()
+    context: Any = SimpleNamespace(inputs={"policy": model}, resources=ResourcesConfig(**resources))
+    return _check_parity(context, engines, [[{"prompt_ids": [1]}] * 9], 0, updated)
+
+
+@pytest.mark.parametrize(
+    ("when", "updated", "asked"),
+    [
+        ("first", True, [(0, "first_parity")]),
+        ("always", True, [(0, "parity")]),
+        ("never", True, []),
+        ("first", False, []),
+        ("always", False, []),
+    ],
+)
+def test_one_engine_is_asked_after_an_update_as_the_recipe_says(
+    when: str, updated: bool, asked: list[Any], tiny_model: Any
+) -> None:
+    engines = Engines(1e-6)
+    assert check(engines, tiny_model, updated, parity_check=when) == ({"parity": 1e-6} if asked else {})
+    assert engines.asked == asked
+
+
+def test_an_engine_that_was_checked_before_has_nothing_to_say(tiny_model: Any) -> None:
+    assert check(Engines(None), tiny_model) == {}
+
+
+@pytest.mark.parametrize("difference", [2.7, float("nan")])
+def test_an_engine_that_does_not_hold_the_policy_ends_the_run(difference: float, tiny_model: Any) -> None:
+    with pytest.raises(NumericError, match="the engine does not hold the policy"):
+        check(Engines(difference), tiny_model)
