@@ -335,7 +335,7 @@ def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
     told = parsed(align("diff", made["base"].short, "policy/production", "--json"))
     assert (told["identical"], told["a"]["stage"], told["b"]["stage"]) == (False, "", "sft")
     assert "identical" in align("diff", "policy/production", made["sft"].short).stdout
-    assert parsed(align("diff", "policy/production", "0123456", "--json"), 1)
+    assert parsed(align("diff", "policy/production", "0123456", "--json"), 2)
 
 
 def test_prefects_background_senders_say_nothing_on_the_terminal():
