@@ -18,7 +18,7 @@ import typer
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 from alignment_core.journal import RunRecord
-from flows import cli_check, cli_doctor, cli_samples, cli_services, cli_store
+from flows import cli_check, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
 INTERRUPTED = 130
@@ -32,6 +32,7 @@ app.add_typer(cli_store.tags_app, name="tags")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
     app.command()(command)
 app.command()(cli_check.check)
+app.command()(cli_fields.fields)
 cli_services.register(app)
 app.command()(cli_samples.samples)
 

@@ -1,0 +1,36 @@
+"""The command ``align fields``: what a recipe may say, from the recipes themselves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.console import JsonOption, out, print_json
+
+
+def fields(
+    path: Annotated[
+        str, typer.Argument(help="A section or field, such as sft.data or rl.loss.clip_low; default all.")
+    ] = "",
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole reference as a page.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the fields of recipes with their types, defaults and descriptions."""
+    from alignment_core.recipes import reference
+
+    if as_markdown:
+        return print(reference.markdown(), end="")
+    config, found = reference.at(path)
+    if as_json:
+        return print_json({"path": path, "fields": [one.model_dump(exclude_none=False) for one in found]})
+    out.print(f"{path or 'every recipe'}: {' '.join((config.__doc__ or '').split())}\n", markup=False)
+    for one in found:
+        default = "required" if one.default is None else f"default {one.default}"
+        out.print(f"[bold]{one.name}[/]", end="")
+        out.print(f"  {one.type}, {default}\n    {one.description}", markup=False)
+    if not path:
+        out.print("\nThe sections of each method, and all below them:\n", markup=False)
+        paths = sorted({path for paths in reference.sections().values() for path in paths if path.count(".") < 2})
+        out.print(", ".join(paths), markup=False)
+    return None
