@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from prefect.client.schemas.objects import State
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import Stopped
+from alignment_core.nights.inbox import NO_FILES
 from alignment_core.nights.ledger import AlreadyRuns, Claim, Ledger, Night, summary
 from alignment_core.recipes import NightlyRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
@@ -34,7 +36,8 @@ def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -
         with _failure_recorded(recipe, ledger, night):
             claim = held.enter_context(ledger.claim(night.night, night.run))
         night = claim.night
-        get_run_logger().info("%s", summary(night))
+        nothing_there = any(place.endswith(NO_FILES) for place in night.inbox)
+        get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(night))
         for lost in claim.given_up:
             announce(recipe, lost)
         if night.state == "claimed":

@@ -37,6 +37,8 @@ def page(recipe: NightlyRecipe, night: Night) -> str:
         lines += ["", "| policy | " + " | ".join(title for _, title in shown) + " |", "|---" * (len(shown) + 1) + "|"]
         for label, values in night.metrics.items():
             lines.append(f"| {label} | " + " | ".join(cell(values, name) for name, _ in shown) + " |")
+    if night.inbox:
+        lines += ["", "Looked for new rows in", "", *(f"- {place}" for place in night.inbox)]
     if night.malformed:
         lines += ["", f"{night.malformed_rows} malformed; mend them and they are taken:", ""]
         lines += [f"- {one}" for one in night.malformed]

@@ -20,6 +20,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
 
 STORE = "store:"
+NO_FILES = "no files are there"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Inbox:
     rows: list[InboxRow] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)
     """Rows and files that cannot be read, as ``file:line: reason``. They stay; mended, they are new rows."""
+    looked: list[str] = field(default_factory=list, compare=False)
+    """Where it looked and what was there, one sentence for each source."""
 
 
 def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> Inbox:
@@ -51,8 +54,10 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
     for source in sources:
         formats.check_columns(source.columns)
         formats.check_format(source.format, "preference")
-        for name, path in _files(str(source.path), store):
-            for number, found in _rows(name, path, inbox.malformed):
+        files, lines, before, unfinished = _files(str(source.path), store), 0, len(inbox.rows), list[str]()
+        for name, path in files:
+            for number, found in _rows(name, path, inbox.malformed, unfinished):
+                lines += 1
                 where = f"{name}:{number}"
                 try:
                     row = _read(found, where, source, known)
@@ -62,7 +67,18 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
                 if row is not None:
                     known.add(row.digest)
                     inbox.rows.append(row)
+        inbox.looked.append(_account(str(source.path), len(files), lines, len(inbox.rows) - before, unfinished))
     return inbox
+
+
+def _account(given: str, files: int, rows: int, new: int, unfinished: list[str]) -> str:
+    """``/data/inbox/*.jsonl: 2 files, 30 rows, 4 new``."""
+    place = given if given.startswith(STORE) else str(Path(given).expanduser().absolute())
+    if not files:
+        return f"{place}: {NO_FILES}"
+    count = f"{files} file{'' if files == 1 else 's'}, {rows} row{'' if rows == 1 else 's'}, {new} new"
+    waits = f"; {', '.join(unfinished)}: the last line counts once it ends with a newline" if unfinished else ""
+    return f"{place}: {count}{waits}"
 
 
 def _read(found: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:
@@ -77,12 +93,16 @@ def _read(found: dict[str, Any] | str, where: str, source: DataSource, known: Se
     return InboxRow(digest, where, {name: value for name, value in pair.items() if value is not None})
 
 
-def _rows(name: str, path: Path, malformed: list[str]) -> Iterator[Found]:
-    """The rows of a file, without a last line that somebody may be writing still."""
+def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) -> Iterator[Found]:
+    """The rows of a file, without a last line that somebody may be writing still; then the file is ``unfinished``.
+
+    A JSON object ends with its bracket. A row of CSV that is cut short may look whole: only its newline says that it is.
+    """
     if path.suffix not in SUFFIXES:
         malformed.append(f"{name}: rows are read from {', '.join(SUFFIXES)} files")
         return
     last: Found | None = None
+    end = _end(path)
     try:
         for found in read_file(path):
             if last is not None:
@@ -92,14 +112,24 @@ def _rows(name: str, path: Path, malformed: list[str]) -> Iterator[Found]:
         malformed.append(name + str(error).removeprefix(str(path)))
     except OSError as error:
         malformed.append(f"{name}: cannot be read: {error.strerror}")
-    if last is not None and not (isinstance(last[1], str) and _ends_within_a_line(path)):
+    if last is None:
+        return
+    in_doubt = path.suffix == ".csv" or (path.suffix in (".jsonl", ".json") and isinstance(last[1], str))
+    if in_doubt and (end[1] != b"\n" or end != _end(path)):  # it may have grown while it was read
+        unfinished.append(name)
+    else:
         yield last
 
 
-def _ends_within_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return path.suffix in (".jsonl", ".json", ".csv") and file.read(1) != b"\n"
+def _end(path: Path) -> tuple[int, bytes]:
+    """Size and last byte of a file; nothing of one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            return size, file.read(1)
+    except OSError:
+        return 0, b""
 
 
 def _files(given: str, store: Store) -> list[tuple[str, Path]]:

@@ -53,6 +53,8 @@ class Night(BaseModel):
     malformed_rows: int = 0
     malformed: tuple[str, ...] = ()
     """The first of the malformed rows, as ``file:line: reason``."""
+    inbox: tuple[str, ...] = ()
+    """Where it looked for new rows, and what was there, one sentence for each source."""
     production: Reference | None = None
     """What the promotion's tag named when the rows were taken: where the night starts, and all that it may replace."""
     candidate: Reference | None = None
@@ -162,6 +164,7 @@ class Ledger:
         inbox = read_inbox(self.recipe.dpo.data.sources, self._digests(taken), self.store)
         count = len(inbox.malformed)
         found = {"rows": len(inbox.rows), "malformed_rows": count, "malformed": tuple(inbox.malformed[:LISTED])}
+        found |= {"inbox": tuple(inbox.looked)}
         if len(inbox.rows) < self.recipe.nightly.min_rows:
             return Claim(self._append(draft.model_copy(update={**found, "state": "empty"}), head), given_up=given_up)
         batch = self._publish(inbox.rows, draft)
@@ -245,7 +248,8 @@ def summary(night: Night) -> str:
     again = f", time {night.attempt} of {ATTEMPTS}" if night.attempt > 1 else ""
     malformed = f", {night.malformed_rows} malformed" if night.malformed_rows else ""
     reasons = f": {'; '.join(night.reasons)}" if night.reasons else ""
-    return f"night {night.night}: {text}{again}{malformed}{reasons}"
+    looked = f" ({'; '.join(night.inbox)})" if night.inbox else ""
+    return f"night {night.night}: {text}{again}{malformed}{reasons}{looked}"
 
 
 def _now() -> str:

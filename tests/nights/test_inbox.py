@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.data.sources import Found, read_file
 from alignment_core.errors import UserError
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.recipes import DataSource
@@ -86,6 +88,40 @@ def test_a_last_line_that_is_half_written_is_left_for_the_next_time(read, drop):
     assert first.malformed == []
     drop("a.jsonl", line[20:])  # whole, though without a newline
     assert prompts(read(seen=first)) == ["prompt 2"]
+
+
+def test_a_row_of_csv_counts_only_with_its_newline(read, inbox):
+    whole = "prompt,chosen,rejected\nprompt 1,yes,no\nprompt 2,yes,nothing\n"
+    for end in range(len(whole) - len("prompt 2,yes,nothing\n"), len(whole)):
+        (inbox / "a.csv").write_text(
+            whole[:end]
+        )  # killed in the middle: its fields may be complete, the last one is not
+        assert prompts(read()) == ["prompt 1"]
+        assert read().malformed == []
+    assert read().looked[0].endswith("1 row, 1 new; a.csv: the last line counts once it ends with a newline")
+    (inbox / "a.csv").write_text(whole)
+    assert [row.pair["rejected"] for row in read().rows] == ["no", "nothing"]
+
+
+def test_a_file_that_grows_while_it_is_read_keeps_its_last_row_for_the_next_time(read, inbox, monkeypatch):
+    def read_and_grow(path: Path) -> Iterator[Found]:
+        yield from read_file(path)
+        with path.open("a") as file:  # the rest of the line comes after it was read, before anybody looks again
+            file.write("hing\n")
+
+    (inbox / "a.csv").write_text("prompt,chosen,rejected\nprompt 1,yes,no\nprompt 2,yes,not")
+    monkeypatch.setattr("alignment_core.nights.inbox.read_file", read_and_grow)
+    assert prompts(read()) == ["prompt 1"]
+
+
+def test_where_it_looked_and_what_was_there_is_said(read, drop, inbox, monkeypatch):
+    drop("a.jsonl", pair(1), pair(2), pair(1))
+    first = read()
+    assert first.looked == [f"{inbox}: 1 file, 3 rows, 2 new"]
+    assert read(seen=first).looked == [f"{inbox}: 1 file, 3 rows, 0 new"]
+    monkeypatch.chdir(inbox.parent)
+    assert read(f"{inbox.name}/*.json").looked == [f"{inbox}/*.json: no files are there"]  # not relative any more
+    assert read("store:none/").looked == ["store:none/: no files are there"]
 
 
 def test_a_broken_line_before_the_last_is_malformed(read, drop):

@@ -95,22 +95,23 @@ def test_each_night_takes_what_arrived_since_the_last_one_and_an_empty_one_is_on
     check_linear(ledger)
 
 
-def test_rows_that_are_too_few_wait(store, recipe, drop):
+def test_rows_that_are_too_few_wait(store, recipe, drop, inbox):
     ledger = Ledger(store, recipe(min_rows=3))
     drop("a.jsonl", pair(1), pair(2))
     night = whole_night(ledger, "mon").night
     assert (night.state, night.rows, night.batch) == ("empty", 2, None)
-    assert summary(night) == "night mon: empty, 2 rows waiting"
+    assert summary(night) == f"night mon: empty, 2 rows waiting ({inbox}: 1 file, 2 rows, 2 new)"
     drop("a.jsonl", pair(3))
     assert taken(ledger, whole_night(ledger, "tue").night) == ["1", "2", "3"]
 
 
-def test_malformed_rows_are_counted_listed_up_to_a_limit_and_left(ledger, drop):
+def test_malformed_rows_are_counted_listed_up_to_a_limit_and_left(ledger, drop, inbox):
     drop("a.jsonl", pair(1), *["{}\n"] * (LISTED + 5))
     night = whole_night(ledger, "mon").night
     assert (night.rows, night.malformed_rows, len(night.malformed)) == (1, LISTED + 5, LISTED)
     assert night.malformed[0].startswith("a.jsonl:2: ")
-    assert summary(night) == f"night mon: takes 1 row, {LISTED + 5} malformed"
+    looked = f"{inbox}: 1 file, {LISTED + 6} rows, 1 new"
+    assert summary(night) == f"night mon: takes 1 row, {LISTED + 5} malformed ({looked})"
     assert whole_night(ledger, "tue").night.malformed_rows == LISTED + 5
 
 
