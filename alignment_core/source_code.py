@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+PACKAGE = "alignment_core"
+ROOT = Path(__file__).parents[1]
+"""The folder that has this package."""
 PARSING = threading.RLock()
 """Python 3.11's ``ast.parse`` fails where garbage collection in the middle of it lets another thread into it."""
 
@@ -65,3 +71,87 @@ def _is_text(statement: Any) -> bool:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     )
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a source file."""
+
+    digest: str
+    """Without docstrings."""
+    imports: tuple[str, ...]
+    """Modules that it may import, wherever in it, and names in such modules, which may be modules themselves."""
+
+
+def read(data: bytes, module: str, path: Path) -> Source:
+    """The source of ``module``, empty for one without a package. Raises SyntaxError, and ValueError for null bytes."""
+    tree = parse(data)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return Source(digest_of_tree(tree), tuple(dict.fromkeys(_imports(tree, package, module.partition(".")[0]))))
+
+
+def _imports(tree: ast.Module, package: str, top: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            if base:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
+            yield from (
+                one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            )
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and top and node.value.startswith(f"{top}.")
+        ):
+            yield node.value.partition(":")[0]  # an actor's factory or a worker extension, named by its import path
+            yield node.value.rpartition(".")[0]
+
+
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def reachable(start: str, source_of: Callable[[str], tuple[Path, Source] | None]) -> dict[str, tuple[Path, Source]]:
+    """The module ``start`` and all that it can reach by imports, by name; ``source_of`` is None for what does not count."""
+    found: dict[str, tuple[Path, Source]] = {}
+    waiting, seen = [start], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if "." in name:
+            waiting.append(name.rpartition(".")[0])
+        if (one := source_of(name)) is not None:
+            found[name] = one
+            waiting.extend(one[1].imports)
+    return found
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """The file of a module below ``folder``; looked up on disk, because importlib would import the parents."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    place = folder.joinpath(*parts)
+    return next((path for path in (place / "__init__.py", place.with_name(f"{parts[-1]}.py")) if path.is_file()), None)
+
+
+@functools.cache
+def package_source(module: str) -> tuple[Path, Source] | None:
+    """The source of a module of this package, as it was when this process first asked."""
+    path = find(ROOT, module) if module.partition(".")[0] == PACKAGE else None
+    return None if path is None else (path, read(path.read_bytes(), module, path))
+
+
+@functools.cache
+def code_digest(module: str) -> str:
+    """SHA-256 over what ``module`` computes, and every module of this package that it can reach by imports."""
+    digest = hashlib.sha256()
+    for name, (_, source) in sorted(reachable(module, package_source).items()):
+        digest.update(f"{name}\0{source.digest}".encode())
+    return digest.hexdigest()

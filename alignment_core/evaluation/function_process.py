@@ -1,7 +1,8 @@
 """A user's function in a process of its own, which can be killed: it may hang, crash or print what it likes.
 
-``python -m alignment_core.evaluation.function_process SOCKET_FD NAME FIELD SECONDS`` answers one JSON line for each that it
-is sent: the function's numbers. A coroutine function works on many at a time and has ``SECONDS`` for each.
+``python -m alignment_core.evaluation.function_process SOCKET_FD NAME FIELD SECONDS FILES`` answers one JSON line for each that
+it is sent: the function's numbers. A coroutine function works on many at a time and has ``SECONDS`` for each. ``FILES`` are
+those that the stage's key counts, with their digests.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import psutil
 
 from alignment_core.errors import Stopped, UserError
+from alignment_core.evaluation import user_code
 from alignment_core.evaluation.failures import Failed, raised
 from alignment_core.evaluation.verifiers import FIELD, load_function
 
@@ -41,6 +43,7 @@ class FunctionProcess:
 
     def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
         self.name, self.timeout, self.field = name, timeout, field
+        self._files = dict(user_code.COUNTED.get({}))
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
         self._closed = False
@@ -122,7 +125,7 @@ class FunctionProcess:
             self._lines = self._socket.makefile("rb")
             path = os.pathsep.join([*filter(None, sys.path), str(ROOT)])
             with theirs:
-                arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
+                arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout), json.dumps(self._files)]
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__, *arguments],
                     pass_fds=[theirs.fileno()],
@@ -200,7 +203,8 @@ def _late(timeout: float) -> Failed:
 
 
 def main() -> None:
-    """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds."""
+    """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds, files."""
+    user_code.serve(json.loads(sys.argv[5]))
     with socket(fileno=int(sys.argv[1])) as end:
         try:
             function = load_function(*sys.argv[2:4])

@@ -14,7 +14,8 @@ from typing import Any
 from alignment_core.data import reasoning_gym
 from alignment_core.errors import UserError
 from alignment_core.evaluation.failures import raised
-from alignment_core.source_code import digest_of_source
+from alignment_core.evaluation.user_code import code_of, load
+from alignment_core.source_code import PACKAGE, ROOT
 
 BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
 FIELD = "evaluation.verifier"
@@ -40,7 +41,9 @@ def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
         known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
         raise UserError(f"{field}: {name!r} is neither {known}")
     try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = load(place)
+    except UserError:
+        raise
     except Exception as error:  # the user's code runs here
         raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
     if (found := getattr(module, function, None)) is None:
@@ -62,33 +65,26 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
 
 
 def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
-    """What a function or class is, for stage keys: its name and the digest of what its file computes. Raises UserError.
+    """What a function or class is, for stage keys: its name and the digest of what its file computes, and all files that
+    this imports from beside it. Raises UserError.
 
     With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
     """
     found, place = load_function(name, field), name.rpartition(":")[0]
     try:
-        is_here = isinstance(found, type) and place.endswith(
-            ".py"
-        )  # a module that no import knows, so nor does inspect
-        source = place if is_here else inspect.getsourcefile(inspect.unwrap(found))
-    except TypeError:
+        # A class of a file is not where inspect looks; a function may come from elsewhere by way of the file.
+        is_class_of_file = isinstance(found, type) and place.endswith(".py")
+        origin = None if is_class_of_file else inspect.getsourcefile(inspect.unwrap(found))
+        code = code_of(place)
+    except (TypeError, ImportError):
         raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
-    return {"name": name.rpartition(":")[2], "code": digest_of_source(Path(str(source)).read_bytes(), docstrings)}
+    path = Path(origin).resolve() if origin else None
+    if path and path not in code.files.values() and not path.is_relative_to(ROOT / PACKAGE):
+        code.files[f"{name.rpartition(':')[2]} itself"] = path
+    return {"name": name.rpartition(":")[2], "code": code.digest(docstrings)}
 
 
 def _nearest(function: str, module: Any) -> str:
     known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
     near = difflib.get_close_matches(function, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:LISTED]) or 'no function'}"
-
-
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(f"verifier_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

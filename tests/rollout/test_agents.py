@@ -188,7 +188,7 @@ def test_the_package_of_openai_drives_it_and_reads_tool_calls(environments: Any)
         ("edits", "wrong_shape", "changed what was said before"),
         ("branches", "wrong_shape", "asked again before it was answered"),
         ("no_number", "raised", "the reward is nan"),
-        ("no_such", "", "cannot be loaded"),
+        ("no_such", "", "has no 'no_such'"),
     ],
 )
 def test_an_episode_that_goes_wrong_says_why(name: str, reason: str, says: str, environments: Any) -> None:

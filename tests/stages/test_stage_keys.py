@@ -18,10 +18,9 @@ import alignment_core.stages
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig
+from alignment_core.source_code import package_source, reachable
 from alignment_core.stages.base import Stage, StageCall, load_stage
 from alignment_core.stages.key import (
-    _reachable,
-    _read,
     changes,
     code_digest,
     key_parts,
@@ -194,7 +193,9 @@ def test_another_content_or_another_way_to_read_it_is_other_data(file):
 
 
 def reached(stage: str) -> set[str]:
-    return {str(path.relative_to(ROOT)) for path in _reachable(f"alignment_core.stages.{stage}").values()}
+    return {
+        str(path.relative_to(ROOT)) for path, _ in reachable(f"alignment_core.stages.{stage}", package_source).values()
+    }
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
     def ask(_: int) -> str:
         for _ in range(4):
             code_digest.cache_clear()
-            _read.cache_clear()
+            package_source.cache_clear()
             for _ in range(20):
                 Garbage()
             key = stage_key(call())

@@ -1,0 +1,79 @@
+"""A user's file that is edited while a stage runs: no result under the key of source that did not make it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Store, open_store
+from alignment_core.errors import UserError
+from alignment_core.evaluation.user_code import code_of
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.rollout.records import rollout_schema, write_table
+from alignment_core.stages.base import StageCall, StageResult
+from alignment_core.stages.key import stage_key
+from alignment_core.stages.runner import run_stage
+
+VERIFIER = """
+from pathlib import Path
+from helper import VALUE
+
+def score(prompt, completion, label):
+    for name, source in {edits!r}.items():
+        Path(__file__).with_name(name).write_text(source)
+    return VALUE
+"""
+
+
+class Nothing:
+    def hardware(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def scored(store: Store, folder: Path, edits: dict[str, str]) -> tuple[StageCall, StageResult]:
+    """One completion, scored by a verifier whose source is edited by the time that it has answered."""
+    rollouts = folder / "rollouts"
+    rollouts.mkdir(exist_ok=True)
+    row: dict[str, Any] = {"prompt": 0, "sample": 0, "prompt_ids": [1], "completion_ids": [2], "logps": [-1.0]}
+    row |= {"finish_reason": "stop", "prompt_text": "a", "completion_text": "b", "label": None, "task": None}
+    row |= {"source": "test", "policy": "model@sha256:" + "a" * 64}
+    write_table([row], rollout_schema(), rollouts / "shard-00000.parquet")
+    (folder / "helper.py").write_text("VALUE = 0.5\n")
+    (folder / "reward.py").write_text(VERIFIER.format(edits=edits))
+    inputs = {"rollouts": store.publish(rollouts, "rollouts")}
+    call = StageCall(stage="score", label="score", config={"verifier": f"{folder / 'reward.py'}:score"}, inputs=inputs)
+    return call, run_stage(store, call, Nothing(), ResourcesConfig(), lambda *_: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["reward.py", "helper.py"])
+def test_a_file_that_was_edited_while_the_stage_ran_ends_it_with_a_sentence(
+    store: Store, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(UserError, match=rf"{name} changed while score ran") as said:
+        scored(store, tmp_path, {name: "VALUE = 1.0\ndef score(*_): return VALUE\n"})
+    assert "run it again" in str(said.value)
+    assert list(store.records()) == []
+
+
+def test_a_file_that_is_gone_or_broken_by_then_ends_it_with_the_same_sentence(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"helper\.py changed while score ran"):
+        scored(store, tmp_path, {"helper.py": "def broken(:"})
+
+
+def test_a_comment_that_was_added_while_the_stage_ran_is_no_matter(store: Store, tmp_path: Path) -> None:
+    call, result = scored(store, tmp_path, {"helper.py": "# half a point\nVALUE = 0.5\n"})
+    assert result.metrics["mean_verifier"] == 0.5
+    assert store.find(stage_key(call)) is not None
+
+
+@pytest.mark.parametrize("module", ["tools", "verifiers_environments", "verifiers_harness", "examples", "agents"])
+def test_what_an_environment_of_ours_does_is_in_the_key_of_a_stage_that_uses_it(module: str) -> None:
+    users = {"verifiers_harness": "verifiers_environments", "agents": "environment_calls"}
+    assert f"alignment_core.rollout.{module}" in code_of(f"alignment_core.rollout.{users.get(module, module)}").ours
