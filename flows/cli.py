@@ -127,6 +127,8 @@ def _print_outcome(outcome: dict[str, Any]) -> None:
     store = open_store(outcome["store"])
     for name, reference in outcome["outputs"].items():
         out.print(f"{name}: {reference}\n  {store.fetch(Reference.parse(reference))}")
+    if outcome["report"]:
+        out.print(f"report with curves, text and lineage: {outcome['report']}", markup=False)
     promotion = outcome.get("promotion")
     if promotion:
         reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""

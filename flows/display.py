@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -88,6 +89,8 @@ class LiveDisplay:
         self.console.print(f"{mark} {result.label:<28} {seconds}  {key_metrics(result)}  [dim]{result.reason}[/]")
         for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}")
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def ended(self, completed: bool) -> None: ...
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -50,6 +52,8 @@ class ProgressArtifacts:
         stage = self._stages.pop(result.label, None)
         if stage and stage.artifact:
             self._show(result.label, stage, 100.0)
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def ended(self, completed: bool) -> None: ...
 

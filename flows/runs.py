@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,9 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.futures import as_completed
@@ -25,8 +28,8 @@ from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, new_record
 from alignment_core.journal import prune as prune_journals
-from alignment_core.lineage import Graph, mermaid
 from alignment_core.recipes import BaseRecipe
+from alignment_core.reporting.run_report import run_report
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
@@ -58,6 +61,8 @@ class Outcome(BaseModel):
     metrics: dict[str, Any] = {}
     promotion: dict[str, Any] | None = None
     night: dict[str, Any] | None = None
+    report: str | None = None
+    """The run's report with curves, text and lineage, as Markdown; the same as one HTML page lies beside it."""
     error: str | None = None
 
 
@@ -239,7 +244,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, replaces: Replaces)
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if report is None:
         metrics = dict(stages[-1].metrics)
-    _leave_artifacts(run, stages, metrics, list(references.values()))
+    _leave_tables(run, stages, metrics)
     return Outcome(
         status="completed",
         run_id=run.journal.record.run_id,
@@ -249,6 +254,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, replaces: Replaces)
         outputs={name: str(reference) for name, reference in references.items()},
         metrics=metrics,
         promotion=promotion,
+        report=_leave_report(recipe, run, stages, references),
     )
 
 
@@ -257,12 +263,46 @@ def reference_of(value: Input) -> Reference:
     return value if isinstance(value, Reference) else value.result().reference
 
 
-def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any], outputs: list[Reference]) -> None:
-    """The run's tables and its lineage graph, shown by the Prefect UI on the run's page.
+def _leave_report(recipe: BaseRecipe, run: Run, stages: list[StageResult], outputs: dict[str, Reference]) -> str | None:
+    """The run's report in its folder, on its page in the Prefect UI, and its text for the trackers; where it lies.
 
-    They have no key: for artifacts with one the server emits an event while its SQLite transaction is open, and has
-    been seen to block itself for a minute that way.
+    Of a run's artifacts it alone has a key, so that the UI's page of artifacts holds one line a recipe, with the reports
+    of all its runs: for artifacts with a key the server emits an event while its SQLite transaction is open, and has been
+    seen to block itself for a minute where many came at once.
     """
+    journal = run.journal
+    try:
+        report = run_report(run.store, recipe.name, journal.record.run_id, stages, outputs)
+        place = report.write(journal.folder)
+        for listener in run.listeners:
+            listener.texts("samples", report.texts)
+        data = {
+            "html": report.html,
+            "sandbox": [],
+            "csp": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+        }
+        new = ArtifactCreate(
+            key=_artifact_key(recipe.name),
+            type="rich",
+            description=f"Report of {recipe.name}: curves, text, lineage",
+            data=data,
+            flow_run_id=flow_run().id,
+        )
+        with get_client(sync_client=True) as client:
+            client.create_artifact(new)
+    except Exception as error:  # a view: the results are in the store
+        get_run_logger().warning("no report: %s: %s", type(error).__name__, error)
+        return None
+    return str(place)
+
+
+def _artifact_key(name: str) -> str:
+    """Prefect takes small letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", name).strip("-")
+
+
+def _leave_tables(run: Run, stages: list[StageResult], metrics: dict[str, Any]) -> None:
+    """The run's tables on its page in the Prefect UI."""
     table = [
         {
             "stage": s.label,
@@ -284,8 +324,6 @@ def _leave_artifacts(run: Run, stages: list[StageResult], metrics: dict[str, Any
             for name, values in policies.items()
         ]
         create_table_artifact(table=rows, description="Policies on the held-out prompts")
-    graph = mermaid(Graph.of(run.store), outputs)
-    create_markdown_artifact(markdown=f"```mermaid\n{graph}\n```\n", description="Where the outputs come from")
 
 
 def project_file(*parts: str) -> Path:

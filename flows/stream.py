@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from alignment_core.stages.base import StageResult, load_stage
@@ -72,6 +72,8 @@ class EventStream:
         self._say("stage_finished", text, **result.model_dump(mode="json"))
         for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}", stage=result.label)
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def ended(self, completed: bool) -> None: ...
 

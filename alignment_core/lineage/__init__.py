@@ -2,6 +2,6 @@
 
 from alignment_core.lineage.diff import Difference, compare
 from alignment_core.lineage.graph import Graph, Node, Source
-from alignment_core.lineage.render import diff_text, mermaid, text_tree, to_json
+from alignment_core.lineage.render import diff_text, text_tree, to_json
 
-__all__ = ["Difference", "Graph", "Node", "Source", "compare", "diff_text", "mermaid", "text_tree", "to_json"]
+__all__ = ["Difference", "Graph", "Node", "Source", "compare", "diff_text", "text_tree", "to_json"]

@@ -1,14 +1,14 @@
-"""Views of lineage: text for terminals (trees, comparisons), plain data for programs, Mermaid for documents."""
+"""Views of lineage: text for terminals (trees, comparisons), plain data for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import digest_of
 from alignment_core.lineage.diff import Difference, FileChange, Pair, Side
-from alignment_core.lineage.graph import Graph, Node, Source, sources_of
+from alignment_core.lineage.graph import Node, Source, sources_of
 
 _METRICS_SHOWN = 4
 
@@ -27,34 +27,6 @@ def to_json(node: Node) -> dict[str, Any]:
         "made_by": [] if node.repeated else [_record_data(record) for record in node.made_by],
         "children": [to_json(child) for child in node.children],
     }
-
-
-def mermaid(graph: Graph, references: Iterable[Reference]) -> str:
-    """A Mermaid flowchart of everything upstream of ``references``: stages as boxes, artifacts as rounded nodes."""
-    artifacts: dict[Reference, None] = dict.fromkeys(references)
-    wanted = set(artifacts)
-    stages: dict[str, Provenance] = {}
-    waiting = list(artifacts)
-    while waiting:
-        for record in graph.made_by(waiting.pop()):
-            if stages.setdefault(record.key, record) is record:
-                new = [used for used in record.inputs.values() if used not in artifacts]
-                artifacts |= dict.fromkeys(new)
-                waiting += new
-    lines = ["flowchart TD"]
-    for reference in sorted(artifacts):
-        lines.append(f'    {_id(reference)}(["{reference.kind}<br/>{reference.digest[:12]}"])')
-    for key, record in sorted(stages.items(), key=lambda item: (item[1].started_at, item[0])):
-        stage = f"s{key[:16]}"
-        lines.append(f'    {stage}["{_escaped(record.label)}"]')
-        for role, used in sorted(record.inputs.items()):
-            lines.append(f'    {_id(used)} -->|"{_escaped(role)}"| {stage}')
-        for number, source in enumerate(sources_of(record)):
-            lines.append(f'    {stage}f{number}[("{_escaped(source.path)}")] --> {stage}')
-        lines.append(f"    {stage} --> {_id(record.output)}")
-    for reference in sorted(wanted):
-        lines.append(f"    style {_id(reference)} stroke-width:3px")
-    return "\n".join(lines) + "\n"
 
 
 def diff_text(difference: Difference) -> str:
@@ -161,11 +133,3 @@ def _record_data(record: Provenance) -> dict[str, Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _id(reference: Reference) -> str:
-    return f"a{reference.digest[:16]}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace("\n", " ")

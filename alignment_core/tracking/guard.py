@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
+from typing import Any
 
 from alignment_core.stages.base import StageResult
 from alignment_core.tracking.listener import Listener, Progress
@@ -63,6 +64,9 @@ class Guarded:
 
     def finished(self, result: StageResult) -> None:
         self._tell(lambda tracker: tracker.finished(result))
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._tell(lambda tracker: tracker.texts(title, rows))
 
     def ended(self, completed: bool) -> None:
         self._tell(lambda tracker: tracker.ended(completed))

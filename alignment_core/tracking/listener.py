@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,6 +38,9 @@ class Listener(Protocol):
         """What a started stage waits for, in words; None when it goes on."""
 
     def finished(self, result: StageResult) -> None: ...
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Texts to look at at the end of the run: prompts, and completions by what gave them."""
 
     def ended(self, completed: bool) -> None:
         """The run is over: nothing comes after this."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,8 @@ class MetricsFile:
     def waits(self, label: str, reason: str | None) -> None: ...
 
     def finished(self, result: StageResult) -> None: ...
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def ended(self, completed: bool) -> None:
         self._file.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.stages.base import StageResult
 from alignment_core.tracking.listener import Progress, numbers
@@ -43,6 +45,18 @@ class TensorBoard:
         if writer := self._writers.pop(result.label, None):
             writer.close()
 
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A table below the tab Text."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        text = TensorProto(dtype=DT_STRING, string_val=[_table(rows).encode()])
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        value = Summary.Value(tag=title, metadata=metadata, tensor=text)
+        self._writer(".").add_event(Event(step=0, wall_time=time.time(), summary=Summary(value=[value])))
+
     def ended(self, completed: bool) -> None:
         for writer in self._writers.values():
             writer.close()
@@ -67,3 +81,14 @@ class TensorBoard:
         if label not in self._writers:
             self._writers[label] = EventFileWriter(str(self.folder / label), flush_secs=FLUSH_SECONDS)
         return self._writers[label]
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a Markdown table, whatever their texts hold."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---"] * len(names), *([_cell(row.get(name, "")) for name in names] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
@@ -62,6 +62,11 @@ class WandbRun:
     def finished(self, result: StageResult) -> None:
         summary = {**dict(numbers(result.metrics)), "reference": str(result.reference), "state": result.state}
         self._send({"label": result.label, "summary": summary})
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[str(row.get(name, "")) for name in names] for row in rows]
+        self._send({"table": title, "columns": names, "rows": cells})
 
     def ended(self, completed: bool) -> None:
         """Wait until W&B has everything, or has complained that it could not."""

@@ -41,11 +41,15 @@ def main() -> None:
 
 def _record(run: Any, messages: Iterable[dict[str, Any]]) -> None:
     """Pass everything on to W&B. Raises TimeoutError if it could not upload all of it in time."""
+    import wandb
+
     known: set[str] = set()
     completed = False
     for message in messages:
         if "metrics" in message:
             _log(run, known, message["label"], message["step"], message["metrics"])
+        elif "table" in message:
+            run.log({message["table"]: wandb.Table(columns=message["columns"], data=message["rows"])})
         elif "summary" in message:
             run.summary.update({f"{message['label']}/{name}": value for name, value in message["summary"].items()})
         else:

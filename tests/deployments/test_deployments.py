@@ -74,7 +74,10 @@ def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> 
     tasks = services.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     assert {"round-1/dpo", "reward-model", "sft"} <= {task["name"] for task in tasks}
     left = services.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
-    assert sorted(one["type"] for one in left if one["type"] != "progress") == ["markdown", "table", "table"]
+    assert sorted(one["type"] for one in left if one["type"] != "progress") == ["rich", "table", "table"]
+    (report,) = [one for one in left if one["type"] == "rich"]
+    assert report["key"] == "quickstart"
+    assert report["data"]["html"].count("data:image/svg+xml") >= 3
     assert {one["data"] for one in left if one["type"] == "progress"} <= {100.0}  # of stages that took their time
 
 

@@ -54,6 +54,22 @@ def test_a_stage_that_goes_on_within_its_run_is_drawn_once_too(tmp_path: Path) -
     assert curves(tmp_path / "dpo") == {"loss": [(1, 4.0), (2, 3.0), (3, 2.5), (4, 1.5)]}
 
 
+def test_texts_are_a_table_whatever_they_hold(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path)
+    board.texts("samples", [{"prompt": "1 | 2\n", "sft": "<b>"}, {"prompt": "3", "round-1": "4"}])
+    board.ended(True)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    (text,) = read.Tensors("samples")
+    assert text.tensor_proto.string_val[0].decode().splitlines() == [
+        "| prompt | sft | round-1 |",
+        "| --- | --- | --- |",
+        "| 1 &#124; 2<br> | &lt;b&gt; |  |",
+        "| 3 |  | 4 |",
+    ]
+
+
 @pytest.mark.parametrize("chosen", [True, "logs"], ids=["true", "folder"])
 def test_files_are_below_align_home_or_below_the_folder_that_the_recipe_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool | str

@@ -33,6 +33,7 @@ with file_trackers(recipe_with({"wandb": {"project": "tests", **how["wandb"]}}),
         if how.get("crash"):
             time.sleep(600)
         listener.finished(result("round-1/dpo", loss=0.125, policies={"sft": {}}))
+        listener.texts("samples", [{"prompt": "1+1", "sft": "2"}, {"prompt": "2+2", "round-1": "4"}])
 """
 SECRET = "5ec4e7" * 6 + "abcd"
 
@@ -91,6 +92,7 @@ def place(tmp_path: Path) -> Place:
 
 def points(records: list[dict[str, Any]]) -> list[tuple[float, float]]:
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    items = [item for item in items if "samples" not in str(item.keys())]
     return [(item["round-1/dpo/step"], item["round-1/dpo/loss"]) for item in items]
 
 
@@ -108,6 +110,8 @@ def test_a_run_without_a_login_is_recorded_offline_below_align_home_and_nowhere_
     assert axes == {"round-1/dpo/step": None, "round-1/dpo/loss": "round-1/dpo/step"}
     assert {"round-1/dpo/loss": 0.125, "round-1/dpo/state": "run"}.items() <= _summary(records).items()
     assert [record["exit"].get("exit_code", 0) for record in records if record["type"] == "exit"] == [0]
+    (table,) = [json.loads(path.read_text()) for path in place.home.rglob("samples*.table.json")]
+    assert table == {"columns": ["prompt", "sft", "round-1"], "data": [["1+1", "2", ""], ["2+2", "", "4"]]}
     written = b"".join(path.read_bytes() for path in place.home.rglob("*") if path.is_file())
     assert SECRET.encode() not in written
 

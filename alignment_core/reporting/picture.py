@@ -1,0 +1,94 @@
+"""Lineage as a picture: the stages behind some artifacts, from what came from outside at the top to them at the bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from alignment_core.artifacts import Provenance, Reference
+from alignment_core.lineage.graph import Graph, sources_of
+from alignment_core.reporting.drawing import as_svg, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONGEST_NAME = 28
+OUTSIDE, STAGE, WANTED = "#eef1f4", "#ffffff", "#dceefb"
+
+
+@as_svg
+def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
+    """A picture of everything upstream of ``references``: a box for each stage, with what it made, and for each source."""
+    wanted = list(dict.fromkeys(references))
+    boxes, arrows = _upstream(graph, wanted)
+    places = _places(boxes, arrows)
+    columns = max((column for column, _ in places.values()), default=0) + 1
+    rows = max((row for _, row in places.values()), default=0) + 1
+    drawn = new_figure(max(4.0, 1.8 * columns), max(1.5, 0.65 * rows))
+    axes = drawn.add_subplot()
+    axes.set_axis_off()
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    for start, end in arrows:
+        style = {"arrowstyle": "-|>", "color": "#8a949e", "shrinkA": 12, "shrinkB": 12, "linewidth": 0.8}
+        axes.annotate("", xy=places[end], xytext=places[start], arrowprops=style, zorder=1)
+    for name, (text, colour) in boxes.items():
+        box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "#5b6670", "linewidth": 0.8}
+        axes.text(*places[name], text, ha="center", va="center", fontsize=6.5, bbox=box, zorder=2)
+    return drawn
+
+
+def _upstream(graph: Graph, wanted: list[Reference]) -> tuple[dict[str, tuple[str, str]], list[tuple[str, str]]]:
+    """Boxes (text, colour) by name, and arrows between their names. An artifact that nobody made is a box of its own."""
+    boxes: dict[str, tuple[str, str]] = {}
+    arrows: dict[tuple[str, str], None] = {}
+    waiting, seen = list(wanted), set(wanted)
+    while waiting:
+        reference = waiting.pop(0)
+        records = graph.made_by(reference)
+        colour = WANTED if reference in wanted else STAGE
+        for record in records:
+            boxes[record.key] = (_words(record), colour)
+            for source in sources_of(record):
+                boxes[source.path] = (_short(source.path), OUTSIDE)
+                arrows[source.path, record.key] = None
+            for used in record.inputs.values():
+                for maker in graph.made_by(used) or (used,):
+                    arrows[maker.key if isinstance(maker, Provenance) else str(maker), record.key] = None
+                if used not in seen:
+                    seen.add(used)
+                    waiting.append(used)
+        if not records:
+            boxes[str(reference)] = (f"{reference.kind}\n{reference.digest[:12]}", OUTSIDE)
+    return boxes, list(arrows)
+
+
+def _places(boxes: Mapping[str, object], arrows: list[tuple[str, str]]) -> dict[str, tuple[float, float]]:
+    """(column, row) of each box: below all that leads to it, and about under the mean of that."""
+    before: dict[str, list[str]] = {name: [] for name in boxes}
+    for start, end in arrows:
+        before[end].append(start)
+    row: dict[str, int] = {}
+    while len(row) < len(
+        boxes
+    ):  # artifacts are made of earlier ones; what a stage gave back unchanged is the exception
+        left = [name for name in boxes if name not in row]
+        for name in [name for name in left if all(one in row for one in before[name])] or left:
+            row[name] = 1 + max((row[one] for one in before[name] if one in row), default=-1)
+    levels = [[name for name in boxes if row[name] == number] for number in range(max(row.values(), default=-1) + 1)]
+    widest = max(map(len, levels), default=0)
+    places: dict[str, tuple[float, float]] = {}
+    for number, level in enumerate(levels):
+        level.sort(
+            key=lambda name: sum(places[one][0] for one in before[name] if one in places) / max(1, len(before[name]))
+        )
+        places |= {name: (place + (widest - len(level)) / 2, float(number)) for place, name in enumerate(level)}
+    return places
+
+
+def _words(record: Provenance) -> str:
+    return f"{_short(record.label)}\n{record.output.kind} {record.output.digest[:8]}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"…{text[1 - LONGEST_NAME :]}"

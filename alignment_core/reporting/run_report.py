@@ -1,0 +1,172 @@
+"""The report of a run in its folder: ``report.md`` with its pictures beside it, and all of it in one ``report.html``.
+
+It is a view for people: the store's artifact ``report`` has the numbers. What cannot be read any more is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alignment_core import journal
+from alignment_core.artifacts import Reference, Store
+from alignment_core.errors import AlignmentError
+from alignment_core.lineage.graph import Graph
+from alignment_core.lineage.samples import Row, compared, samples
+from alignment_core.reporting.curves import over_policies, over_steps
+from alignment_core.reporting.picture import picture
+from alignment_core.stages.base import StageResult, load_stage
+from alignment_core.stages.report import COLUMNS
+from alignment_core.tracking.metrics_file import Points, read_points
+from alignment_core.tracking.pace import headline
+
+MARKDOWN, PAGE = "report.md", "report.html"
+SAMPLES = 6
+"""Prompts of which the report shows text."""
+STYLE = """
+body { font: 14px/1.5 system-ui, sans-serif; color: #1c2126; background: #fff; max-width: 62em; margin: 1em auto; }
+table { border-collapse: collapse; } td, th { padding: 0.15em 0.8em; border-bottom: 1px solid #dde2e7; text-align: left; }
+pre { background: #f4f6f8; padding: 0.6em; white-space: pre-wrap; } img { max-width: 100%; }
+"""
+
+
+@dataclass
+class RunReport:
+    """Markdown, and the SVG pictures that it shows by file name."""
+
+    lines: list[str] = field(default_factory=list)
+    pictures: dict[str, str] = field(default_factory=dict)
+    texts: list[Row] = field(default_factory=list)
+    """The rows of text that it shows."""
+
+    def say(self, *lines: str) -> None:
+        """Add lines, and an empty one."""
+        self.lines += [*lines, ""]
+
+    def show(self, name: str, what: str, svg: str | None) -> None:
+        """Add a picture, if there is one."""
+        if svg is not None:
+            self.pictures[f"{name}.svg"] = svg
+            self.say(f"![{what}]({name}.svg)")
+
+    @property
+    def markdown(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def html(self) -> str:
+        """One page that needs nothing else: no script, no other file, no network."""
+        from markdown_it import MarkdownIt
+
+        body = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown))
+
+        def inline(found: re.Match[str]) -> str:
+            encoded = base64.b64encode(self.pictures[found.group(1)].encode()).decode()
+            return f'src="data:image/svg+xml;base64,{encoded}"'
+
+        pictures = "|".join(map(re.escape, self.pictures)) or "(?!)"
+        body = re.sub(f'src="({pictures})"', inline, body)
+        return (
+            f'<!doctype html><html><head><meta charset="utf-8"><style>{STYLE}</style></head><body>{body}</body></html>'
+        )
+
+    def write(self, folder: Path) -> Path:
+        """Write all of it into the run's folder; the path of the Markdown."""
+        for name, content in {**self.pictures, PAGE: self.html, MARKDOWN: self.markdown}.items():
+            (folder / name).write_text(content)
+        return folder / MARKDOWN
+
+
+def run_report(
+    store: Store, name: str, run_id: str, results: Sequence[StageResult], outputs: Mapping[str, Reference]
+) -> RunReport:
+    """The report of a run whose stages came to ``results``, in their order."""
+    report = RunReport()
+    report.say(f"# Run {name}", "", f"Run `{run_id}`.")
+    for result in results:
+        for sentence in result.warnings:
+            report.say(f"**Warning:** {result.label}: {sentence}")
+    _policies(report, store, results)
+    _curves(report, store, run_id, results)
+    _text(report, store, run_id)
+    report.say("## Stages", "", *_table(("stage", "state", "seconds", "key metrics"), map(_stage_row, results)))
+    report.say("## Where the outputs come from")
+    report.say(*(f"- {role}: `{reference}`" for role, reference in outputs.items()))
+    report.show("lineage", "lineage", picture(Graph.of(store), outputs.values()))
+    return report
+
+
+def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
+    made = next((result for result in results if result.stage == "report"), None)
+    if made is None:
+        return
+    with suppress(OSError, AlignmentError):
+        _, *table = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
+        report.say("## Policies on held-out prompts", *table)
+    report.show("policies", "metrics of the policies", over_policies(dict(COLUMNS), made.metrics.get("policies", {})))
+
+
+def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:
+    """A picture for each kind of stage whose key metrics were reported while it ran, of all its rounds."""
+    points = {result.label: found for result in results if (found := _points(store, run_id, result))}
+    kinds = dict.fromkeys(result.stage for result in results if result.label in points)
+    pictures = {
+        kind: over_steps(
+            load_stage(kind).shows, {r.label: points[r.label] for r in results if r.stage == kind and r.label in points}
+        )
+        for kind in kinds
+    }
+    if any(pictures.values()):
+        report.say("## Curves")
+    for kind, drawn in pictures.items():
+        report.show(f"curves-{kind.replace('_', '-')}", kind.replace("_", " "), drawn)
+
+
+def _points(store: Store, run_id: str, result: StageResult) -> Points:
+    """What a stage reported, here or in the run of this machine that made it."""
+    label, made_in = result.label, run_id
+    if result.state != "run" and (record := store.find(result.key)) is not None:
+        label, made_in = record.label, record.run_ids.get("prefect", run_id)
+    return read_points(journal.folder_of(made_in)).get(label, [])
+
+
+def _text(report: RunReport, store: Store, run_id: str) -> None:
+    lines = journal.stages(run_id)
+    with suppress(OSError, AlignmentError):
+        _, rows = compared(store, lines, SAMPLES)
+        title = "## Held-out prompts, and what each policy answered"
+        if not rows:
+            label = next(
+                (label for label, line in lines.items() if line.stage in ("rl", "generate") and line.reference), None
+            )
+            rows = samples(store, lines, label, SAMPLES) if label else []
+            title = f"## Completions of {label}"
+        if rows:
+            report.texts = rows
+            report.say(title)
+            for row in rows:
+                report.say(*fenced(row))
+
+
+def fenced(row: Row) -> list[str]:
+    """A row's texts as a code block that nothing in them can end."""
+    text = "\n".join(
+        f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in row.items()
+    )
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", text, fence]
+
+
+def _stage_row(result: StageResult) -> tuple[str, ...]:
+    seconds = f"{result.seconds:.1f}" if result.state == "run" else ""
+    return result.label, result.state, seconds, headline(load_stage(result.stage).shows, result.metrics)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|---" * (lines[0].count("|") - 1) + "|", *lines[1:]]

@@ -1,0 +1,77 @@
+"""The report of a run in its folder: tables, curves, text and lineage, from what the journal and the store hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Store, open_store
+from alignment_core.canonical import digest_of
+from alignment_core.journal import folder_of
+from alignment_core.lineage.samples import Row
+from alignment_core.reporting.run_report import RunReport, fenced, run_report
+from alignment_core.stages.base import StageResult
+from alignment_core.tracking import Progress
+from alignment_core.tracking.metrics_file import MetricsFile
+from tests.tracking.watched import result
+
+EARLIER, NOW = "0" * 8, "1" * 8
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    return open_store(None)
+
+
+def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float) -> StageResult:
+    """A stage that run ``run_id`` made, and three of its reports."""
+    folder = tmp_path / "made" / label
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(label)
+    draft = ProvenanceDraft(key=digest_of(label), stage="sft", label=label, run_ids={"prefect": run_id})
+    reference = store.publish(folder, "model", draft)
+    folder_of(run_id).mkdir(parents=True, exist_ok=True)
+    file = MetricsFile(folder_of(run_id))
+    for step in (1, 2, 3):
+        file.progress(label, Progress(step, 3, "steps", {"loss": 1 / step, "grad_norm": 1.0}))
+    file.ended(True)
+    return result(label, **metrics).model_copy(update={"reference": reference, "key": draft.key})
+
+
+def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(store: Store, tmp_path: Path) -> None:
+    first = made(store, tmp_path, "sft", EARLIER, loss=0.3)
+    cached = first.model_copy(update={"state": "cached"})
+    second = made(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})
+    report = run_report(store, "small", NOW, [cached, second], {"policy": second.reference})
+    assert "**Warning:** again: it is odd" in report.markdown
+    assert "| again | run | 1.0 | loss 1.000 → 0.250 |" in report.markdown
+    assert "![sft](curves-sft.svg)" in report.markdown
+    curves = report.pictures["curves-sft.svg"]
+    assert all(f">{text}</text>" in curves for text in ("loss", "steps", "sft", "again"))
+    assert ">again</text>" in report.pictures["lineage.svg"]
+    place = report.write(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"curves-sft.svg", "lineage.svg"}
+    assert place.read_text() == report.markdown
+
+
+def test_the_page_needs_nothing_else_and_runs_nothing(store: Store, tmp_path: Path) -> None:
+    one = made(store, tmp_path, "sft", NOW, loss=0.3)
+    page = run_report(store, "small", NOW, [one], {"policy": one.reference}).html
+    assert page.count('src="data:image/svg+xml;base64,') == 2
+    assert page.count("src=") == 2
+    assert "<table>" in page
+
+
+def test_text_of_a_model_stays_text() -> None:
+    report = RunReport()
+    row: Row = {
+        "prompt": "a\n```\n<script>alert(1)</script>",
+        "sft": "![x](http://127.0.0.1/x.png)",
+        "reward": 0.123456,
+    }
+    report.say(*fenced(row))
+    assert "<script>" not in report.html
+    assert "<img" not in report.html
+    assert "reward: 0.1235" in report.html
