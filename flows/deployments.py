@@ -31,6 +31,7 @@ from prefect.workers.process import ProcessWorker
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, parse_recipe
 from flows import alignment
+from flows.run_form import run_form
 
 FLOW = "alignment"
 PROJECT = Path(__file__).resolve().parent.parent
@@ -82,7 +83,7 @@ def _register(
         "parameters": parameters,
         "description": description,
         "entrypoint": f"{flow.fn.__module__}.{flow.fn.__name__}",
-        "parameter_openapi_schema": flow.parameters.model_dump(),
+        "parameter_openapi_schema": run_form(flow.parameters.model_dump()),
         "enforce_parameter_schema": True,
         "work_pool_name": pool["name"],
         "job_variables": {**pool["job_variables"], "working_dir": str(PROJECT)},

@@ -1,0 +1,56 @@
+"""The form in which a run of a deployment is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.deployments import FUNCTIONS
+from flows.run_form import run_form
+
+
+def shown(schema: dict[str, Any], field: dict[str, Any], path: str = "") -> list[str]:
+    """Paths of the fields that the form shows of ``field``, in their order."""
+    reference = next((one["$ref"] for one in (field, *field.get("allOf", ())) if "$ref" in one), "")
+    inner = schema["definitions"].get(reference.rpartition("/")[2], {}).get("properties")
+    if not inner:
+        return [path]
+    ordered = sorted(inner.items(), key=lambda item: item[1].get("position", 0))
+    return [leaf for key, one in ordered for leaf in shown(schema, one, f"{path}.{key}")]
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_the_form_is_short_with_overrides_on_top(method: str) -> None:
+    form = run_form(FUNCTIONS[method].parameters.model_dump())
+    leaves = shown({"definitions": {**form["definitions"], "all": form}}, {"$ref": "/all"})
+    assert leaves[0] == ".overrides"
+    assert leaves[-1] == ".from_stage"
+    assert len(leaves) < 50, leaves
+    recipe = [leaf for leaf in leaves if leaf.startswith(".recipe")]
+    assert recipe[:3] == [".recipe.name", ".recipe.seed", ".recipe.model"]
+    assert recipe[-3:] == [".recipe.resources", ".recipe.retention", ".recipe.tracking"]
+
+
+def test_what_a_method_takes_in_numbers_comes_first_and_objects_are_boxes_with_their_defaults() -> None:
+    form = run_form(FUNCTIONS["iterative-dpo"].parameters.model_dump())
+    section = form["definitions"]["IterativeDpoConfig"]["properties"]
+    assert section["rounds"]["type"] == "integer"
+    assert section["rounds"]["description"] == "Number of rounds."
+    assert section["rounds"]["position"] < section["training"]["position"]
+    assert "$ref" not in str(section["training"])
+    assert form["properties"]["recipe"]["default"]["iterative_dpo"]["training"]["batch_size"] > 0
+
+
+def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
+    from jsonschema import Draft202012Validator
+
+    for method in [*FUNCTIONS, "iterative-dpo"]:
+        form = run_form(FUNCTIONS[method].parameters.model_dump())
+        validator = Draft202012Validator(form)
+        default = form["properties"]["recipe"]["default"]
+        assert list(validator.iter_errors({"recipe": default, "overrides": ["seed=3"]})) == []
+    shorthand = {**default, "model": "some/model", "evaluation": None, "sft": {"data": "rows.jsonl"}}
+    assert [error.message for error in validator.iter_errors({"recipe": {**shorthand, "seed": "x"}})] == [
+        "'x' is not of type 'integer'"
+    ]
