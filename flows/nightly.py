@@ -15,16 +15,11 @@ from prefect.client.schemas.objects import State
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import Stopped
 from alignment_core.nights.inbox import NO_FILES
-from alignment_core.nights.ledger import AlreadyRuns, Claim, Ledger, Night, summary
+from alignment_core.nights.ledger import AlreadyRuns, Ledger, Night, summary
 from alignment_core.recipes import NightlyRecipe
-from alignment_core.stages.base_model import check_same_tokenizer
-from flows.evaluation import Evaluations
-from flows.iterative_dpo import rounds
+from flows.night import compose
 from flows.nightly_news import announce
-from flows.runs import Outcome, Outputs, flow_run, reference_of, run_recipe
-from flows.start import reward_model
-from tasks import data, training
-from tasks.graph import CURRENT, Input
+from flows.runs import Outcome, flow_run, run_recipe
 
 
 def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -> dict[str, Any] | State:
@@ -42,7 +37,7 @@ def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -
             announce(recipe, lost)
         if night.state == "claimed":
             with _failure_recorded(recipe, ledger, night):
-                composed = partial(compose, claim=claim)
+                composed = partial(compose, production=night.production, rows=night.batch, number=claim.number)
                 outcome = run_recipe(recipe, composed, from_stage, replaces=lambda *_: claim.night.production)
                 if isinstance(outcome, State):  # cancelled: its rows are left to the next night
                     return outcome
@@ -62,30 +57,6 @@ def _failure_recorded(recipe: NightlyRecipe, ledger: Ledger, night: Night) -> It
         failure = night.model_copy(update={"state": "failed", "reasons": (f"{type(error).__name__}: {error}",)})
         announce(recipe, ledger.record(failure))
         raise
-
-
-def compose(recipe: NightlyRecipe, claim: Claim) -> Outputs:
-    """The stages of a night that took rows."""
-    trust, production = recipe.model.trust_remote_code, claim.night.production
-    base = data.base_model("model", recipe.model)  # its tokenizer prepares all data, so that the nights share prompts
-    start = production or base
-    if production:
-        check_same_tokenizer(CURRENT.get().store, reference_of(base), production)
-    judge = reward_model(recipe, base, base)  # from the model, not from production: it judges all nights alike
-
-    pairs = data.dataset("rows", recipe.dpo.data, "preference", base, trust, rows=claim.night.batch)
-    section, loss = recipe.iterative_dpo, recipe.dpo.loss
-    policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs, trust_remote_code=trust)
-    if section is not None:
-        prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
-        before = claim.number * section.rounds  # prompts go on where the last batch ended
-        policy = rounds(recipe, section, policy, prompts, judge, before)[f"round-{section.rounds}"]
-
-    evaluations = Evaluations(recipe, base, judge)
-    evaluations.add("production", start)
-    evaluations.add("candidate", policy)
-    report = evaluations.report()
-    return Outputs(policy=policy, reward_model=judge, report=report, final="candidate", baseline="production")
 
 
 def _ended(night: Night, outcome: dict[str, Any]) -> Night:

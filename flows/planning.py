@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from alignment_core.artifacts import Store
-from alignment_core.checks.plan import Plan
-from alignment_core.recipes import BaseRecipe
-from flows import dpo, iterative_dpo, reward_model, rl, sft
+from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.recipes import BaseRecipe, NightlyRecipe
+from alignment_core.stages.base import StageConfig
+from flows import dpo, iterative_dpo, night, reward_model, rl, sft
 from flows.outputs import Outputs
 from tasks.graph import CURRENT
 
@@ -27,8 +28,11 @@ def plan(recipe: BaseRecipe, store: Store) -> Plan:
     composed = Plan(store, recipe.seed)
     token = CURRENT.set(composed)
     try:
-        if compose := COMPOSITIONS.get(recipe.method):
-            compose(recipe)
+        if isinstance(recipe, NightlyRecipe):
+            arriving = PlannedStage("the night's rows", "rows", StageConfig(), {}, "runs")
+            night.compose(recipe, store.tag(recipe.promotion.tag), arriving, number=0)
+        else:
+            COMPOSITIONS[recipe.method](recipe)
     finally:
         CURRENT.reset(token)
     return composed

@@ -26,7 +26,7 @@ def dataset(
     purpose: Purpose,
     tokenizer: Input,
     trust_remote_code: bool = False,
-    rows: Reference | None = None,
+    rows: Input | None = None,
     stream: str = "",
     held_out: bool = False,
 ) -> Step:

@@ -10,19 +10,31 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from alignment_core.artifacts import Reference
+from alignment_core.checks.plan import NotMade
 from alignment_core.stages.base import StageConfig, StageResult
 
 
 class Step(Protocol):
     """A stage of a composition. Give it to other stages as an input."""
 
-    label: str
+    @property
+    def label(self) -> str:
+        """What people call it."""
 
     def result(self) -> StageResult:
         """What came of it; waits for the stage."""
 
 
 Input = Step | Reference
+
+
+def artifact(value: Input) -> Reference | None:
+    """The artifact behind an input; waits for its stage. None where that is only planned and not in the store."""
+    try:
+        return value if isinstance(value, Reference) else value.result().reference
+    except NotMade:
+        return None
+
 
 CURRENT: ContextVar[Any] = ContextVar("composition")
 """What is being composed: it has a ``store``, and ``submit`` takes stages."""

@@ -13,6 +13,10 @@ from alignment_core.stages.runner import cached_result
 State = Literal["cached", "runs", "depends"]
 
 
+class NotMade(LookupError):
+    """The result of a stage was asked for that is only planned."""
+
+
 @dataclass(frozen=True)
 class PlannedStage:
     """A stage that was not submitted; it ``depends`` where an input has yet to be made, so that nobody knows its key."""
@@ -31,9 +35,9 @@ class PlannedStage:
         return self.found.reference if self.found else None
 
     def result(self) -> StageResult:
-        """What the store holds of it. Raises LookupError if that is nothing."""
+        """What the store holds of it. Raises NotMade if that is nothing."""
         if self.found is None:
-            raise LookupError(f"{self.label} is planned and has no result")
+            raise NotMade(f"{self.label} is planned and has no result")
         return self.found
 
     def waits_for(self) -> list[str]:

@@ -197,6 +197,22 @@ def test_a_plan_tells_what_is_cached_what_runs_and_what_depends_on_it(store, row
     assert after.stages[2].waits_for() == ["sft/data"]
 
 
+def test_a_night_is_planned_but_for_the_rows_that_it_has_yet_to_take(store, rows, tmp_path):
+    pairs, prompts = tmp_path / "arrives.jsonl", {"path": str(rows), "columns": {"label": "completion"}}
+    recipe = {
+        "method": "nightly",
+        "name": "nights",
+        "model": MODEL,
+        "dpo": {"data": str(pairs)},
+        "evaluation": {"prompts": prompts, "generation": {"max_completion_length": 62}, "verifier": "math"},
+        "promotion": {"gates": [{"metric": "accuracy", "min_gain": 0}]},
+    }
+    planned = plan(parse_recipe(recipe), store)
+    (arriving,) = [one for one in planned.stages if one.label == "rows"]
+    assert arriving.waits_for() == ["model", "the night's rows"]
+    assert any("candidate/evaluation/generate: the longest prompt" in one for one in look(store, recipe).problems)
+
+
 def test_what_is_cached_is_not_looked_at(store, rows):
     planned = plan(parse_recipe(sft(rows)), store)
     rows.unlink()

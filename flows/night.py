@@ -1,0 +1,37 @@
+"""The stages of a night, once it is known what production is and which rows it trains on. Imports no Prefect."""
+
+from __future__ import annotations
+
+from alignment_core.artifacts import Reference
+from alignment_core.recipes import NightlyRecipe
+from alignment_core.stages.base_model import check_same_tokenizer
+from flows.evaluation import Evaluations
+from flows.iterative_dpo import rounds
+from flows.outputs import Outputs
+from flows.start import reward_model
+from tasks import data, training
+from tasks.graph import CURRENT, Input, artifact
+
+
+def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | None, number: int) -> Outputs:
+    """The stages of a night: ``rows`` is the batch that it took, after ``number`` others."""
+    trust = recipe.model.trust_remote_code
+    base = data.base_model("model", recipe.model)  # its tokenizer prepares all data, so that the nights share prompts
+    start = production or base
+    if production and (made := artifact(base)):
+        check_same_tokenizer(CURRENT.get().store, made, production)
+    judge = reward_model(recipe, base, base)  # from the model, not from production: it judges all nights alike
+
+    pairs = data.dataset("rows", recipe.dpo.data, "preference", base, trust, rows=rows)
+    section, loss = recipe.iterative_dpo, recipe.dpo.loss
+    policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs, trust_remote_code=trust)
+    if section is not None:
+        prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
+        before = number * section.rounds  # prompts go on where the last batch ended
+        policy = rounds(recipe, section, policy, prompts, judge, before)[f"round-{section.rounds}"]
+
+    evaluations = Evaluations(recipe, base, judge)
+    evaluations.add("production", start)
+    evaluations.add("candidate", policy)
+    report = evaluations.report()
+    return Outputs(policy=policy, reward_model=judge, report=report, final="candidate", baseline="production")
