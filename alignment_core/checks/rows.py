@@ -29,8 +29,8 @@ READ = 20_000
 """Rows of a source that are parsed."""
 RENDERED = 1_000
 """Rows of a source that a tokenizer sees."""
-MADE = 50
-"""Rows that a library is asked to make."""
+MADE = 100
+"""Rows that a built-in task or a library is asked to make: one is as the other."""
 SAMPLES = 4
 """Rows that reward functions are called on."""
 STAND_IN = "This is not an answer."
@@ -129,7 +129,7 @@ def _parse(question: Question) -> dict[str, Any]:
     config, pinned = question.dataset, [_first(source, READ) for source in question.dataset.sources]
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows)
     for number, source in enumerate(pinned):
-        if not source.hub_commit:
+        if source.files:
             for _ in examples(source, number, ledger, config.purpose, question.seed):
                 pass
     _judge(ledger, config.data)
@@ -166,7 +166,7 @@ def _judge(ledger: statistics.Ledger, data: DataConfig) -> None:
 def _first(pinned: PinnedSource, rows: int) -> PinnedSource:
     """The source, cut to its first rows."""
     source = pinned.source
-    most = MADE if source.reasoning_gym or source.verifiers else rows
+    most = rows if source.path else MADE
     return pinned.model_copy(update={"source": source.model_copy(update={"rows": min(source.rows or most, most)})})
 
 
