@@ -289,9 +289,10 @@ def progress(run_id: str) -> dict[str, StageProgress]:
         return {}
 
 
-def in_use() -> set[str]:
-    """What runs that are alive have made or work on: keys of stages, and references as text."""
-    lines = (line for record in runs() if is_alive(record) for line in stages(record.run_id).values())
+def in_use(but: str = "") -> set[str]:
+    """What runs that are alive have made or work on, all ``but`` one: keys of stages, and references as text."""
+    alive = (record.run_id for record in runs() if record.run_id != but and is_alive(record))
+    lines = (line for run_id in alive for line in stages(run_id).values())
     return {one for line in lines for one in (line.key, line.reference) if one}
 
 

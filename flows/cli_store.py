@@ -9,6 +9,7 @@ import typer
 
 from alignment_core.artifacts import GcReport, Manifest, Provenance, Reference, Store, TagMove, open_store
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.journal import in_use
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
 artifacts_app = typer.Typer(no_args_is_help=True, help="Look at what the store holds.")
@@ -146,7 +147,7 @@ def artifacts_gc(
 ) -> None:
     """Find what no tag and no stage record needs: leftovers of crashed publishers and of finished stages."""
     opened = open_store(store, writes=False)
-    pruned = opened.prune(progress_days, rollouts_days, delete)
+    pruned = opened.prune(progress_days, rollouts_days, delete, in_use())
     report = opened.gc(delete, older_than)
     told = {one.path for one in pruned}
     report = GcReport(

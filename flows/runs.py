@@ -23,10 +23,11 @@ from prefect.states import Cancelled
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store, align_home, open_store
+from alignment_core.artifacts.ownership import check_ours
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
-from alignment_core.journal import Journal, new_record
+from alignment_core.journal import Journal, in_use, new_record
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
 from alignment_core.reporting.run_report import run_report
@@ -108,7 +109,8 @@ def _prune(recipe: BaseRecipe, run: Run) -> None:
     try:
         if recipe.retention.journal_days is not None:
             prune_journals(recipe.retention.journal_days)
-        pruned = run.store.prune(recipe.retention.progress_days, recipe.retention.rollouts_days, delete=True)
+        days, used = recipe.retention, in_use(but=run.journal.record.run_id)
+        pruned = run.store.prune(days.progress_days, days.rollouts_days, delete=True, used=used)
     except Exception as error:
         logger.warning("nothing more was pruned: %s", error)
         return
@@ -162,7 +164,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         run = Run(
             store=store,
             host=host,
-            results=store.workspace.root / "results",
+            results=check_ours(store.workspace.results),
             resources=recipe.resources,
             seed=recipe.seed,
             journal=journal,

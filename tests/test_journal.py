@@ -167,6 +167,15 @@ def test_forgotten_runs_are_pruned_unless_a_process_has_them_open(home: Path, st
     assert {one.run_id for one in journal.runs()} == {"alive", "new"}
 
 
+def test_what_live_runs_work_with_is_in_use(start: Start) -> None:
+    start("alive")
+    with Journal(record("mine")).open() as mine:
+        mine.stage("rl", "run", stage="rl", key="r", key_parts={}, reference="model@sha256:" + "0" * 64)
+        assert journal.in_use() == {"k", "r", "model@sha256:" + "0" * 64}
+        assert journal.in_use(but="mine") == {"k"}
+    assert journal.in_use() == {"k"}
+
+
 def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None:
     with pytest.raises(UserError, match="no run yet below"):
         journal.find("last")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,12 @@ PRUNABLE = ("rollouts", "scores")
 DAY = 24 * 3600.0
 
 
-def prune(store: Store, progress_days: float | None, rollouts_days: float | None, delete: bool) -> list[Garbage]:
+def prune(
+    store: Store, progress_days: float | None, rollouts_days: float | None, delete: bool, used: Collection[str] = ()
+) -> list[Garbage]:
     """Find, and with ``delete`` remove, progress and rollouts that nobody used for so many days; None keeps them.
 
+    What is ``used`` (keys and references as text, of runs that are alive) stays, whatever the clock says of its age.
     Progress goes as a whole, unless its stage runs right now. Rollouts and scores that no tag ever named lose their
     blobs and their cached copy; manifest and stage record stay, so that lineage and comparisons still work, and a
     marker says that the bytes went on purpose. Blobs that another artifact needs stay. Raises Corrupt when a tag cannot
@@ -31,19 +35,19 @@ def prune(store: Store, progress_days: float | None, rollouts_days: float | None
     """
     found: list[Garbage] = []
     if progress_days is not None:
-        found += _prune_progress(store, time.time() - progress_days * DAY, delete)
+        found += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
     if rollouts_days is not None:
-        found += _prune_rollouts(store, time.time() - rollouts_days * DAY, delete)
+        found += _prune_rollouts(store, time.time() - rollouts_days * DAY, delete, used)
     return found
 
 
-def _prune_progress(store: Store, before: float, delete: bool) -> list[Garbage]:
+def _prune_progress(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
     workspace, found = store.workspace, []
     for tree in entries(workspace.all_progress):
         try:
             with workspace.held(tree.name) as held:
                 newest, size = time_and_size(tree) if held else (before, 0)
-                if not held or newest > before:
+                if not held or newest > before or tree.name in used:
                     continue
                 found.append(Garbage(what="progress", path=tree.relative_to(workspace.root).as_posix(), size=size))
                 if delete:
@@ -53,13 +57,14 @@ def _prune_progress(store: Store, before: float, delete: bool) -> list[Garbage]:
     return found
 
 
-def _prune_rollouts(store: Store, before: float, delete: bool) -> list[Garbage]:
+def _prune_rollouts(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
     tagged = {move.to for move in tags.all_moves(store.backend)}
     chosen, needed = [], set[str]()
     for manifest in manifests:
-        prunable = manifest.kind in PRUNABLE and manifest.reference not in tagged
+        free = manifest.reference not in tagged and str(manifest.reference) not in used
+        prunable = manifest.kind in PRUNABLE and free
         if manifest.digest in marked or (prunable and _is_old(store, manifest, before)):
             chosen.append(manifest)
         else:

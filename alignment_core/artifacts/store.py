@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -246,10 +246,14 @@ class Store:
         return self.workspace.scratch()
 
     def prune(
-        self, progress_days: float | None, rollouts_days: float | None, delete: bool = False
+        self,
+        progress_days: float | None,
+        rollouts_days: float | None,
+        delete: bool = False,
+        used: Collection[str] = (),
     ) -> list[collector.Garbage]:
         """Find, and with ``delete`` remove, what a retention policy does not keep; see :func:`retention.prune`."""
-        return retention.prune(self, progress_days, rollouts_days, delete)
+        return retention.prune(self, progress_days, rollouts_days, delete, used)
 
     def gc(self, delete: bool = False, older_than: float = 3600.0) -> collector.GcReport:
         """Find, and with ``delete`` remove, what nothing refers to and nothing changed for ``older_than`` seconds."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.ownership import make_private
 from alignment_core.artifacts.paths import CACHE, PROGRESS, RESULTS, TEMPORARY, check_key
 
 _LOCK = "lock"
@@ -78,10 +79,13 @@ class Workspace:
         return began
 
     def progress(self, key: str) -> Path:
-        directory = self.all_progress / check_key(key)
-        with explained("create", directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        return directory
+        """For this user alone: checkpoints are pickled, and to read one is to run what is in it."""
+        return make_private(self.all_progress / check_key(key))
+
+    @property
+    def results(self) -> Path:
+        """What Prefect remembers of this user's tasks, for this user alone: such a record says how it is to be read."""
+        return make_private(self.all_results / str(os.geteuid()))
 
     @contextmanager
     def claim(self, key: str, waits: Callable[[str | None], None], who: str) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -53,6 +54,9 @@ def connect(temporary: Path) -> Any:
 
     if ray.is_initialized():
         return ray
+    if is_private():
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_write_token(temporary))
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # it would come first
     shared: dict[str, Any] = {"log_to_driver": True, "logging_level": "ERROR", "configure_logging": False}
     try:
         if not is_private():
@@ -73,6 +77,15 @@ def connect(temporary: Path) -> Any:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
         raise EnvironmentFault(f"no Ray to work with at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {reason}") from error
     return ray
+
+
+def _write_token(folder: Path) -> Path:
+    """A file with a token for the Ray of this run: Ray's own for all of a user's clusters is one that anybody can read."""
+    file = folder / "auth_token"
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+        output.write(secrets.token_hex(32))
+    return file
 
 
 def daemon_that_dies() -> str:

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from alignment_core.artifacts.faults import check_room
+from alignment_core.artifacts.ownership import check_ours
 from alignment_core.cluster.device import Device
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged
@@ -296,7 +297,8 @@ class Learner:
             raise NumericError(f"step {self.steps} failed half-way: what it left of the weights is not saved")
 
     def restore(self, target: Path, steps: int) -> None:
-        """Read what :meth:`save` wrote after so many steps."""
+        """Read what :meth:`save` wrote after so many steps. Raises EnvironmentFault where somebody else wrote it."""
+        check_ours(target)  # DeepSpeed unpickles it
         loaded, _ = self.engine.load_checkpoint(str(target), tag="state", load_module_strict=not self.training.lora)
         if loaded is None:
             raise NumericError(f"DeepSpeed could not read the progress checkpoint {target.name}")

@@ -130,6 +130,15 @@ def test_forgotten_progress_goes_and_what_is_claimed_or_fresh_stays(store):
     assert [one.path for one in store.prune(7, None, delete=True)] == [f"progress/{OTHER_KEY}"]
 
 
+def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rollouts, monkeypatch):
+    (store.progress(OTHER_KEY) / "step-00000001").mkdir()
+    with store.claim(OTHER_KEY):
+        pass  # the stage's turn has not come again yet
+    monkeypatch.setattr("time.time", lambda now=time.time: now() + 8 * 86400)
+    assert store.prune(7, 7, delete=True, used={OTHER_KEY, str(rollouts)}) == []
+    assert {one.what for one in store.prune(7, 7)} == {"progress", "rollouts"}
+
+
 # ------------------------------------------------------------------ crashes and other processes
 
 
