@@ -18,7 +18,7 @@ import typer
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 from alignment_core.journal import RunRecord
-from flows import cli_check, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
+from flows import cli_check, cli_deploy, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
 INTERRUPTED = 130
@@ -35,6 +35,7 @@ app.command()(cli_check.check)
 app.command()(cli_fields.fields)
 cli_services.register(app)
 app.command()(cli_samples.samples)
+cli_deploy.register(app)
 
 
 @app.command()

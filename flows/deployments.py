@@ -27,6 +27,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
+from pydantic import ValidationError
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, parse_recipe
@@ -57,17 +58,29 @@ def register_shipped(client: SyncPrefectClient) -> None:
     for name, written in shipped().items():
         schedules = [CronSchedule(cron=one["cron"], timezone=one["timezone"]) for one in written.get("schedules", [])]
         flow = getattr(alignment, written["entrypoint"].rpartition(":")[2])
-        _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules)
+        _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules, PROJECT)
 
 
-def register_recipe(client: SyncPrefectClient, name: str, recipe: BaseRecipe, schedule: CronSchedule | None) -> None:
-    """Register a recipe of one's own or replace it, whose schedule stays if there is no other. Raises UserError."""
+def schedule(cron: str, timezone: str) -> CronSchedule:
+    """When runs are due. Raises UserError."""
+    try:
+        return CronSchedule(cron=cron, timezone=timezone)
+    except ValidationError as error:
+        option = "--timezone" if error.errors()[0]["loc"] == ("timezone",) else "--cron"
+        given, example = (timezone, "Europe/Berlin") if option == "--timezone" else (cron, "0 2 * * *")
+        raise UserError(f"{option} {given!r}: is none; write it like {example!r}") from None
+
+
+def register_recipe(client: SyncPrefectClient, name: str, recipe: BaseRecipe, due: CronSchedule | None) -> None:
+    """Register a recipe of one's own, or replace it; its schedule stays if there is no other. Raises UserError.
+
+    Relative paths in it mean, as with `align run`, the folder that this process is in.
+    """
     if name in shipped():
         raise UserError(f"--name {name}: a deployment of this name comes with the project; choose another one")
     parameters = {"recipe": recipe.model_dump(mode="json")}
-    _register(
-        client, name, FUNCTIONS[recipe.method], parameters, f"Recipe {recipe.name}", [schedule] if schedule else None
-    )
+    schedules = [due] if due else None
+    _register(client, name, FUNCTIONS[recipe.method], parameters, f"Recipe {recipe.name}", schedules, Path.cwd())
 
 
 def _register(
@@ -77,6 +90,7 @@ def _register(
     parameters: dict[str, Any],
     description: str | None,
     schedules: list[CronSchedule] | None,
+    folder: Path,
 ) -> None:
     pool = next(iter(shipped().values()))["work_pool"]
     content: dict[str, Any] = {
@@ -86,17 +100,16 @@ def _register(
         "parameter_openapi_schema": run_form(flow.parameters.model_dump()),
         "enforce_parameter_schema": True,
         "work_pool_name": pool["name"],
-        "job_variables": {**pool["job_variables"], "working_dir": str(PROJECT)},
+        "job_variables": {**pool["job_variables"], "working_dir": str(folder)},
         "pull_steps": [],
         "path": None,
     }
     if (found := _find(client, name)) is None:
-        planned = [DeploymentScheduleCreate(schedule=schedule) for schedule in schedules or []]
-        flow_id = client.create_flow_from_name(FLOW)
-        client.create_deployment(flow_id, name, schedules=planned, **content)
+        planned = [DeploymentScheduleCreate(schedule=one) for one in schedules or []]
+        client.create_deployment(client.create_flow_from_name(FLOW), name, schedules=planned, **content)
         return
     if schedules is not None:
-        content["schedules"] = [DeploymentScheduleUpdate(schedule=schedule, active=True) for schedule in schedules]
+        content["schedules"] = [DeploymentScheduleUpdate(schedule=one, active=True) for one in schedules]
     client.update_deployment(found.id, DeploymentUpdate(**content))
 
 
@@ -129,6 +142,9 @@ def _problem(deployment: DeploymentResponse) -> str | None:
             return f"its entrypoint {entrypoint} does not exist"
     except Exception as error:
         return f"its entrypoint {entrypoint} does not load: {type(error).__name__}: {error}"
+    folder = (deployment.job_variables or {}).get("working_dir")
+    if folder and not Path(folder).is_dir():
+        return f"its folder {folder} is gone"
     recipe = (deployment.parameters or {}).get("recipe")
     try:
         if module == alignment.__name__ and recipe:

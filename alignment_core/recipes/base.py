@@ -5,8 +5,8 @@ from __future__ import annotations
 import typing
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 TRUTH_FOR_NUMBER = "truth_for_number"
 
@@ -17,6 +17,21 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @classmethod
+    def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
+        """JSON schemas of what stands for this object in a recipe, beside an object of its fields.
+
+        ``fields`` is the schema of that object, and may be added to. What a ``before`` validator takes belongs here: the
+        run form and Prefect's server know only the schema.
+        """
+        return []
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        described = handler(schema)
+        others = cls.shorthands(handler.resolve_ref_schema(described), handler)
+        return {"anyOf": [described, *others]} if others else described
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from alignment_core.recipes.base import Config
 
@@ -43,6 +43,10 @@ class DataSource(Config):
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
+
+    @classmethod
+    def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
+        return [{"type": "string", "title": "Path"}]
 
     @property
     def origin(self) -> str | None:
@@ -97,6 +101,14 @@ class DataConfig(Config):
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}
             return {"sources": [source_fields], **{k: v for k, v in value.items() if k not in source_fields}}
         return value
+
+    @classmethod
+    def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
+        source = fields["properties"]["sources"]["items"]
+        of_source = handler.resolve_ref_schema(source)["anyOf"][0]
+        fields["properties"] = {**of_source["properties"], **fields["properties"]}
+        fields.pop("required", None)  # `sources`, or the fields of the only one
+        return [{"type": "string", "title": "Path"}, {"type": "array", "items": source, "title": "Sources"}]
 
     @model_validator(mode="after")
     def _weights_of_all_or_none(self) -> DataConfig:

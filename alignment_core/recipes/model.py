@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from alignment_core.recipes.base import Config
 
@@ -59,6 +59,10 @@ class ModelConfig(Config):
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @classmethod
+    def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
+        return [{"type": "string", "title": "Name"}]
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelConfig:

@@ -22,6 +22,11 @@ def _unset(section: object) -> bool:
     return section is None
 
 
+def _or_one_text(schema: dict[str, Any]) -> None:
+    """One text stands for a list of one."""
+    schema["anyOf"] = [{"type": schema.pop("type"), "items": schema.pop("items")}, {"type": "string"}]
+
+
 class RewardConfig(Config):
     """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function`, `urls` and
     `environment`."""
@@ -35,7 +40,7 @@ class RewardConfig(Config):
     function: str | None = None
     """Function that rewards all completions of a prompt at once: `module:function` or `file.py:function`, may be `async`.
     It is called with a list of dicts and returns as many numbers, or None for a completion without a reward."""
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...] = Field((), json_schema_extra=_or_one_text)
     """Replicas of one HTTP endpoint; the first names it and is part of what decides a result."""
     environment: bool = False
     """The sum of what the environment of `rl.environment` gave in the completion's turns."""

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
 
+from alignment_core.errors import UserError
+from alignment_core.recipes import load_recipe
+from flows import deployments
 from tests.deployments.up import ROOT, Services
 
 OVERRIDES = [
@@ -64,6 +69,50 @@ def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(ser
     assert section["rounds"]["type"] == "integer"
     assert section["rounds"]["description"] == "Number of rounds."
     assert schema["properties"]["recipe"]["default"]["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+@pytest.mark.parametrize("name", ["iterative-dpo", "nightly", "ppo"])
+def test_a_deployment_takes_a_recipe_as_it_is_written(services: Services, name: str) -> None:
+    written = yaml.safe_load((ROOT / "deployments" / "recipes" / f"{name}.yaml").read_text())
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
+    deployment = services.get(f"/deployments/name/alignment/{name}")
+    asked = {"parameters": {"recipe": written}, "state": later}
+    run = services.get(f"/deployments/{deployment['id']}/create_flow_run", asked)
+    assert run["parameters"]["recipe"] == written
+    services.get(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
+
+
+def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Services, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("method: sft\nname: mine\nmodel: some/model\nsft: {data: rows.jsonl}\n")
+    due = ["--cron", "0 3 * * *", "--timezone", "Europe/Berlin"]
+    said = services.align("deploy", str(recipe), "--name", "mine", *due, folder=tmp_path)
+    assert said["deployment"] == "alignment/mine"
+    recipe.write_text(recipe.read_text() + "seed: 7\n")
+    services.align("deploy", str(recipe), "--name", "mine", "--set", "sft.training.max_steps=3", folder=tmp_path)
+    recipe.unlink()
+
+    with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
+        deployments.register_shipped(client)  # as `align up` does
+        assert deployments.problems(client, "alignment") == {}
+        mine = client.read_deployment_by_name("alignment/mine")
+        kept = mine.parameters["recipe"]
+        assert (kept["seed"], kept["sft"]["training"]["max_steps"]) == (7, 3)
+        assert mine.job_variables["working_dir"] == str(tmp_path)
+        assert [one.schedule.timezone for one in mine.schedules] == ["Europe/Berlin"]
+
+        tmp_path.rename(tmp_path.with_name("moved"))
+        assert deployments.problems(client, "alignment") == {"mine": f"its folder {tmp_path} is gone"}
+        client.delete_deployment(mine.id)
+
+
+def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="--cron 'at night': is none; write it like '0 2"):
+        deployments.schedule("at night", "UTC")
+    with pytest.raises(UserError, match="--timezone 'Berlin': is none; write it like 'Europe/Berlin'"):
+        deployments.schedule("0 2 * * *", "Berlin")
+    with pytest.raises(UserError, match="--name nightly: a deployment of this name comes with the project"):
+        deployments.register_recipe(None, "nightly", load_recipe(ROOT / "deployments/recipes/sft.yaml"), None)  # type: ignore[arg-type]
 
 
 def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> None:

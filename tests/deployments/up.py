@@ -18,6 +18,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+ELSEWHERE = Path("/")
 ALIGN = [sys.executable, "-m", "flows.cli"]
 PASSWORD = "secret-of-the-test"
 """Of the PostgreSQL user; it must be found in no file."""
@@ -43,11 +44,11 @@ class Services:
         exported = subprocess.run(shell, env=self.settings, capture_output=True, text=True, check=True).stdout
         return dict(line.split("=", 1) for line in exported.split("\0") if line)
 
-    def align(self, *arguments: str, expect: int = 0, **environment: str) -> dict[str, Any]:
+    def align(self, *arguments: str, expect: int = 0, folder: Path = ELSEWHERE, **environment: str) -> dict[str, Any]:
         """What a command prints with `--json`, said in a folder that has nothing to do with the project."""
         done = subprocess.run(
             [*ALIGN, *arguments, "--json"],
-            cwd="/",
+            cwd=folder,
             env={**self.settings, **environment},
             capture_output=True,
             text=True,

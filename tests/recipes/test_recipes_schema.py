@@ -1,0 +1,75 @@
+"""The JSON schema of a recipe, which the run form and Prefect's server go by, takes what a recipe's file may hold."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from alignment_core.recipes import load_recipe
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.data import DataConfig, DataSource
+from alignment_core.recipes.model import ModelConfig
+from alignment_core.recipes.recipe import BY_METHOD
+from alignment_core.recipes.rl import RewardConfig
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))
+
+
+@cache
+def validator(config: type[Config]) -> Any:
+    return jsonschema.Draft202012Validator(config.model_json_schema())
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_taken_as_it_is_written_and_as_it_is_kept(path: Any) -> None:
+    written, kept = yaml.safe_load(path.read_text()), load_recipe(path).model_dump(mode="json")
+    schema = validator(BY_METHOD[written["method"]])
+    assert [error.message for content in (written, kept) for error in schema.iter_errors(content)] == []
+
+
+SHORT: list[tuple[type[Config], Any]] = [
+    (ModelConfig, "Qwen/Qwen2.5-0.5B-Instruct"),
+    (DataSource, "rows.jsonl"),
+    (DataConfig, "rows.jsonl"),
+    (DataConfig, ["rows.jsonl", {"task": "reverse", "rows": 5}]),
+    (DataConfig, {"path": "rows.jsonl", "rows": 5, "max_length": 64}),
+    (DataConfig, {"sources": ["rows.jsonl"]}),
+    (RewardConfig, {"urls": "http://host/score"}),
+    (RewardConfig, {"urls": ["http://host/score"]}),
+    (RewardConfig, {"reward_model": "policy/judge"}),
+]
+
+
+@pytest.mark.parametrize(("config", "content"), SHORT, ids=str)
+def test_a_shorthand_is_in_the_schema(config: type[Config], content: Any) -> None:
+    config.model_validate(content)
+    assert validator(config).is_valid(content)
+
+
+@pytest.mark.parametrize(
+    ("config", "content"), [(DataConfig, {"path": "rows.jsonl", "max_lenght": 64}), (ModelConfig, 3), (DataSource, [])]
+)
+def test_what_is_wrong_is_still_refused(config: type[Config], content: Any) -> None:
+    assert not validator(config).is_valid(content)
+
+
+def test_no_validator_takes_what_the_schema_does_not_say() -> None:
+    """Whoever adds one that changes what is given adds it to the schema, and here to SHORT."""
+    changing = {
+        of.__name__
+        for of in _configs(Config)
+        for kind in (of.__pydantic_decorators__.model_validators, of.__pydantic_decorators__.field_validators)
+        for name, one in kind.items()
+        if one.info.mode in ("before", "wrap", "plain") and name != "_truth_is_no_number"
+    }
+    assert changing == {config.__name__ for config, _ in SHORT}
+
+
+def _configs(config: type[Config]) -> set[type[Config]]:
+    return {config}.union(*(_configs(one) for one in config.__subclasses__()))
