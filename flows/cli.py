@@ -1,12 +1,13 @@
 """The ``align`` command: parses, calls, prints.
 
 Exit codes: 0 done, 1 a run failed, 2 wrong input, 3 wrong environment, 4 not promoted (a gate refused, or another run
-moved the tag first), 130 interrupted.
+moved the tag first), 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from alignment_core.journal import RunRecord
 from flows import cli_check, cli_deploy, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes after Ctrl-C and after SIGTERM, as shells have them."""
 NOT_PROMOTED = 4
 """Exit code of a run that is complete, but whose policy may not take the tag."""
 
@@ -149,13 +150,13 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
             raise
         _fail(f"{type(error).__name__}: {error} (ALIGN_DEBUG=1 shows where)", 1, as_json)
     except SystemExit as end:
-        if end.code != INTERRUPTED:  # typer's answer to Ctrl-C
+        if end.code not in (INTERRUPTED, TERMINATED):  # the former is typer's answer to Ctrl-C
             raise
-        _fail(_how_to_go_on(sys.argv[1:]), INTERRUPTED, as_json)
+        _fail(_how_to_go_on(sys.argv[1:]), end.code, as_json)
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    """What to say to somebody who pressed Ctrl-C."""
+    """What to say to somebody who pressed Ctrl-C, or ended the process."""
     if arguments[:1] not in (["run"], ["resume"]):
         return "nothing was left half done"
     return "finished stages are kept; `align resume last`, or the same command again, goes on where it stopped"
@@ -166,17 +167,30 @@ def _fail(message: str, code: int, as_json: bool) -> None:
         UserError.exit_code: "wrong input",
         EnvironmentFault.exit_code: "wrong environment",
         INTERRUPTED: "interrupted",
+        TERMINATED: "terminated",
     }
     kind = kinds.get(code, "failed")
     if as_json:
-        print_json({"status": "interrupted" if code == INTERRUPTED else "failed", "error": message, "exit_code": code})
+        print_json(
+            {
+                "status": "interrupted" if code in (INTERRUPTED, TERMINATED) else "failed",
+                "error": message,
+                "exit_code": code,
+            }
+        )
     err.print(f"[red]{kind}:[/] ", end="")
     err.print(message, markup=False)
     raise SystemExit(code)
 
 
+def _terminated(*_: object) -> None:
+    """End as Ctrl-C does: what was started is closed, and the last line says how to go on."""
+    raise SystemExit(TERMINATED)
+
+
 def main() -> None:
     """Entry point of the ``align`` command."""
+    signal.signal(signal.SIGTERM, _terminated)
     with _errors_as_sentences("--json" in sys.argv):
         app()
 

@@ -143,7 +143,10 @@ def test_a_name_that_can_be_no_tag_exits_2(align, store):
     assert "is not a tag name" in parsed(align("tags", "history", "No Tag", "--json"), 2)["error"]
 
 
-def test_ctrl_c_exits_130_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_ctrl_c_and_sigterm_exit_as_in_a_shell_and_say_how_to_go_on(tmp_path, number, code, word):
     fifo = tmp_path / "recipe.yaml"
     os.mkfifo(fifo)  # reading it waits until somebody writes, which nobody does
     process = subprocess.Popen(
@@ -156,11 +159,11 @@ def test_ctrl_c_exits_130_and_says_how_to_go_on(tmp_path):
         except OSError:
             time.sleep(0.1)
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     os.close(writer)
-    assert process.returncode == 130
-    assert stderr.strip().startswith("interrupted: finished stages are kept; `align resume last`, or the same command")
+    assert process.returncode == code
+    assert stderr.strip().startswith(f"{word}: finished stages are kept; `align resume last`, or the same command")
 
 
 # ---------------------------------------------------------------- artifacts
