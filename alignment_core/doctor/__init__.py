@@ -50,6 +50,7 @@ def checks(store: str | None) -> dict[str, Check]:
         "processors": machine.processors,
         "accelerators": machine.accelerators,
         "memory": machine.memory,
+        "ALIGN_HOME": lambda: machine.own_disk(align_home()),
         "disk of ALIGN_HOME": lambda: machine.disk(align_home()),
         "disk of the store": lambda: machine.disk(open_store(store).workspace.root),
         "store": lambda: surroundings.store_probe(store),

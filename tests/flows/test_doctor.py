@@ -10,6 +10,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_a_sound_machine_passes_and_leaves_nothing_behind(tmp_path):
     lines = run_doctor(tmp_path).stdout.splitlines()
     assert len(lines) == len(found)
     assert lines[0].split()[:2] == ["python", "ok"]
+
+
+@pytest.mark.parametrize(("kind", "state"), [("nfs4", "failed"), ("fuse.sshfs", "failed"), ("ext4", "ok")])
+def test_a_home_on_a_network_file_system_is_refused(tmp_path, monkeypatch, kind, state):
+    def mounted(place, kind):
+        return SimpleNamespace(mountpoint=str(place), fstype=kind)
+
+    disks = [mounted("/", "overlay"), mounted(tmp_path, kind)]  # to mount a real one needs a server
+    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: disks)
+    said, sentence = machine.own_disk(tmp_path / "not" / "there" / "yet")
+    assert said == state
+    assert kind in sentence
+    assert ("the store alone can be shared" in sentence) == (state == "failed")
 
 
 def test_one_failed_check_exits_3_with_the_cure(tmp_path):
