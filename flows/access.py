@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,14 @@ def of_server(port: int, token: str) -> dict[str, str]:
         "PREFECT_SERVER_API_AUTH_STRING": token,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
     }
+
+
+def headers() -> dict[str, str]:
+    """What a request to the server that the environment names has to show."""
+    token, key = os.environ.get(TOKEN), os.environ.get("PREFECT_API_KEY")
+    if token:
+        return {"authorization": f"Basic {b64encode(token.encode()).decode()}"}
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 OF_PAGES = {"PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true"}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
+from alignment_core import journal
 from alignment_core.errors import EnvironmentFault
 from flows import access, services
-from flows.console import JsonOption, out, print_json
+from flows.cli_services import RunArgument
+from flows.console import JsonOption, err, out, print_json
 
 
 def deploy(
@@ -41,6 +45,25 @@ def deploy(
     return out.print(f"registered{when}. Run it now: prefect deployment run {deployments.FLOW}/{name}", markup=False)
 
 
+def watch(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Follow a run to its end, through crashes after which it goes on. Exit code 1 if it does not complete."""
+    from flows.follow import follow
+
+    try:
+        run_id = str(UUID(run))  # a run that is scheduled has no journal yet
+    except ValueError:
+        run_id = journal.find(run).run_id
+    ending = follow(run_id, lambda line: err.print(f"{datetime.now():%H:%M:%S}  {line}", markup=False))
+    if as_json:
+        print_json(ending.model_dump())
+    else:
+        why = f": {ending.message}" if ending.message else ""
+        out.print(f"run {run_id}: {ending.status}{why if ending.status != 'completed' else ''}", markup=False)
+    if ending.status != "completed":
+        raise typer.Exit(1)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to ``align``."""
-    app.command()(deploy)
+    for command in (deploy, watch):
+        app.command()(command)

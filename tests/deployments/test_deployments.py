@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.responses import DeploymentResponse
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import load_recipe
@@ -104,6 +106,27 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         tmp_path.rename(tmp_path.with_name("moved"))
         assert deployments.problems(client, "alignment") == {"mine": f"its folder {tmp_path} is gone"}
         client.delete_deployment(mine.id)
+
+
+def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def flow(): pass\n")
+    (tmp_path / "broken.py").write_text("def flow(:\n")
+    there = [{"prefect.deployments.steps.set_working_directory": {"directory": str(tmp_path)}}]
+    fetched = [{"prefect.deployments.steps.git_clone": {"repository": "https://example.invalid/code"}}]
+
+    def problem(entrypoint: str, steps: list[Any]) -> str | None:
+        return deployments._problem(
+            DeploymentResponse(name="d", flow_id=UUID(int=1), entrypoint=entrypoint, pull_steps=steps)
+        )
+
+    assert problem("mine.py:flow", there) is None
+    assert problem("anything.py:flow", fetched) is None, "nobody knows before it is fetched"
+    assert problem("flows.alignment.deployed_sft", []) is None
+    assert "No such file" in str(problem("gone.py:flow", there))
+    assert "mine.py:other does not exist" in str(problem("mine.py:other", there))
+    assert "broken.py:flow does not load: invalid syntax" in str(problem("broken.py:flow", there))
+    assert "does not load: ModuleNotFoundError" in str(problem("no.such.module", []))
+    assert "flows.alignment.gone does not exist" in str(problem("flows.alignment.gone", []))
 
 
 def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:

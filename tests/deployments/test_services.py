@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -90,6 +91,7 @@ ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ends_badly_goes_on_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
     run_id = services.start_run([*OVERRIDES, f"seed={1 + list(ENDS).index(end)}"])
+    watcher = services.watch(run_id)
     assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     ended, trained = time.time(), steps(run_id)
     ENDS[end](services, journal.read(run_id))
@@ -107,6 +109,10 @@ def test_a_run_that_ends_badly_goes_on_by_itself_and_loses_no_step(services: Ser
     assert len(times_started(run_id, "sft")) == 2
     done = [one for one in journal.news(journal.folder_of(run_id)) if one["state"] == "run"]
     assert sorted(line["label"] for line in done) == ["model", "sft", "sft/data"], "no finished stage ran twice"
+
+    watched, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0
+    assert json.loads(watched) == {"run_id": run_id, "status": "completed", "attempt": 2, "message": None}
 
     crashed = next(at for name, at in states if name == "Crashed").timestamp()
     again = times_started(run_id, "sft")[1].timestamp()

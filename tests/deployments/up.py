@@ -59,6 +59,11 @@ class Services:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return answer
 
+    def watch(self, run_id: str) -> subprocess.Popen[str]:
+        """`align watch`, under way."""
+        command = [*ALIGN, "watch", run_id, "--json"]
+        return subprocess.Popen(command, cwd="/", env=self.settings, stdout=subprocess.PIPE, text=True)
+
     def prefect(self, *arguments: str) -> str:
         """What a command of Prefect's own prints."""
         command = [str(BIN / "prefect"), *arguments]

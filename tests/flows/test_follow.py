@@ -1,0 +1,74 @@
+"""`align watch` of runs that only this machine's journal knows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.errors import EnvironmentFault
+from alignment_core.journal import Journal, new_record
+from flows import access, follow
+
+RUN = """
+import sys, time
+from alignment_core.journal import Journal, new_record
+with Journal(new_record("run", "small", {}, "store")).open() as journal:
+    journal.stage("sft", "running", stage="sft", key="k", key_parts={})
+    print("open", flush=True)
+    sys.stdin.read()
+    journal.stage("sft", "run", seconds=1.5)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    monkeypatch.delenv(access.URL, raising=False)
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def running() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_is_followed_to_its_completion(running: subprocess.Popen[bytes]) -> None:
+    said: list[str] = []
+
+    def heard(line: str) -> None:
+        said.append(line)
+        assert running.stdin is not None
+        running.stdin.close()  # it goes on once its first news was said
+
+    ending = follow.follow("run", heard)
+    assert (ending.status, ending.attempt, ending.message) == ("completed", 1, None)
+    assert said == ["sft: running", "sft: run, 1.5 s"]
+
+
+def test_a_run_of_this_machine_that_dies_is_said_to_have_crashed(running: subprocess.Popen[bytes]) -> None:
+    threading.Timer(0.2, os.kill, (running.pid, signal.SIGKILL)).start()
+    assert follow.follow("run", lambda _: None).status == "crashed"
+
+
+def test_a_failed_run_says_why() -> None:
+    with pytest.raises(ValueError, match="too long"), Journal(new_record("run", "small", {}, "store")).open():
+        raise ValueError("row 3 is too long")
+    ending = follow.follow("run", lambda _: None)
+    assert (ending.status, ending.message) == ("failed", "row 3 is too long")
+
+
+def test_a_run_that_nobody_knows_is_an_error_and_no_endless_wait() -> None:
+    with pytest.raises(EnvironmentFault, match="no services run, and no run elsewhere was started here"):
+        follow.follow("elsewhere", lambda _: None)
