@@ -189,6 +189,8 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
         out.print(f"{one.label}: {one.state}{seconds}\n    {one.why}", markup=False)
         for change in one.changed:
             out.print(f"      {change}", markup=False)
+        for change in one.elsewhere:
+            out.print(f"      not in the key: {change}", markup=False)
     return None
 
 

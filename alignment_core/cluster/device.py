@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 from alignment_core.errors import EnvironmentFault
@@ -103,6 +105,19 @@ class Device:
             )
         return needed
 
+    def rounding(self, resources: ResourcesConfig) -> dict[str, Any]:
+        """What of the placement decides how a stage's numbers are rounded, as provenance records it."""
+        trainers = self.trainers(resources)
+        return {
+            "trainers": trainers,
+            "engines": self.engines(resources),
+            "tensor_parallel_size": resources.tensor_parallel_size,
+            "threads": resources.threads,
+            "zero_stage": zero_stage(resources, trainers),
+            "offload_optimizer": resources.offload_optimizer,
+            "max_tokens_per_microbatch": resources.max_tokens_per_microbatch,
+        }
+
     def trainer_place(self, rank: int) -> Place:
         """Where a trainer rank runs."""
         return Place() if self.kind == "cpu" else Place((rank,), TRAINER_SHARE)
@@ -175,3 +190,21 @@ class Device:
             "block_size": 32,
             "enable_chunked_prefill": False,
         }
+
+
+def zero_stage(resources: ResourcesConfig, trainers: int) -> int:
+    """DeepSpeed's ZeRO stage for so many trainers."""
+    if resources.zero_stage is not None:
+        return resources.zero_stage
+    alone = trainers == 1 and not resources.offload_optimizer  # nothing to share, and nothing to keep elsewhere
+    return 0 if alone else 2
+
+
+def cpu_model() -> str:
+    """Name of this machine's processor, as Linux has it; empty where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, platform.processor())

@@ -113,6 +113,12 @@ def gpus(ray: Any) -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
+def gpu_models(ray: Any) -> list[str]:
+    """Kinds of the GPUs of the whole cluster, as Ray calls them."""
+    prefix = "accelerator_type:"
+    return sorted(name.removeprefix(prefix) for name in ray.cluster_resources() if name.startswith(prefix))
+
+
 def reserve_gpus(ray: Any, count: int, waits: Callable[[str | None], None] = lambda _: None) -> Any:
     """A placement group with one GPU a bundle, on as few machines as possible.
 

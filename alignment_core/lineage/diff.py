@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Manifest, Provenance, Reference, Store
-from alignment_core.stages.key import changes
+from alignment_core.stages.reasons import changes, in_words
 
 
 class Side(BaseModel):
@@ -40,6 +41,16 @@ class FileChange(BaseModel):
     sha256_b: str | None
 
 
+class Upstream(BaseModel):
+    """Two stages that made what one role of both sides descends from, and what differs in their keys, inputs aside."""
+
+    role: str
+    """The way to them, such as ``data.rollouts``."""
+    a: Side
+    b: Side
+    key: list[str]
+
+
 class Difference(BaseModel):
     """The whole comparison. ``metrics`` and ``cost`` hold every name, the other lists only what differs."""
 
@@ -51,9 +62,13 @@ class Difference(BaseModel):
     """The parts of the stages' keys that differ, inputs aside."""
     inputs: list[Pair]
     """By role."""
+    upstream: list[Upstream]
+    """What makes the inputs differ, from the nearest stages to the farthest."""
     metrics: list[Pair]
     cost: list[Pair]
     packages: list[Pair]
+    hardware: list[Pair]
+    """Where the stages ran, as far as it can change rounding; it is in no key."""
     files: list[FileChange]
 
 
@@ -65,17 +80,37 @@ def compare(store: Store, a: Reference, b: Reference) -> Difference:
         a=_side(a, made_a),
         b=_side(b, made_b),
         identical=a == b,
-        key=changes(_key_parts(made_a), _key_parts(made_b)) if made_a and made_b else [],
-        inputs=[pair for pair in _pairs(_inputs(made_a), _inputs(made_b)) if pair.a != pair.b],
+        key=_key_changes(made_a, made_b) if made_a and made_b else [],
+        upstream=list(_upstream(store, made_a, made_b)) if made_a and made_b else [],
+        inputs=_differing(_inputs(made_a), _inputs(made_b)),
         metrics=_pairs(_flat(made_a.metrics if made_a else {}), _flat(made_b.metrics if made_b else {})),
         cost=_pairs(_cost(made_a), _cost(made_b)),
-        packages=[
-            pair
-            for pair in _pairs(made_a.packages if made_a else {}, made_b.packages if made_b else {})
-            if pair.a != pair.b
-        ],
+        packages=_differing(made_a.packages if made_a else {}, made_b.packages if made_b else {}),
+        hardware=_differing(made_a.hardware, made_b.hardware) if made_a and made_b else [],
         files=list(_files(first, second)),
     )
+
+
+def _key_changes(a: Provenance, b: Provenance) -> list[str]:
+    return in_words(changes(_key_parts(a), _key_parts(b)), b.label)
+
+
+def _upstream(store: Store, a: Provenance, b: Provenance) -> Iterator[Upstream]:
+    """Breadth first along the roles whose artifacts differ; each pair of stages once."""
+    waiting, seen = deque([("", a, b)]), {(a.key, b.key)}
+    while waiting:
+        way, one, other = waiting.popleft()
+        for role in [role for role in one.inputs if role in other.inputs and one.inputs[role] != other.inputs[role]]:
+            pair = _nearest(store.provenance(one.inputs[role]), store.provenance(other.inputs[role]))
+            first, second = pair
+            if first is None or second is None or (first.key, second.key) in seen:
+                continue
+            seen.add((first.key, second.key))
+            name = f"{way}.{role}" if way else role
+            waiting.append((name, first, second))
+            if changed := _key_changes(first, second):
+                sides = {"a": _side(one.inputs[role], first), "b": _side(other.inputs[role], second)}
+                yield Upstream(role=name, **sides, key=changed)
 
 
 def _nearest(a: list[Provenance], b: list[Provenance]) -> tuple[Provenance | None, Provenance | None]:
@@ -119,6 +154,10 @@ def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Pair]:
         one, other = a.get(name), b.get(name)
         pairs.append(Pair(name=name, a=one, b=other, difference=_difference(one, other)))
     return pairs
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Pair]:
+    return [pair for pair in _pairs(a, b) if pair.a != pair.b]
 
 
 def _difference(a: Any, b: Any) -> float | None:

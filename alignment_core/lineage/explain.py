@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Provenance
 from alignment_core.journal import StageLine
-from alignment_core.stages.key import changes, nearest
+from alignment_core.stages.reasons import changes, in_words, nearest
 
 
 class Explanation(BaseModel):
@@ -22,6 +22,8 @@ class Explanation(BaseModel):
     why: str
     changed: tuple[str, ...] = ()
     """Every part of the key that differs from the nearest earlier run, as ``path: old → new``."""
+    elsewhere: tuple[str, ...] = ()
+    """What differs in where the two ran: in no key, but it changes how results are rounded."""
     nearest: str | None = None
     """Label and run of that earlier run."""
     key: str = ""
@@ -39,21 +41,32 @@ def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation
     shared = line.model_dump(include={"label", "state", "key", "seconds", "reference"})
     if line.state == "cached":
         maker = next((record for record in records if record.key == line.key), None)
-        made = f"same key as {_name(maker)}" if maker else "same key as a record that is gone by now"
+        made = f"same key as {_name(maker)}{_where(maker)}" if maker else "same key as a record that is gone by now"
         return Explanation(**shared, why=made)
     earlier = [
         record
         for record in records
         if record.key != line.key and record.finished_at < line.at and record.run_ids.get("prefect") != run_id
     ]
-    other = nearest(line.key_parts, earlier)
+    other = nearest(line.key_parts, earlier, line.label)
     failure = f"; {line.reason}" if line.state == "failed" else ""
     if other is None:
         return Explanation(**shared, why=f"no earlier run of this stage in this store{failure}")
-    changed = tuple(changes(other.key_parts, line.key_parts))
-    return Explanation(**shared, why=f"changed since {_name(other)}{failure}", changed=changed, nearest=_name(other))
+    changed = tuple(in_words(changes(other.key_parts, line.key_parts), line.label))
+    mine = next((record for record in records if record.key == line.key), None)
+    elsewhere = tuple(changes(other.hardware, mine.hardware)) if mine and mine.hardware and other.hardware else ()
+    said = {"changed": changed, "elsewhere": elsewhere, "nearest": _name(other)}
+    return Explanation(**shared, why=f"changed since {_name(other)}{failure}", **said)
 
 
 def _name(record: Provenance) -> str:
     run = record.run_ids.get("prefect", "")
     return f"{record.label} of {record.finished_at[:19].replace('T', ' ')}" + (f", run {run[:8]}" if run else "")
+
+
+def _where(record: Provenance) -> str:
+    """On what a record was made: the same key gives other bytes elsewhere."""
+    hardware = record.hardware
+    processor = hardware.get("gpu") or hardware.get("cpu")
+    ranks = f", {hardware['trainers']} trainers" if "trainers" in hardware else ""
+    return f", made on {processor}{ranks}" if processor else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import digest_of
-from alignment_core.lineage.diff import Difference, FileChange, Pair, Side
+from alignment_core.lineage.diff import Difference, FileChange, Pair, Side, Upstream
 from alignment_core.lineage.graph import Node, Source, sources_of
 
 _METRICS_SHOWN = 4
@@ -38,9 +38,13 @@ def diff_text(difference: Difference) -> str:
     sections = {
         "key": difference.key,
         "inputs": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.inputs]),
+        "upstream": [line for one in difference.upstream for line in _upstream_lines(one)],
         "metrics": _table([_pair_cells(pair) for pair in difference.metrics]),
         "cost": _table([_pair_cells(pair) for pair in difference.cost]),
         "packages": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.packages]),
+        "hardware (in no key, changes rounding)": _table(
+            [[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.hardware]
+        ),
         "files": _table([_file_cells(change) for change in difference.files]),
     }
     for title, rows in sections.items():
@@ -53,6 +57,12 @@ def _side_line(side: Side) -> str:
     if not side.stage:
         return f"{side.reference.short}  made outside: no record"
     return f"{side.reference.short}  by {side.label} ({side.stage})  {side.finished_at[:19]}".rstrip()
+
+
+def _upstream_lines(one: Upstream) -> Iterator[str]:
+    made = one.b.label if one.a.label == one.b.label else f"{one.a.label} and {one.b.label}"
+    yield f"{one.role}, by {made}"
+    yield from (f"  {change}" for change in one.key)
 
 
 def _pair_cells(pair: Pair) -> list[str]:

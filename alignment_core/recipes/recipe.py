@@ -36,7 +36,8 @@ class BaseRecipe(Config):
     store: str | None = None
     """Artifact store; none means `$ALIGN_HOME/store`."""
     resources: ResourcesConfig = ResourcesConfig()
-    """Placement and deadlines; they never change a result."""
+    """Placement, memory and deadlines; not part of any stage's key. What they change of a result is rounding, with few
+    exceptions (docs/design.md, Determinism)."""
     retention: RetentionConfig = RetentionConfig()
     """What is dropped at the end of the run."""
     tracking: TrackingConfig = TrackingConfig()

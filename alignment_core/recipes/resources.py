@@ -1,4 +1,5 @@
-"""Where and how fast to run: nothing here may change a result, so nothing here is part of a stage's key."""
+"""Where and how fast to run. Nothing here is part of a stage's key: what it changes of a result is rounding, with few
+exceptions, which docs/design.md names under Determinism."""
 
 from __future__ import annotations
 

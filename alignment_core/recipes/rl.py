@@ -18,7 +18,7 @@ KINDS = ("verifier", "reward_model", "function", "urls", "environment")
 
 
 def _unset(section: object) -> bool:
-    """A section that is not there is no part of the stage's key and seed either."""
+    """A section that is not there is no part of the stage's key either."""
     return section is None
 
 

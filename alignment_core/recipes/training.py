@@ -56,14 +56,14 @@ class TrainingConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this global norm."""
     max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
-    """Stop when the loss of a batch is above this: it explodes. Not part of the stage's key and seed while unset."""
+    """Stop when the loss of a batch is above this: it explodes. Not part of the stage's key while unset."""
     router_aux_loss_coef: float = Field(0.0, ge=0, exclude_if=lambda weight: weight == 0)
     """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 leaves the routers alone. It is
     not linear in the tokens: that of a batch is the mean over its micro-batches, so `max_tokens_per_microbatch` and the
-    number of trainers change it slightly. Not part of the stage's key and seed while 0."""
+    number of trainers change it slightly. Not part of the stage's key while 0."""
     lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
     """Train adapters and a new head alone; none trains all weights. What is saved are whole models, with the adapters
-    merged in. Not part of the stage's key and seed while unset."""
+    merged in. Not part of the stage's key while unset."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
 

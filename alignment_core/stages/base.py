@@ -127,8 +127,8 @@ class Machines(Protocol):
     def device(self) -> Device:
         """What the actors run on."""
 
-    def hardware(self) -> dict[str, Any]:
-        """What provenance says about where a stage ran."""
+    def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
+        """What provenance says about where a stage ran; with its ``resources``, if it used trainers or engines."""
 
     @contextmanager
     def processor(self, turn: Turn = FIRST) -> Iterator[Callable[[], None]]:

@@ -1,16 +1,16 @@
-"""The key of a stage call: what decides its result, as one hash, and what changed since an earlier call."""
+"""The key of a stage call: what decides its result, as one hash."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
 from typing import Any
 
-from alignment_core.artifacts import Provenance
-from alignment_core.canonical import derive_seed, digest_of
+from alignment_core.canonical import canonical_json, derive_seed, digest_of
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.evaluation.user_code import counting, edited
 from alignment_core.source_code import PACKAGE, PARSING, ROOT, code_digest
 from alignment_core.stages.base import StageCall
+from alignment_core.stages.reasons import changes
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -46,7 +46,7 @@ def key_parts(call: StageCall) -> dict[str, Any]:
         stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
         code = code_digest(f"{PACKAGE}.stages.{call.stage}")
     optional = {"rerun": call.rerun, "stream": call.stream}
-    return {
+    parts = {
         **{name: value for name, value in optional.items() if value},
         "stage": stage.name,
         "version": stage.version,
@@ -55,6 +55,7 @@ def key_parts(call: StageCall) -> dict[str, Any]:
         "seed": call.seed,
         "code": code,
     }
+    return json.loads(canonical_json(parts))  # as records hold it, which it is compared with
 
 
 def stage_key(call: StageCall) -> str:
@@ -85,54 +86,3 @@ def stage_seed(call: StageCall) -> int:
     Neither its settings nor its inputs are in it, so that two recipes that differ in one setting share all other noise.
     """
     return derive_seed(call.seed, call.stage, call.stream)
-
-
-def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance]) -> str:
-    """One line: what is different from the nearest earlier run of the same stage."""
-    other = nearest(parts, earlier)
-    if other is None:
-        return "first run of this stage in this store"
-    changed = changes(other.key_parts, parts)
-    if not changed:
-        return "its artifact is pruned, gone or damaged"
-    shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
-    return f"changed since {other.label}: {shown}"
-
-
-def nearest(parts: dict[str, Any], earlier: Iterable[Provenance]) -> Provenance | None:
-    """Of the earlier runs of the same stage the one whose key differs in the fewest places, the latest of equals."""
-    same_stage = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
-    return min(same_stage, key=lambda record: (len(changes(record.key_parts, parts)), _age(record)), default=None)
-
-
-def changes(before: Any, after: Any, path: str = "") -> list[str]:
-    """The leaves in which two nested structures differ, as ``path: old → new``."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        lines: list[str] = []
-        for name in sorted(before.keys() | after.keys()):
-            inner = f"{path}.{name}" if path else name
-            if name not in before or name not in after:
-                lines.append(f"{inner} {'added' if name in after else 'removed'}")
-            else:
-                lines += changes(before[name], after[name], inner)
-        return lines
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [
-            line for i, pair in enumerate(zip(before, after, strict=True)) for line in changes(*pair, f"{path}.{i}")
-        ]
-    return [] if before == after else [f"{path}: {_short(before)} → {_short(after)}"]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    if "@sha256:" in text:
-        kind, _, digest = text.partition("@sha256:")
-        return f"{kind}@{digest[:8]}"
-    return text if len(text) <= 24 else text[:8] + "…"
-
-
-def _age(record: Provenance) -> float:
-    """Smaller for later runs."""
-    from datetime import datetime
-
-    return -datetime.fromisoformat(record.finished_at).timestamp() if record.finished_at else 0.0

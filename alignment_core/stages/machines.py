@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.cluster import ray_cluster
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, cpu_model
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
@@ -64,9 +64,13 @@ class WarmMachines:
         assert self._device is not None
         return self._device
 
-    def hardware(self) -> dict[str, Any]:
-        """What provenance says about where a stage ran."""
-        return {"machine": platform.machine(), "device": self.device.kind, "devices": self.device.count}
+    def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
+        """What provenance says about where a stage ran; with its ``resources``, if it used trainers or engines."""
+        found: dict[str, Any] = {"machine": platform.machine(), "cpu": cpu_model()}
+        found |= {"device": self.device.kind, "devices": self.device.count}
+        if self.device.kind == "cuda":
+            found["gpu"] = ", ".join(ray_cluster.gpu_models(self._ray))
+        return found | (self.device.rounding(resources) if resources else {})
 
     def connect(self) -> Any:
         """Connect to Ray, or start it. Call it first from the main thread, while no other thread runs: Ray forks, and a

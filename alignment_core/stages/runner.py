@@ -17,7 +17,8 @@ from alignment_core.evaluation.user_code import counting
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import Machines, Reporter, StageCall, StageContext, StageResult
 from alignment_core.stages.cost import Meter
-from alignment_core.stages.key import check_key, key_parts, stage_key, stage_seed, why_it_runs
+from alignment_core.stages.key import check_key, key_parts, stage_key, stage_seed
+from alignment_core.stages.reasons import why_it_runs
 from alignment_core.stages.restarts import with_restarts
 from alignment_core.stages.turns import FIRST, Turn
 
@@ -103,7 +104,7 @@ def _run(
 ) -> StageResult:
     """One attempt, into a fresh output folder. ``cost`` says what the attempts before this one came to."""
     stage = call.definition()
-    reason = why_it_runs(parts, store.records())
+    reason = why_it_runs(parts, store.records(), call.label)
     config = stage.config.model_validate(call.config)
     started, clock = datetime.now(UTC), time.monotonic()
     with store.scratch() as output:
@@ -122,7 +123,7 @@ def _run(
         )
         metrics = plain_metrics(stage.run(context, config))
         check_key(call, parts, files)
-        seconds = time.monotonic() - clock
+        seconds, measured = time.monotonic() - clock, meter.cost()
         draft = ProvenanceDraft(
             key=digest_of(parts),
             stage=stage.name,
@@ -133,11 +134,11 @@ def _run(
             seed=call.seed,
             code_version=code_version(),
             packages=_packages(),
-            hardware=machines.hardware(),
+            hardware=machines.hardware(resources if measured["device_seconds"] else None),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=round(seconds, 3),
-            cost={**meter.cost(), **{name: float(value) for name, value in context.cost.items()}},
+            cost={**measured, **{name: float(value) for name, value in context.cost.items()}},
             metrics=metrics,
             run_ids=run_ids,
         )

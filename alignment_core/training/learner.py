@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from alignment_core.artifacts.faults import check_room
 from alignment_core.artifacts.ownership import check_ours
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
@@ -105,8 +105,7 @@ class Learner:
         """With ``ema_decay`` an exponential moving average of the weights is kept beside them."""
         self.source, self.training, self.resources, self.device = source, training, resources, device
         self.rank, self.world = rank, world
-        alone = world == 1 and not resources.offload_optimizer  # nothing to share, and nothing to keep elsewhere
-        self.zero_stage = resources.zero_stage if resources.zero_stage is not None else 0 if alone else 2
+        self.zero_stage = zero_stage(resources, world)
         self.steps = 0
         """Optimiser steps that are in the weights."""
         self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind

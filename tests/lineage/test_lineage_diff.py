@@ -120,3 +120,27 @@ def test_what_was_pruned_can_still_be_compared(store, publish):
     store.prune(None, 0, delete=True)
     assert store.is_pruned(a)
     assert compare(store, a, b).key == ["config.x: 1 → 2"]
+
+
+def test_what_changed_upstream_is_told(store, publish):
+    def chain(rows: int, name: str) -> Reference:
+        data = publish({"rows": f"{rows}"}, "dataset", f"{name}data", label="sft/data", config={"data": {"rows": rows}})
+        sft = publish({"weights": f"{rows}"}, name=f"{name}sft", label="sft", config={"x": 1}, inputs={"data": data})
+        return publish(
+            {"weights": f"dpo {rows}"}, name=f"{name}dpo", label="dpo", config={"x": 1}, inputs={"model": sft}
+        )
+
+    found = compare(store, chain(100, "a"), chain(200, "b"))
+    assert found.key == []
+    assert [(one.role, one.key) for one in found.upstream] == [("model.data", ["sft.data.rows: 100 → 200"])]
+    assert "model.data, by sft/data\n    sft.data.rows: 100 → 200" in diff_text(found)
+
+
+def test_another_machine_is_told_although_it_is_in_no_key(store, publish):
+    a, b = (
+        publish({"w": f"{ranks}"}, name=f"{ranks}", config={}, hardware={"cpu": "x86", "trainers": ranks})
+        for ranks in (1, 2)
+    )
+    found = compare(store, a, b)
+    assert [(pair.name, pair.a, pair.b) for pair in found.hardware] == [("trainers", 1, 2)]
+    assert "hardware (in no key, changes rounding)\n  trainers  1 → 2" in diff_text(found)

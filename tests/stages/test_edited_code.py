@@ -28,7 +28,7 @@ def score(prompt, completion, label):
 
 
 class Nothing:
-    def hardware(self) -> dict[str, Any]:
+    def hardware(self, *_: Any) -> dict[str, Any]:
         return {}
 
 

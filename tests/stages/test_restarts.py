@@ -32,7 +32,7 @@ Behaviour = Callable[[StageContext], None]
 
 
 class Nothing:
-    def hardware(self) -> dict[str, Any]:
+    def hardware(self, *_: Any) -> dict[str, Any]:
         return {}
 
 

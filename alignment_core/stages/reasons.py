@@ -1,0 +1,126 @@
+"""Why a stage runs: what of its key changed since the nearest earlier run of it, in words of the recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from alignment_core.artifacts import Provenance
+
+DATA = {
+    "sft/data": "sft.data",
+    "reward-model/data": "reward_model.data",
+    "dpo/data": "dpo.data",
+    "rows": "dpo.data",
+    "rounds/prompts": "iterative_dpo.prompts",
+    "rl/prompts": "rl.prompts",
+    "rl/pretraining": "rl.pretraining.data",
+    "rl/held-out": "rl.best.prompts",
+    "evaluation/prompts": "evaluation.prompts",
+}
+"""Where the recipe has a data set, by the label of its stage."""
+SECTIONS = {
+    r"model": "model",
+    r"sft": "sft",
+    r"reward-model": "reward_model",
+    r"dpo": "dpo",
+    r"rl": "rl",
+    r"round-\d+/score": "evaluation",
+    r"round-\d+/\w+": "iterative_dpo",
+    r".*/evaluation(/\w+)?": "evaluation",
+}
+"""The section of the recipe that decides a stage, by its label."""
+NAMES = {"code": "the code of alignment_core", "version": "the version of the stage", "stream": "the random stream"}
+
+
+def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> str:
+    """One line: what is different from the nearest earlier run of the same stage."""
+    other = nearest(parts, earlier, label)
+    if other is None:
+        return "first run of this stage in this store"
+    changed = in_words(changes(other.key_parts, parts), label)
+    if not changed:
+        return "its artifact is pruned, gone or damaged"
+    shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
+    return f"changed since {other.label}: {shown}"
+
+
+def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> Provenance | None:
+    """Of the earlier runs of the same stage that it can be compared with, the one whose key differs in the fewest places,
+    the latest of equals.
+
+    Those of the same label go first, then those of other rounds, then those that draw from the same random stream, as
+    evaluations of different policies do.
+    """
+    same = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
+    alike = [
+        [record for record in same if record.label == label],
+        [record for record in same if _any_round(record.label) == _any_round(label)],
+        [record for record in same if _stream(record.key_parts) == _stream(parts)],
+    ]
+    found: list[Provenance] = next(filter(None, alike), [])
+    return min(found, key=lambda record: (len(changes(record.key_parts, parts)), _age(record)), default=None)
+
+
+def _any_round(label: str) -> str:
+    return re.sub(r"\d+", "#", label)
+
+
+def _stream(parts: dict[str, Any]) -> str:
+    return _any_round(parts.get("stream", ""))
+
+
+def in_words(changed: Iterable[str], label: str) -> list[str]:
+    """Changes of the key of the stage ``label`` by the recipe's fields, as far as it is a stage of ours."""
+    return [re.sub(r"^[^: ]+", lambda path: _field(path.group(), label), one) for one in changed]
+
+
+def _field(path: str, label: str) -> str:
+    first, _, rest = path.partition(".")
+    if first == "inputs":
+        return f"input {rest}"
+    if first != "config":
+        return NAMES.get(path, path)
+    if rest == "trust_remote_code":
+        return "model.trust_remote_code"
+    if rest.endswith(".code"):
+        rest = f"{rest.removesuffix('.code')} (its source)"
+    if label in DATA:
+        return f"{DATA[label]}.{rest.removeprefix('data.')}"
+    section = next((name for pattern, name in SECTIONS.items() if re.fullmatch(pattern, label)), None)
+    if section == "iterative_dpo" and rest in ("prompts", "first_prompt"):
+        return {"prompts": "iterative_dpo.prompts_per_round"}.get(rest, "the first prompt")
+    return f"{section}.{rest}" if section else path
+
+
+def changes(before: Any, after: Any, path: str = "") -> list[str]:
+    """The leaves in which two nested structures differ, as ``path: old → new``."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        lines: list[str] = []
+        for name in sorted(before.keys() | after.keys()):
+            inner = f"{path}.{name}" if path else name
+            if name not in before or name not in after:
+                lines.append(f"{inner} {'added' if name in after else 'removed'}")
+            else:
+                lines += changes(before[name], after[name], inner)
+        return lines
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [
+            line for i, pair in enumerate(zip(before, after, strict=True)) for line in changes(*pair, f"{path}.{i}")
+        ]
+    return [] if before == after else [f"{path}: {_short(before)} → {_short(after)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    if "@sha256:" in text:
+        kind, _, digest = text.partition("@sha256:")
+        return f"{kind}@{digest[:8]}"
+    return text if len(text) <= 24 else text[:8] + "…"
+
+
+def _age(record: Provenance) -> float:
+    """Smaller for later runs."""
+    return -datetime.fromisoformat(record.finished_at).timestamp() if record.finished_at else 0.0

@@ -1,0 +1,42 @@
+"""Why a stage ran or was cached, and where what it is compared with was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignment_core.artifacts import Provenance, Reference
+from alignment_core.journal import StageLine
+from alignment_core.lineage.explain import explain
+
+
+def record(key: str, at: int, run: str, hardware: dict[str, Any], **config: Any) -> Provenance:
+    return Provenance(
+        key=key * 64,
+        stage="sft",
+        label="sft",
+        key_parts={"stage": "sft", "config": config},
+        finished_at=f"2026-01-01T00:00:{at:02d}+00:00",
+        hardware=hardware,
+        run_ids={"prefect": run},
+        output=Reference("model", key * 64),
+    )
+
+
+def line(key: str, state: str, at: int, **config: Any) -> StageLine:
+    parts = {"stage": "sft", "config": config}
+    stamp = f"2026-01-01T00:00:{at:02d}+00:00"
+    return StageLine(label="sft", stage="sft", key=key * 64, key_parts=parts, state=state, at=stamp)
+
+
+def test_a_stage_that_ran_is_told_what_changed_in_the_key_and_where_it_ran() -> None:
+    before = record("a", 1, "one", {"cpu": "EPYC", "trainers": 1}, training={"bf16": False})
+    after = record("b", 5, "two", {"cpu": "EPYC", "trainers": 2}, training={"bf16": True})
+    (found,) = explain([line("b", "run", 5, training={"bf16": True})], [before, after], "two")
+    assert found.changed == ("sft.training.bf16: False → True",)
+    assert found.elsewhere == ("trainers: 1 → 2",)
+
+
+def test_a_cached_stage_is_told_on_what_it_was_made() -> None:
+    maker = record("a", 1, "one", {"cpu": "EPYC", "trainers": 2})
+    (found,) = explain([line("a", "cached", 5)], [maker], "two")
+    assert found.why.endswith("run one, made on EPYC, 2 trainers")
