@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from alignment_core.models.buckets import Bucket, tensors
+from alignment_core.models.buckets import Bucket, Receiver
 
 
 class WeightUpdate:
@@ -16,6 +16,7 @@ class WeightUpdate:
     vllm_config: Any
     missing: set[str]
     """Parameters that the update under way has not brought yet."""
+    receiver: Receiver
 
     def load_checkpoint(self, model: str) -> None:
         """Replace all weights by those of the folder ``model`` (safetensors, same architecture)."""
@@ -30,12 +31,13 @@ class WeightUpdate:
 
         model = self.model_runner.get_model()
         self.missing = {name for name, _ in model.named_parameters()}
+        self.receiver = Receiver()
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
 
     def take_bucket(self, bucket: Bucket) -> None:
         """Load some of the weights; a layer whose weights are all there takes its place at once."""
-        self._load(tensors(bucket))
+        self._load(self.receiver.take(bucket))
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
         from vllm.config import set_current_vllm_config

@@ -343,9 +343,9 @@ class Loop:
     def _transfer(self, step: int) -> None:
         """The trainers' weights into the engines, bucket by bucket."""
         version = version_of(str(self.context.references["policy"]), step)
-        (names, *_) = self.trainers.all("do", "buckets", timeout=self.wait)
+        (shares, *_) = self.trainers.all("do", "buckets", timeout=self.wait)
         self.engines.all("begin_update", timeout=self.wait)
-        calls = [("do", ("bucket", one)) for one in names]
+        calls = [("do", ("bucket", one)) for one in shares]
         self.trainers.relay(calls, self.engines, "take_bucket", timeout=self.wait)
         self.engines.all("end_update", version, step, timeout=self.wait)
 

@@ -33,7 +33,7 @@ from alignment_core.losses.policy import (
     value_loss,
 )
 from alignment_core.models import buckets
-from alignment_core.models.buckets import Bucket
+from alignment_core.models.buckets import Bucket, Share
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.rl import PolicyLossConfig, RlConfig
@@ -99,6 +99,7 @@ class PolicyTrainer:
             source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, trust)
             own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
             self.learners["critic"] = Learner(source, own, resources, device, rank, world)
+        self.sender = buckets.Sender(self.policy.packed.model, rank, self.policy.zero_stage)
         self.pretraining: Pretraining | None = None
         if job.section.pretraining is not None:
             assert job.pretraining is not None, "the flow builds it"
@@ -248,7 +249,7 @@ class PolicyTrainer:
         }
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
 
-    def buckets(self) -> list[list[str]]:
+    def buckets(self) -> list[Share]:
         """Which of the policy's weights travel together to the engines.
 
         Engines on the same GPUs that slept during the update have back what it alone took of their memory.
@@ -257,10 +258,10 @@ class PolicyTrainer:
             torch.cuda.empty_cache()
         return buckets.plan(self.policy.packed.model)
 
-    def bucket(self, names: Sequence[str]) -> Bucket:
+    def bucket(self, share: Share) -> Bucket:
         """These weights of the policy; nothing on other ranks than the first."""
         self.policy.check_sound()
-        return buckets.fill(self.policy.packed.model, names, self.rank, self.policy.zero_stage)
+        return self.sender.bucket(share)
 
     def export(self, name: str, directory: str) -> None:
         """Write the ``policy``, its moving average (``ema``) or the ``critic`` as a Hugging Face folder."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.models.buckets import Share
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
 from alignment_core.stages.base import EngineRequest
@@ -88,7 +89,7 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     with machines.engines_and_trainers(EngineRequest(model, reference, 128)) as (engines, trainers):
         trainers.all("open_rl", RlJob(section, str(model), None, 0), resources, str(progress), timeout=WAIT)
         (buckets,) = trainers.all("do", "buckets", timeout=WAIT)
-        single = [[name] for bucket in buckets for name in bucket]
+        single = [Share((name,)) for share in buckets for name in share.names if share.number == 0]
         times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
         for _ in range(REPEATS):
             for name, plan in (("bucketed", buckets), ("per_parameter", single)):
@@ -104,9 +105,9 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     }
 
 
-def _send(trainers: ActorGroup, engines: ActorGroup, plan: list[list[str]]) -> None:
+def _send(trainers: ActorGroup, engines: ActorGroup, plan: list[Share]) -> None:
     engines.all("begin_update", timeout=WAIT)
-    trainers.relay([("do", ("bucket", names)) for names in plan], engines, "take_bucket", timeout=WAIT)
+    trainers.relay([("do", ("bucket", share)) for share in plan], engines, "take_bucket", timeout=WAIT)
     engines.all("end_update", "policy", 1, timeout=WAIT)
 
 

@@ -165,10 +165,10 @@ def update(engine: Any, models: dict[str, Path], name: str, version: int) -> Non
 
 def send(engine: Any, model: Any, name: str, version: int) -> None:
     engine.one(0, "begin_update", timeout=WAIT)
-    plan = buckets.plan(model, size=50_000)
-    assert len(plan) > 3
-    for names in reversed(plan):
-        engine.one(0, "take_bucket", buckets.fill(model, names, rank=0, zero_stage=0), timeout=WAIT)
+    plan, sender = buckets.plan(model, size=50_000), buckets.Sender(model, rank=0, zero_stage=0)
+    assert max(share.parts for share in plan) == 2, "the embedding takes two"
+    for share in reversed(plan):
+        engine.one(0, "take_bucket", sender.bucket(share), timeout=WAIT)
     engine.one(0, "end_update", str(POLICY[name]), version, timeout=WAIT)
 
 
@@ -207,9 +207,10 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Any, models: dict[str
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
-    names = [name for bucket in buckets.plan(model) for name in bucket if "layers.1.mlp" not in name]
+    names = tuple(name for share in buckets.plan(model) for name in share.names if "layers.1.mlp" not in name)
     engine.one(0, "begin_update", timeout=WAIT)
-    engine.one(0, "take_bucket", buckets.fill(model, names, rank=0, zero_stage=0), timeout=WAIT)
+    bucket = buckets.Sender(model, rank=0, zero_stage=0).bucket(buckets.Share(names))
+    engine.one(0, "take_bucket", bucket, timeout=WAIT)
     says = r"had none for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
         engine.one(0, "end_update", str(POLICY["b"]), 1, timeout=WAIT)
