@@ -107,6 +107,8 @@ def test_what_decides_a_result_is_the_source_of_functions_and_the_first_url_and_
     assert "TOKEN" not in str(one)
     assert one != key(urls=["http://b/", "http://a/"])
     before = key(function=f"{file}:group")
-    file.write_text(SOURCE + "# changed")
+    file.write_text(SOURCE + "# a comment computes nothing")
+    assert key(function=f"{file}:group") == before
+    file.write_text(SOURCE + "FACTOR = 2")
     assert key(function=f"{file}:group") != before
     assert str(file) not in str(before)
