@@ -70,18 +70,35 @@ def function_content(name: str, field: str, docstrings: bool = False) -> dict[st
 
     With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
     """
-    found, place = load_function(name, field), name.rpartition(":")[0]
+    function, place = name.rpartition(":")[2], name.rpartition(":")[0]
     try:
-        # A class of a file is not where inspect looks; a function may come from elsewhere by way of the file.
-        is_class_of_file = isinstance(found, type) and place.endswith(".py")
-        origin = None if is_class_of_file else inspect.getsourcefile(inspect.unwrap(found))
         code = code_of(place)
-    except (TypeError, ImportError):
+    except (OSError, SyntaxError, ValueError, ImportError, TypeError):
+        load_function(name, field)  # says what is wrong with it, if that is not only that it has no source
         raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
-    path = Path(origin).resolve() if origin else None
+    known = name, code.digest(docstrings=True)
+    if known not in _ORIGINS:
+        _ORIGINS[known] = _origin(name, field)
+    path = _ORIGINS[known]
     if path and path not in code.files.values() and not path.is_relative_to(ROOT / PACKAGE):
-        code.files[f"{name.rpartition(':')[2]} itself"] = path
-    return {"name": name.rpartition(":")[2], "code": code.digest(docstrings)}
+        code.files[f"{function} itself"] = path
+    return {"name": function, "code": code.digest(docstrings)}
+
+
+_ORIGINS: dict[tuple[str, str], Path | None] = {}
+"""Where the functions are defined that this process loaded, by name and digest: to compute a key again executes nothing."""
+
+
+def _origin(name: str, field: str) -> Path | None:
+    """The file that defines a function, which may come from elsewhere by way of the file that is named. Raises UserError."""
+    found = load_function(name, field)
+    if isinstance(found, type) and name.rpartition(":")[0].endswith(".py"):
+        return None  # inspect would look for a class by the name of its module
+    try:
+        source = inspect.getsourcefile(inspect.unwrap(found))
+    except TypeError:
+        raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
+    return Path(source).resolve() if source else None
 
 
 def _nearest(function: str, module: Any) -> str:

@@ -130,3 +130,16 @@ def test_a_data_class_of_a_file_knows_its_module(write: Write) -> None:
     source = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     source += "@dataclass\nclass A:\n    x: float\ndef f(x): return A(x).x\n"
     assert ask(write("reward.py", source) + ":f", 2) == 2.0
+
+
+def test_a_key_is_computed_again_without_executing_the_file(write: Write, tmp_path: Path) -> None:
+    source = (
+        "from pathlib import Path\nwith Path(__file__).with_name('count').open('a') as file:\n    file.write('x')\n"
+    )
+    name = write("reward.py", f"{source}\ndef f(x): return x\n") + ":f"
+    before = [function_content(name, FIELD) for _ in range(3)]
+    assert before[0] == before[1] == before[2]
+    assert (tmp_path / "count").read_text() == "x"
+    write("reward.py", f"{source}\ndef f(x): return x + 1\n")
+    assert function_content(name, FIELD) != before[0]
+    assert (tmp_path / "count").read_text() == "xx"

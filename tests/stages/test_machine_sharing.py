@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster import ray_cluster
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, cpu_model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages import machines as module
 from alignment_core.stages.base import EngineRequest
@@ -125,3 +126,21 @@ def test_device_seconds_count_from_having_the_machine_times_the_devices(run: War
 def _take_trainers(run: WarmMachines, turn: Turn) -> None:
     with run.trainers(turn):
         pass
+
+
+def test_the_record_says_on_what_a_stage_ran_and_what_of_it_changes_rounding(
+    run: WarmMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "gpu_models", lambda _: ["H100"])
+    alone = run.hardware()
+    assert alone == {"machine": platform.machine(), "cpu": cpu_model(), "device": "cuda", "devices": 2, "gpu": "H100"}
+    halved = run.resources.model_copy(update={"max_tokens_per_microbatch": 512})
+    assert run.hardware(halved) == alone | {
+        "trainers": 2,
+        "engines": 2,
+        "tensor_parallel_size": 1,
+        "threads": 1,
+        "zero_stage": 2,
+        "offload_optimizer": False,
+        "max_tokens_per_microbatch": 512,
+    }
