@@ -1,7 +1,8 @@
 """Lineage: from a model back to the rows, configurations, code and parents that made it, and forward again."""
 
 from alignment_core.lineage.diff import Difference, compare
-from alignment_core.lineage.graph import Graph, Node, Source
+from alignment_core.lineage.graph import Graph, Node
 from alignment_core.lineage.render import diff_text, text_tree, to_json
+from alignment_core.lineage.sources import Source
 
 __all__ = ["Difference", "Graph", "Node", "Source", "compare", "diff_text", "text_tree", "to_json"]

@@ -7,15 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignment_core.artifacts import Provenance, Reference, Store
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file that a stage read from outside the store, as its configuration lists it under ``sources``."""
-
-    path: str
-    sha256: str | None = None
-    rows: int | None = None
+from alignment_core.lineage.sources import Source, sources_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +15,7 @@ class Node:
     """An artifact in a tree, reached from its neighbour by an edge.
 
     ``role`` is the edge: the role in which the later artifact used the earlier one, empty at the root. ``made_by``
-    are all records of this artifact. ``sources``, in upward trees: the files from outside that its makers read.
+    are all records of this artifact. ``sources``, in upward trees: what its makers read from outside the store.
     ``repeated``: the same artifact stands earlier in this tree, with its subtree.
     """
 
@@ -98,21 +90,3 @@ class Graph:
         children = tuple(self._tree(other, edge, upward, shown) for edge, other in onward)
         sources = (source for record in made_by for source in sources_of(record)) if upward else ()
         return Node(reference, role, made_by, children, tuple(dict.fromkeys(sources)))
-
-
-def sources_of(record: Provenance) -> tuple[Source, ...]:
-    """The well-formed entries of ``sources`` in a stage's configuration: paths, or objects with a path."""
-    listed = record.config.get("sources")
-    found = []
-    for entry in listed if isinstance(listed, list) else []:
-        fields = {"path": entry} if isinstance(entry, str) else entry
-        if isinstance(fields, dict) and isinstance(fields.get("path"), str):
-            sha256, rows = fields.get("sha256"), fields.get("rows")
-            found.append(
-                Source(
-                    fields["path"],
-                    sha256 if isinstance(sha256, str) else None,
-                    rows if isinstance(rows, int) else None,
-                )
-            )
-    return tuple(found)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import digest_of
 from alignment_core.lineage.diff import Difference, FileChange, Pair, Side, Upstream
-from alignment_core.lineage.graph import Node, Source, sources_of
+from alignment_core.lineage.graph import Node
+from alignment_core.lineage.sources import Source, settings_of, sources_of
 
 _METRICS_SHOWN = 4
+_WIDTH = 100
+"""Characters of a line of settings, without the branches before it."""
+_LONGEST_SETTING = 60
 
 
 def text_tree(node: Node) -> str:
@@ -120,6 +126,8 @@ def _lines(node: Node, first: str, rest: str) -> Iterator[str]:
 def _record_lines(record: Provenance) -> Iterator[str]:
     yield f"by {record.label} ({record.stage}), seed {record.seed}, {record.seconds:.1f} s"
     yield f"config {digest_of(record.config)[:12]}, code {record.code_version or 'unknown'}"
+    settings = ", ".join(f"{path} {_setting(value)}" for path, value in settings_of(record).items())
+    yield from textwrap.wrap(settings, _WIDTH, break_long_words=False, break_on_hyphens=False)
     numbers = [(name, value) for name, value in record.metrics.items() if _is_number(value)]
     if numbers:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers[:_METRICS_SHOWN])
@@ -130,14 +138,22 @@ def _record_lines(record: Provenance) -> Iterator[str]:
 def _source_line(source: Source) -> str:
     rows = f", {source.rows} rows" if source.rows is not None else ""
     digest = f", sha256 {source.sha256[:12]}" if source.sha256 else ""
-    return f"source: {source.path}{rows}{digest}"
+    commit = f", commit {source.commit}" if source.commit else ""
+    settings = "".join(f", {path} {_setting(value)}" for path, value in source.settings)
+    return f"source: {source.path}{rows}{digest}{commit}{settings}"
+
+
+def _setting(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return " ".join((text if len(text) <= _LONGEST_SETTING else text[: _LONGEST_SETTING - 1] + "…").split())
 
 
 def _record_data(record: Provenance) -> dict[str, Any]:
     data = record.model_dump(mode="json")
     return data | {
         "config_digest": digest_of(record.config),
-        "sources": [vars(source) for source in sources_of(record)],
+        "settings": settings_of(record),
+        "sources": [{**vars(source), "settings": dict(source.settings)} for source in sources_of(record)],
     }
 
 

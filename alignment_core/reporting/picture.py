@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from alignment_core.artifacts import Provenance, Reference
-from alignment_core.lineage.graph import Graph, sources_of
+from alignment_core.lineage.graph import Graph
+from alignment_core.lineage.sources import sources_of
 from alignment_core.reporting.drawing import as_svg, new_figure
 
 if TYPE_CHECKING:

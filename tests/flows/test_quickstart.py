@@ -107,6 +107,8 @@ def test_lineage_leads_from_the_policy_to_its_sources_and_back(align: Align, fir
     up = json.dumps(align(home, "lineage", first["outputs"]["policy"]))
     for label in ("round-2/dpo", "round-1/select", "sft", "model", "rounds/prompts"):
         assert f'"{label}"' in up
+    assert '"path": "task:reverse/train"' in up
+    assert '"training.max_steps": 30' in up
     base = digests(first)["model"]
     assert first["outputs"]["policy"] in json.dumps(align(home, "lineage", base, "--down"))
 

@@ -10,8 +10,11 @@ import pytest
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Reference, Store, open_store
 from alignment_core.canonical import digest_of
+from alignment_core.data.pin import PinnedFile, PinnedSource
 from alignment_core.lineage import Graph, text_tree, to_json
+from alignment_core.recipes import DataConfig, DataSource
 from alignment_core.reporting.picture import picture
+from alignment_core.stages.dataset import DatasetConfig
 
 
 @pytest.fixture
@@ -44,8 +47,13 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
         made[name] = store.publish(directory, kind, None if inputs is None else draft)
 
     publish("base", "model")
-    source = {"path": "rows.jsonl", "sha256": "5" * 64, "rows": 128}
-    publish("data", "dataset", {}, config={"sources": [source]})
+    source = PinnedSource(
+        source=DataSource(path="rows.jsonl", rows=128),
+        files=(PinnedFile(path="/d/rows.jsonl", sha256="5" * 64, size=9),),
+    )
+    data = DataConfig(sources=(source.source,), max_length=64)
+    config = DatasetConfig(data=data, sources=(source,), purpose="sft").model_dump(mode="json")
+    publish("data", "dataset", {}, stage="dataset", config=config)
     publish("sft", "model", {"base": "base", "train": "data"}, config={"learning_rate": 1e-5})
     publish("pairs", "dataset", {"policy": "sft"})
     publish(
@@ -66,12 +74,14 @@ def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
             f"├─ policy: {short['sft']}",
             "│  │    by run/sft (sft), seed 7, 12.3 s",
             f"│  │    config {digest_of({'learning_rate': 1e-5})[:12]}, code c0ffee",
+            "│  │    learning_rate 1e-05",
             f"│  ├─ base: {short['base']}",
             "│  │       made outside: no record",
             f"│  └─ train: {short['data']}",
-            "│     │    by run/data (data), seed 7, 12.3 s",
+            "│     │    by run/data (dataset), seed 7, 12.3 s",
             f"│     │    config {digest_of(sources)[:12]}, code c0ffee",
-            "│     └─ source: rows.jsonl, 128 rows, sha256 555555555555",
+            "│     │    data.max_length 64, purpose sft",
+            "│     └─ source: /d/rows.jsonl, sha256 555555555555, rows 128",
             f"├─ reference: {short['sft']}  (shown above)",
             f"└─ train: {short['pairs']}",
             "   │    by run/pairs (pairs), seed 7, 12.3 s",
@@ -106,7 +116,9 @@ def test_the_json_view_is_plain_data_with_the_same_content(store, made):
     assert [child["role"] for child in data["children"]] == ["policy", "reference", "train"]
     assert [child["repeated"] for child in data["children"]] == [False, True, False]
     rows = data["children"][0]["children"][1]["made_by"][0]["sources"]
-    assert rows == [{"path": "rows.jsonl", "sha256": "5" * 64, "rows": 128}]
+    read = {"path": "/d/rows.jsonl", "sha256": "5" * 64, "rows": None, "commit": None, "settings": {"rows": 128}}
+    assert rows == [read]
+    assert data["children"][0]["made_by"][0]["settings"] == {"learning_rate": 1e-5}
 
 
 def test_the_picture_shows_every_stage_and_source_once(store, made):
@@ -116,7 +128,7 @@ def test_the_picture_shows_every_stage_and_source_once(store, made):
     assert sorted(texts) == sorted(
         [f"run/{name}" for name in ("data", "sft", "pairs", "dpo")]
         + [f"{made[name].kind} {made[name].digest[:8]}" for name in ("data", "sft", "pairs", "dpo")]
-        + ["model", base, "rows.jsonl"]
+        + ["model", base, "/d/rows.jsonl"]
     )
     assert drawn == picture(Graph.of(store), [made["dpo"], made["pairs"]]), "the same bytes again"
 
@@ -155,7 +167,16 @@ def test_a_label_cannot_break_out_of_the_picture():
     assert "&lt;/text&gt;&lt;script&gt;$x" in drawn
 
 
-def test_malformed_sources_are_left_out():
+def test_a_batch_of_a_night_names_its_files():
     output = Reference("dataset", "1" * 64)
-    made = record("data", output).model_copy(update={"config": {"sources": ["a.jsonl", 3, {"rows": 2}, {"path": "b"}]}})
-    assert [source.path for source in Graph([made]).up(output).sources] == ["a.jsonl", "b"]
+    listed = [3, {"rows": 2}, {"path": "a.jsonl", "rows": 2}, {"path": "b"}]
+    made = record("preference-batch", output).model_copy(update={"config": {"sources": listed}})
+    assert [(source.path, source.rows) for source in Graph([made]).up(output).sources] == [("a.jsonl", 2), ("b", None)]
+
+
+def test_a_record_of_another_version_has_no_sources_and_all_its_settings():
+    output = Reference("dataset", "1" * 64)
+    made = record("dataset", output).model_copy(update={"config": {"sources": [{"url": "x"}], "data": {"old": 1}}})
+    (node, tree) = Graph([made]).up(output), text_tree(Graph([made]).up(output))
+    assert node.sources == ()
+    assert "data.old 1" in tree

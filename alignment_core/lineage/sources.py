@@ -1,0 +1,93 @@
+"""What a record says of the world outside the store: which files, Hub names and tasks were read, and what was set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from alignment_core.artifacts import Provenance
+from alignment_core.data.pin import PinnedSource
+from alignment_core.errors import UserError
+from alignment_core.stages.base import load_stage
+from alignment_core.stages.base_model import BaseModelConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that a stage read from outside the store."""
+
+    path: str
+    """A file, a name on the Hub, or a built-in or library's task."""
+    sha256: str | None = None
+    """Of a file."""
+    rows: int | None = None
+    """How many rows it gave, where the record says so."""
+    commit: str | None = None
+    """Of a Hub name."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """How it was read, where that differs from the defaults."""
+
+
+def sources_of(record: Provenance) -> tuple[Source, ...]:
+    """The files with their digests, Hub names with their commits, and tasks that the stage of a record read."""
+    try:
+        if record.stage == "base_model":
+            return tuple(_of_model(BaseModelConfig.model_validate(record.config)))
+        if record.stage == "dataset":
+            pinned = [PinnedSource.model_validate(entry) for entry in record.config.get("sources", ())]
+            return tuple(source for one in pinned for source in _of_rows(one))
+    except ValidationError:  # another version wrote it
+        return ()
+    return tuple(_listed(record.config.get("sources")))
+
+
+def _of_model(config: BaseModelConfig) -> Iterator[Source]:
+    name = str(config.model.name)
+    if config.commit:
+        yield Source(name, commit=config.commit)
+    for file, digest in sorted(config.files.items()):
+        yield Source(f"{name.rstrip('/')}/{file}", sha256=digest)
+
+
+def _of_rows(pinned: PinnedSource) -> Iterator[Source]:
+    origin = {"path", "task", "reasoning_gym", "verifiers", "revision"}
+    settings = tuple(_leaves(pinned.source.model_dump(mode="json", exclude_defaults=True, exclude=origin)))
+    for file in pinned.files:
+        yield Source(file.path, sha256=file.sha256, settings=settings)
+    if not pinned.files:
+        yield Source(pinned.name, commit=pinned.hub_commit, settings=settings)
+
+
+def _listed(entries: Any) -> Iterator[Source]:
+    """Paths and numbers of rows, as the batch of a night has them."""
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("path"), str):
+            rows = entry.get("rows")
+            yield Source(entry["path"], rows=rows if isinstance(rows, int) else None)
+
+
+def settings_of(record: Provenance) -> dict[str, Any]:
+    """What a stage was told that differs from its defaults, by path, such as ``training.learning_rate``; no sources.
+
+    Everything, where this version does not know the stage or its configuration.
+    """
+    try:
+        config: BaseModel = load_stage(record.stage).config.model_validate(record.config)
+        told = config.model_dump(mode="json", exclude_defaults=True)
+    except (UserError, ValidationError):
+        told = record.config
+    read = {"sources", "files", "commit", "data.sources", "model.name"}  # what sources_of tells
+    return {path: value for path, value in _leaves(told) if path not in read}
+
+
+def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The ends of nested mappings; lists are ends."""
+    for name, inner in sorted(value.items()):
+        here = f"{path}.{name}" if path else name
+        if here == "files" or not isinstance(inner, Mapping):
+            yield here, inner
+        else:
+            yield from _leaves(inner, here)

@@ -1,0 +1,98 @@
+"""From the records of stages that really ran back to files, Hub names, tasks and settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from alignment_core.artifacts import Provenance, Reference, Store, open_store
+from alignment_core.canonical import digest_of_file
+from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.lineage import Graph, text_tree
+from alignment_core.lineage.sources import settings_of, sources_of
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, TrainingConfig
+from alignment_core.stages.base import StageCall, StageConfig
+from alignment_core.stages.base_model import BaseModelConfig, pin_model
+from alignment_core.stages.dataset import DatasetConfig
+from alignment_core.stages.runner import run_stage
+from alignment_core.stages.sft import SftStageConfig
+
+
+class HostAlone:
+    """Machines of a host whose stages need no actors."""
+
+    def hardware(self) -> dict[str, Any]:
+        return {}
+
+    @contextlib.contextmanager
+    def processor(self, *_: Any) -> Any:
+        yield lambda: None
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Store, Callable[..., Reference]]:
+    store = open_store(tmp_path / "store")
+
+    def stage(name: str, config: StageConfig, **inputs: Reference) -> Reference:
+        call = StageCall(stage=name, label=name, config=config.model_dump(mode="json"), inputs=inputs, seed=3)
+        return run_stage(store, call, HostAlone(), ResourcesConfig(), lambda *_: None).reference  # type: ignore[arg-type]
+
+    return store, stage
+
+
+def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(run, tmp_path):
+    store, stage = run
+    folder = tmp_path / "model"
+    byte_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    save_file({"weight": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"a{i}"}) + "\n" for i in range(9)))
+    columns = {"prompt": "question", "completion": "answer"}
+    data = DataConfig.model_validate(
+        {"sources": [{"path": str(rows), "columns": columns}, {"task": "first", "rows": 7}], "max_length": 99}
+    )
+    model = stage("base_model", pin_model(ModelConfig(name=str(folder))))
+    pinned = tuple(pin(source) for source in data.sources)
+    made = stage("dataset", DatasetConfig(data=data, sources=pinned, purpose="sft"), tokenizer=model)
+
+    tree = Graph.of(store).up(made)
+    files, task = tree.sources
+    assert (files.path, files.sha256) == (str(rows), digest_of_file(rows))
+    assert dict(files.settings) == {"columns.completion": "answer", "columns.prompt": "question"}
+    assert (task.path, dict(task.settings)) == ("task:first/train", {"rows": 7})
+    (parent,) = tree.children
+    weights = {source.path: source.sha256 for source in parent.sources}
+    assert weights[f"{folder}/model.safetensors"] == digest_of_file(folder / "model.safetensors")
+    assert settings_of(tree.made_by[0]) == {"data.max_length": 99, "purpose": "sft"}
+    text = text_tree(tree)
+    assert f"source: {rows}, sha256 {digest_of_file(rows)[:12]}, columns.completion answer" in text
+    assert "data.max_length 99, purpose sft" in text
+
+
+def record(stage: str, config: StageConfig) -> Provenance:
+    output = Reference("model", "1" * 64)
+    return Provenance(key="2" * 64, stage=stage, label=stage, output=output, config=config.model_dump(mode="json"))
+
+
+def test_names_on_the_hub_stand_there_with_their_commits():
+    source = PinnedSource(source=DataSource(path="org/rows", split="test"), hub_commit="c" * 40)
+    data = DatasetConfig(data=DataConfig(sources=(source.source,)), sources=(source,), purpose="sft")
+    (found,) = sources_of(record("dataset", data))
+    assert (found.path, found.commit, dict(found.settings)) == ("org/rows", "c" * 40, {"split": "test"})
+    model = BaseModelConfig(model=ModelConfig(name="org/model"), commit="d" * 40)
+    (found,) = sources_of(record("base_model", model))
+    assert (found.path, found.commit) == ("org/model", "d" * 40)
+
+
+def test_only_what_differs_from_the_defaults_is_shown_of_the_settings():
+    config = SftStageConfig(training=TrainingConfig(learning_rate=1e-3, batch_size=TrainingConfig().batch_size))
+    assert settings_of(record("sft", config)) == {"training.learning_rate": 1e-3}
