@@ -77,6 +77,8 @@ def build(
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
     train = [by_source[source][row] for source, row in order]
     per_source = [_counts(rows, len(pinned)) for rows in (kept, train, test)]
+    used = Counter(source for source, _ in set(order))
+    per_source.append([len(rows) - used[source] for source, rows in enumerate(by_source)])
     train_rows = [row.columns for row in train]
     return BuiltDataset(
         tables.to_table(train_rows, purpose),

@@ -11,6 +11,8 @@ from alignment_core.data.formats import Purpose
 from alignment_core.data.pin import PinnedSource
 from alignment_core.errors import DataError
 
+WARNING_SHARE = 0.05
+"""Share of a source's rows that may be lost without a warning."""
 LISTED = 5
 """How many bad rows an error names."""
 
@@ -48,14 +50,20 @@ class Ledger:
             if mixture and not count:
                 self._nothing_left([self._names[source]], self.read[source], self.dropped[source])
 
-    def summary(self, kept: Sequence[int], train: Sequence[int], test: Sequence[int]) -> dict[str, Any]:
-        """Counts of rows, by source and together. One source row may give several table rows (``split``)."""
+    def summary(
+        self, kept: Sequence[int], train: Sequence[int], test: Sequence[int], unused: Sequence[int]
+    ) -> dict[str, Any]:
+        """Counts of rows, by source and together.
+
+        One source row may give several table rows (``split``); ``unused`` ones were never drawn by a mixture.
+        """
         columns: dict[str, Counter[int] | Sequence[int]] = {
             "read": self.read,
             "split": self.split,
             "kept": kept,
             "train": train,
             "test": test,
+            "unused": unused,
         }
         return {
             "rows": {
@@ -84,6 +92,31 @@ class Ledger:
     def _nothing_left(self, names: Sequence[str], read: int, dropped: Mapping[str, int]) -> None:
         why = "; ".join(f"{count} {REASONS[reason]} ({reason})" for reason, count in sorted(dropped.items()))
         raise DataError(f"no rows left of {_rows(read)} read from {', '.join(names)}" + (f": {why}" if why else ""))
+
+
+def account(summary: Mapping[str, Any]) -> str:
+    """What became of the rows: ``288 of 400: 62 too_long, 50 test``; ``summary`` is the ledger's."""
+    rows = summary["rows"]
+    gone = {**summary["dropped"], "test": rows["test"], "not drawn": rows["unused"]}
+    parts = ", ".join(f"{count} {reason}" for reason, count in gone.items() if count)
+    return f"{rows['train']} of {rows['read']}" + (f": {parts}" if parts else "")
+
+
+def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
+    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped or never drawn."""
+    said = []
+    for source in summary["sources"]:
+        dropped, read = sum(source["dropped"].values()), source["read"]
+        if dropped > WARNING_SHARE * read:
+            why = "; ".join(f"{count} {REASONS[reason]} ({reason})" for reason, count in source["dropped"].items())
+            said.append(f"{source['name']}: {dropped} of {_rows(read)} ({dropped / read:.0%}) are left out: {why}")
+        drawable = source["kept"] - source["test"]
+        if source["unused"] > WARNING_SHARE * drawable:
+            said.append(
+                f"{source['name']}: {source['unused']} of {_rows(drawable)} ({source['unused'] / drawable:.0%}) are never "
+                f"drawn, as `mixing: {mixing}` ends with the first source that runs dry; see also `weight`"
+            )
+    return said
 
 
 def lengths(rows: Sequence[Mapping[str, Any]], purpose: Purpose) -> dict[str, Any]:

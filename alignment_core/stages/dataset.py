@@ -34,6 +34,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     import transformers
 
     from alignment_core.data.build import build, write
+    from alignment_core.data.statistics import account, losses
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         context.inputs["tokenizer"], trust_remote_code=config.trust_remote_code
@@ -56,8 +57,13 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
         for table in (built.train, built.test):
             check_context(table, config.purpose, most)
         write(built, context.output)
-    rows = built.statistics["rows"]
-    return {"train_rows": rows["train"], "test_rows": rows["test"], "dropped": built.statistics["dropped"]}
+    rows, warnings = built.statistics["rows"], losses(built.statistics, config.data.mixing)
+    return {
+        "rows": account(built.statistics),
+        **{f"{name}_rows": rows[name] for name in ("read", "train", "test", "unused")},
+        "dropped": built.statistics["dropped"],
+        **({"warnings": warnings} if warnings else {}),
+    }
 
 
 def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource, ...]:
@@ -66,5 +72,5 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
     return (pin(DataSource(path=str(context.inputs["rows"] / ROWS), format="preference")),)
 
 
-SHOWS = {"train_rows": "train rows", "test_rows": "test rows"}
+SHOWS = {"rows": "train rows"}
 STAGE = Stage("dataset", 1, "dataset", DatasetConfig, run, SHOWS)

@@ -89,7 +89,9 @@ def headline(shows: Mapping[str, str], metrics: Mapping[str, Any]) -> str:
     parts = []
     for name, title in shows.items():
         value, first = metrics.get(name), metrics.get(f"{name}.first")
-        if value is not None:
+        if isinstance(value, str):
+            parts.append(f"{title} {value}")
+        elif value is not None:
             parts.append(f"{title} {f'{number(first)} → ' if first is not None else ''}{number(value)}")
     return " · ".join(parts)
 

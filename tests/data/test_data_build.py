@@ -14,6 +14,7 @@ from chat_templates import FORGETS_THOUGHTS, REFUSES_SYSTEM
 
 from alignment_core.data.build import BuiltDataset, build, write
 from alignment_core.data.pin import pin
+from alignment_core.data.statistics import account, losses
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.data import DataConfig
 
@@ -198,7 +199,7 @@ def test_rows_of_one_conversation_stay_on_one_side(built: Build, jsonl: Write) -
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
     data = built(jsonl([chat(f"n{i}") for i in range(10)]), "sft", chat_template=FORGETS_THOUGHTS, test_rows=3)
-    assert data.statistics["rows"] == {"read": 10, "split": 10, "kept": 20, "train": 16, "test": 4}
+    assert data.statistics["rows"] == {"read": 10, "split": 10, "kept": 20, "train": 16, "test": 4, "unused": 0}
     assert not set(column(data, "source")) & set(column(data, "source", "test"))
 
 
@@ -341,7 +342,7 @@ def test_statistics_add_up(built: Build, jsonl: Write) -> None:
     sources = [{"path": str(jsonl([*PAIRS, {"prompt": "p", "completion": ""}]))}, {"task": "first", "rows": 10}]
     data = built({"sources": sources, "test_rows": 5}, "sft")
     statistics = data.statistics
-    assert statistics["rows"] == {"read": 51, "split": 0, "kept": 50, "train": 45, "test": 5}
+    assert statistics["rows"] == {"read": 51, "split": 0, "kept": 50, "train": 45, "test": 5, "unused": 0}
     assert [source["name"] for source in statistics["sources"]] == ["train.jsonl", "task:first/train"]
     for name, count in statistics["rows"].items():
         assert sum(source[name] for source in statistics["sources"]) == count
@@ -351,6 +352,33 @@ def test_statistics_add_up(built: Build, jsonl: Write) -> None:
     assert (tokens["total"], tokens["targets"]) == (sum(lengths), targets)
     assert tokens["target_share"] == pytest.approx(targets / sum(lengths), abs=1e-6)
     assert json.loads(json.dumps(statistics)) == statistics
+
+
+def test_rows_that_vanish_are_said_with_the_reason(built: Build, jsonl: Write) -> None:
+    long = [{"prompt": f"l{i}", "completion": "c" * 50} for i in range(6)]
+    data = built(jsonl([*PAIRS, *long, {"prompt": "e", "completion": " "}]), "sft", max_length=20, test_rows=5)
+    assert account(data.statistics) == "35 of 47: 1 empty_completion, 6 too_long, 5 test"
+    assert losses(data.statistics, "first_exhausted") == [
+        "train.jsonl: 7 of 47 rows (15%) are left out: 1 have an answer without text (empty_completion); 6 are longer than "
+        "max_length (too_long)"
+    ]
+    few = built(jsonl([*PAIRS, *PAIRS, {"prompt": "e", "completion": " "}]), "sft")
+    assert account(few.statistics) == "80 of 81: 1 empty_completion"
+    assert losses(few.statistics, "first_exhausted") == []
+
+
+def test_a_source_that_a_mixture_cuts_is_said(built: Build) -> None:
+    sources = [{"task": "max", "rows": 20, "weight": 1}, {"task": "sort", "rows": 200, "weight": 1}]
+    data = built({"sources": sources}, "sft")
+    cut = data.statistics["sources"][1]["unused"]
+    assert cut > 100
+    assert account(data.statistics) == f"{220 - cut} of 220: {cut} not drawn"
+    (said,) = losses(data.statistics, "first_exhausted")
+    assert said.startswith(
+        f"task:sort/train: {cut} of 200 rows ({cut / 200:.0%}) are never drawn, as `mixing: first_exh"
+    )
+    repeated = built({"sources": sources, "mixing": "all_exhausted"}, "sft")
+    assert losses(repeated.statistics, "all_exhausted") == []
 
 
 def test_length_statistics_by_hand(built: Build, jsonl: Write) -> None:

@@ -19,7 +19,7 @@ Build = Callable[..., BuiltDataset]
 def test_gsm8k_becomes_sft_rows_by_naming_its_columns(built: Build) -> None:
     source = {"path": str(DATA / "gsm8k"), "columns": {"prompt": "question", "completion": "answer"}, "rows": 1000}
     data = built({"sources": [source], "test_rows": 50, "max_length": 2048}, "sft")
-    assert data.statistics["rows"] == {"read": 1000, "split": 0, "kept": 1000, "train": 950, "test": 50}
+    assert data.statistics["rows"] == {"read": 1000, "split": 0, "kept": 1000, "train": 950, "test": 50, "unused": 0}
     row = data.train.to_pylist()[0]
     assert row["text"].startswith("<user>")
     assert "<assistant>" in row["text"]

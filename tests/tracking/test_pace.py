@@ -61,6 +61,9 @@ def test_key_metrics_are_told_first_to_last():
         "reward 0.120 → 0.830 · KL 0.012"
     )
     assert headline(shows, {"loss": 1.0}) == ""
+    assert headline({"rows": "train rows"}, {"rows": "288 of 400: 62 too_long, 50 test"}) == (
+        "train rows 288 of 400: 62 too_long, 50 test"
+    )
 
 
 def test_numbers_and_durations_are_short():
