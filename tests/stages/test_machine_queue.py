@@ -191,3 +191,11 @@ def test_a_holder_that_cannot_be_read_is_another_run(new_run: NewRun, tmp_path: 
         holder.write_text('{"run":')
         other.tell("start", "sft")
         assert other.hears() == ["sft", "waits", "the machine: another run uses it"]
+
+
+def test_containers_of_one_machine_share_one_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = MachineQueue(tmp_path)
+    monkeypatch.setattr("platform.node", lambda: "another-container")
+    second = MachineQueue(tmp_path)
+    with first.use(Turn()), second.use_if_free(Turn()) as entered:
+        assert not entered
