@@ -25,8 +25,12 @@ Machines = Callable[[int], WarmMachines]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let all homes share what vLLM keeps of the architectures it has seen: to look at a new one takes ten seconds."""
+    """Let all homes share what vLLM keeps of the architectures it has seen (to look at a new one takes ten seconds), and
+    the Rays that tests start themselves a token."""
     os.environ.setdefault("VLLM_CACHE_ROOT", str(config.cache.mkdir("vllm")))  # type: ignore[union-attr]
+    token = Path(config.cache.mkdir("ray")) / "auth_token"  # type: ignore[union-attr]
+    token.write_text("0" * 64)
+    os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))  # Ray itself would write one to ~/.ray
 
 
 @pytest.fixture

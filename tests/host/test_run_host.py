@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from alignment_core.artifacts import open_store
@@ -50,19 +52,25 @@ def test_nothing_outlives_the_process_that_asked(tmp_path: Path, ending: signal.
     home = tmp_path / "home"
     flow = subprocess.Popen(
         [sys.executable, "-c", FLOW, str(tmp_path / "store")],
-        env={**os.environ, "ALIGN_HOME": str(home)},
+        env={**os.environ, "ALIGN_HOME": str(home), "HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=(tmp_path / "flow.err").open("wb"),
     )
     assert flow.stdout is not None
     assert flow.stdout.readline() == b"ready\n"
-    assert len(processes_of(home)) > 5, "supervisor, host, Ray's daemons and a trainer should be there"
+    there = processes_of(home)
+    assert len(there) > 5, "supervisor, host, Ray's daemons and a trainer should be there"
+    raylet = next(psutil.Process(pid) for pid, line in there.items() if "raylet" in line.split()[0])
+    token = Path(raylet.environ()["RAY_AUTH_TOKEN_PATH"])
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert not (tmp_path / ".ray").exists(), "where Ray keeps a token that all can read"
     flow.send_signal(ending)
     flow.wait(30)
     deadline = time.monotonic() + 30
     while processes_of(home) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert processes_of(home) == {}
+    assert not token.exists()
 
 
 def test_calls_errors_deadlines_and_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
