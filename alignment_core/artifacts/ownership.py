@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from alignment_core.artifacts.faults import explained
@@ -16,12 +17,14 @@ def make_private(directory: Path) -> Path:
     """
     with explained("create", directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.lstat()
-        _check(directory, found.st_uid)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
-            directory.chmod(0o700)
-    return directory
+        while True:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):  # somebody who had it before has removed it just now
+                found = directory.lstat()
+                _check(directory, found.st_uid)
+                if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+                    directory.chmod(0o700)
+                return directory
 
 
 def check_ours(tree: Path) -> Path:

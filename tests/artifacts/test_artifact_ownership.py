@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +56,15 @@ def test_the_home_is_closed_to_others(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     assert (mode("new/home"), mode("before")) == (0o700, 0o700)
     assert mode("shared") == 0o755, "it holds what is none of ours"
+
+
+def test_a_directory_that_goes_while_it_is_made_private_is_made_again(store, monkeypatch):
+    lstat = Path.lstat
+
+    def gone_first(path):
+        monkeypatch.undo()
+        path.rmdir()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", gone_first)
+    assert store.progress(KEY).is_dir()
