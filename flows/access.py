@@ -12,9 +12,11 @@ from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 URL, TOKEN = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+OLDER_DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
 OF_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
 """Beginnings of the variables that may hold a password of the database."""
 
@@ -58,6 +60,16 @@ def split(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     """What any process may know, and what the server alone has to know of the database."""
     database = {name: value for name, value in environment.items() if name.startswith(OF_DATABASE)}
     return {name: value for name, value in environment.items() if name not in database}, database
+
+
+def shown_database(settings: Mapping[str, str]) -> str | None:
+    """The database that a server's settings name, without its password; None is Prefect's own default, SQLite."""
+    url = settings.get(DATABASE) or settings.get(OLDER_DATABASE)
+    if url is None:
+        return settings.get("PREFECT_SERVER_DATABASE_HOST")  # somebody gives its parts
+    parts = urlsplit(url)
+    place = parts.hostname or ""
+    return urlunsplit(parts._replace(netloc=f"{place}:{parts.port}" if parts.port else place, query=""))
 
 
 def write(file: Path, token: str) -> None:

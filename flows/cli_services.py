@@ -38,6 +38,9 @@ def up(
     if state is not None and (foreground or state.phase == "ready"):
         if foreground or state.url != access.url_of(port):
             raise UserError(f"the services run already, at {state.url}; `align down` stops them")
+        wanted = access.shown_database(services.database_settings(database)) if database else None
+        if wanted not in (None, state.database):
+            raise UserError(f"the services run already, with {state.database}; `align down` stops them")
     elif foreground:
         services.become(port, database)
     else:
@@ -55,13 +58,15 @@ def up(
     )
 
 
-def env() -> None:
+def env(as_json: JsonOption = False) -> None:
     """Print what a shell needs to talk to the server of `align up`: eval "$(align env)"."""
     state = services.running()
     if state is None or state.phase != "ready":
         raise EnvironmentFault("no services run; `align up` starts them")
+    if as_json:
+        return print_json({access.URL: state.url, "token_file": str(services.token_file())})
     print(f"export {access.URL}={state.url}")
-    print(f'export {access.TOKEN}="$(cat {shlex.quote(str(services.token_file()))})"')
+    return print(f'export {access.TOKEN}="$(cat {shlex.quote(str(services.token_file()))})"')
 
 
 def down(as_json: JsonOption = False) -> None:

@@ -118,9 +118,10 @@ def database_settings(url: str | None) -> dict[str, str]:
     _, settings = access.split(os.environ)
     if url == SQLITE:
         return {}
-    settings |= {access.DATABASE: url} if url else {}
+    if url is not None:
+        settings = {**settings, access.DATABASE: url}
     before = database_file().read_text() if database_file().exists() else SQLITE
-    if not settings and not before.startswith(SQLITE):
+    if access.shown_database(settings) is None and not before.startswith(SQLITE):
         raise UserError(
             f"the runs of these services are in {before}; give its URL again, as {access.DATABASE} or with --database, "
             f"or begin anew with --database {SQLITE}"

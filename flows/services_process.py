@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import urlsplit, urlunsplit
 
 from alignment_core import journal
 from alignment_core.artifacts import align_home
@@ -144,7 +143,8 @@ class Services:
 
     def __init__(self, port: int, database: Mapping[str, str]) -> None:
         self.port, self.url = port, access.url_of(port)
-        self.database, self._of_database = _without_password(database.get(access.DATABASE)), database
+        self.database = access.shown_database(database) or f"{SQLITE}, {align_home() / 'prefect' / 'prefect.db'}"
+        self._of_database = database
         self.services: tuple[_Service, ...] = ()
         self.problems: dict[str, str] = {}
         self.stopping = threading.Event()
@@ -256,14 +256,6 @@ def _end_run(record: journal.RunRecord) -> None:
         journal.end_process(record, stop_seconds(record.recipe))
     except AlignmentError as error:
         say(str(error))
-
-
-def _without_password(url: str | None) -> str:
-    if url is None:
-        return f"{SQLITE}, {align_home() / 'prefect' / 'prefect.db'}"
-    parts = urlsplit(url)
-    place = parts.hostname or ""
-    return urlunsplit(parts._replace(netloc=f"{place}:{parts.port}" if parts.port else place, query=""))
 
 
 def _lock() -> BinaryIO | None:

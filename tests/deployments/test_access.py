@@ -106,8 +106,12 @@ def test_services_that_had_a_database_do_not_silently_begin_with_another(
     assert up.database_settings("sqlite") == {}
     url = "postgresql+asyncpg://align:password@host/name"
     assert up.database_settings(url) == {access.DATABASE: url}
-    monkeypatch.setenv(access.DATABASE, url)
-    assert up.database_settings(None) == {access.DATABASE: url}
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_TIMEOUT", "20")
+    with pytest.raises(up.UserError, match="give its URL again"):
+        up.database_settings(None)
+    for name in (access.OLDER_DATABASE, access.DATABASE):
+        monkeypatch.setenv(name, url)
+        assert access.shown_database(up.database_settings(None)) == "postgresql+asyncpg://host/name"
     assert not {name for name in up.environment(4200) if name.startswith(access.OF_DATABASE)}
 
 

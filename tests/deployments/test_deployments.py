@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 
 from alignment_core.errors import UserError
@@ -95,8 +96,14 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
     recipe.unlink()
 
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
+        ppo = client.read_deployment_by_name("alignment/ppo")
+        earlier = [{"prefect.deployments.steps.set_working_directory": {"directory": "/gone"}}]  # as there were once
+        of_a_file = DeploymentUpdate(entrypoint="flows/alignment.py:deployed_ppo", pull_steps=earlier)
+        client.update_deployment(ppo.id, of_a_file)
+        assert "/gone/flows/alignment.py:deployed_ppo does not load" in deployments.problems(client, "alignment")["ppo"]
         deployments.register_shipped(client)  # as `align up` does
         assert deployments.problems(client, "alignment") == {}
+        assert client.read_deployment_by_name("alignment/ppo").pull_steps in (None, [])
         mine = client.read_deployment_by_name("alignment/mine")
         kept = mine.parameters["recipe"]
         assert (kept["seed"], kept["sft"]["training"]["max_steps"]) == (7, 3)
