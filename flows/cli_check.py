@@ -29,7 +29,7 @@ def check(
 
     chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
     require(chosen.tracking)
-    planned = plan(chosen, open_store(chosen.store))
+    planned = plan(chosen, open_store(chosen.store, writes=False))
     findings = look(planned, chosen.resources)
     findings.refuse()
     stages = [

@@ -93,9 +93,8 @@ def _functions_of(stage: PlannedStage) -> Iterator[tuple[PlannedStage, functions
     if stage.stage == "rl":
         yield from ((prompts, one) for prompts in [*_prompts_of(stage)][:1] for one in functions.of_rl(config.section))
     elif stage.stage == "score" and config.verifier is not None and isinstance(stage.inputs["rollouts"], PlannedStage):
-        yield from (
-            (prompts, functions.of_verifier(config.verifier)) for prompts in _prompts_of(stage.inputs["rollouts"])
-        )
+        verifier = functions.of_verifier(config.verifier, config.max_failed_rewards)
+        yield from ((prompts, verifier) for prompts in _prompts_of(stage.inputs["rollouts"]))
 
 
 def _samples(store: Store, prompts: PlannedStage, seen: dict[str, rows.Answer]) -> list[dict[str, Any]]:

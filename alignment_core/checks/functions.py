@@ -12,7 +12,7 @@ from alignment_core.evaluation.failures import Failed
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.evaluation.rewards import Verifier
 from alignment_core.evaluation.verifiers import FIELD as VERIFIER
-from alignment_core.recipes.rl import EnvironmentConfig, RlConfig
+from alignment_core.recipes.rl import EnvironmentConfig, RewardConfig, RlConfig
 from alignment_core.rollout import environment_calls
 from alignment_core.rollout.environments import ACT
 from alignment_core.rollout.group_function import GroupFunction
@@ -21,6 +21,8 @@ from alignment_core.stages.reward_sources import field
 Rows = Sequence[dict[str, Any]]
 Answers = Generator[Any, None, None]
 SHOWN = 60
+USUAL: float = RewardConfig.model_fields["max_failed"].default
+"""Where a recipe lets more fail, a function may be meant to refuse what we make up."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Called:
 
     field: str
     name: str
+    max_failed: float
+    """Share of the completions that may go without its answer."""
     look: Callable[[Rows, float], Answers]
     """Calls it with so many seconds for each answer; what it answers to each row, or why it does not."""
 
@@ -44,12 +48,12 @@ class Called:
                     failed.append(f"{self.field}: {self.name} {answer}, {prompt}")
         except UserError as error:
             return str(error)
-        return failed[0] if failed else None
+        return failed[0] if failed and self.max_failed <= USUAL else None
 
 
-def of_verifier(name: str) -> Called:
+def of_verifier(name: str, max_failed: float) -> Called:
     """The verifier of an evaluation."""
-    return Called(VERIFIER, name, _verifier(name, VERIFIER))
+    return Called(VERIFIER, name, max_failed, _verifier(name, VERIFIER))
 
 
 def of_rl(section: RlConfig) -> Iterator[Called]:
@@ -57,14 +61,14 @@ def of_rl(section: RlConfig) -> Iterator[Called]:
     for number, reward in enumerate(section.rewards):
         if reward.verifier is not None:
             where = f"{field(number)}.verifier"
-            yield Called(where, reward.verifier, _verifier(reward.verifier, where))
+            yield Called(where, reward.verifier, reward.max_failed, _verifier(reward.verifier, where))
         elif reward.function is not None:
             where = f"{field(number)}.function"
-            yield Called(
-                where, reward.function, _group_function(reward.function, where, section.generation.num_generations)
-            )
+            look = _group_function(reward.function, where, section.generation.num_generations)
+            yield Called(where, reward.function, reward.max_failed, look)
     if section.environment is not None and section.environment.name is not None:
-        yield Called(environment_calls.FIELD, section.environment.name, _environment(section.environment))
+        most = next(reward.max_failed for reward in section.rewards if reward.environment)
+        yield Called(environment_calls.FIELD, section.environment.name, most, _environment(section.environment))
 
 
 def _verifier(name: str, where: str) -> Any:

@@ -154,6 +154,12 @@ def test_a_function_is_called_on_real_rows_and_one_that_always_fails_is_named_wi
     assert sentence is None or problems[0].startswith(sentence.replace("FILE", str(file)))
 
 
+def test_a_function_that_may_fail_often_is_loaded_and_left_to_the_run(store, rows, tmp_path):
+    (tmp_path / "calls.py").write_text(CALLS)
+    recipe = rl(rows, {"function": f"{tmp_path}/calls.py:fails", "max_failed": 0.5})
+    assert look(store, recipe).problems == []
+
+
 # ---------------------------------------------------------------- shapes
 
 
