@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
+from prefect.context import FlowRunContext
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from alignment_core.recipes import (
@@ -24,12 +25,28 @@ from alignment_core.recipes import (
     parse_recipe,
 )
 from flows import nightly
+from flows.early import COMMAND_LINE
 from flows.planning import COMPOSITIONS
 from flows.runs import project_file, run_recipe
 
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
 runner: Any = ThreadPoolTaskRunner(max_workers=64)
-alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name="{recipe.name}", validate_parameters=True)
+LONGEST_NAME = 160
+
+
+def _run_name() -> str:
+    """The recipe's name, and what its runs differ in: seed, overrides, night, and the stage from which it runs again."""
+    context, caller = FlowRunContext.get(), COMMAND_LINE.get()
+    parameters: dict[str, Any] = (context.parameters if context else None) or {}
+    recipe: BaseRecipe = parameters["recipe"]
+    overrides = [*parameters.get("overrides", ()), *(caller.overrides if caller else ())]
+    seed = [] if any(one.startswith("seed=") for one in overrides) else [f"seed {recipe.seed}"]
+    others = [f"{name} {value}" for name in ("night", "from_stage") if (value := parameters.get(name))]
+    name = ", ".join([recipe.name, *seed, *overrides, *others])
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name=_run_name, validate_parameters=True)
 
 
 def _run(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, night: str | None = None) -> Any:

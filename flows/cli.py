@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,10 +54,12 @@ def run(
     from alignment_core.recipes import load_recipe
 
     chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
-    run_here(chosen, from_stage, None, as_json)
+    run_here(chosen, from_stage, None, as_json, tuple(overrides))
 
 
-def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool) -> None:
+def run_here(
+    recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
+) -> None:
     """Run a recipe in this process, with a Prefect server of its own unless one runs, and print what came of it."""
     from alignment_core.tracking import require
 
@@ -70,7 +73,8 @@ def run_here(recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_
     environment.prepare()
     host = early.early_host(recipe, opened)
     with early.closing(host):
-        outcome = _run_flow(recipe, host, start_prefect_api(), from_stage, resumes, as_json)
+        caller = early.CommandLine(None, host, resumes, overrides)
+        outcome = _run_flow(recipe, start_prefect_api(), from_stage, caller, as_json)
     if as_json:
         print_json({"event": "result", **outcome})
     else:
@@ -85,21 +89,19 @@ def not_promoted(outcome: dict[str, Any]) -> bool:
     return judged is not None and judged["state"] in ("refused", "conflict")
 
 
-def _run_flow(
-    recipe: Any, host: Any, api: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool
-) -> dict[str, Any]:
+def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_json: bool) -> dict[str, Any]:
     from flows.alignment import alignment
     from flows.display import display_of
-    from flows.early import COMMAND_LINE, CommandLine
+    from flows.early import COMMAND_LINE
     from flows.reconcile import mark_if_open
 
     with display_of(as_json) as display:
-        token = COMMAND_LINE.set(CommandLine(display, host, resumes))
+        token = COMMAND_LINE.set(replace(caller, display=display))
         try:
             if api is not None:
                 api.wait()
-            if resumes is not None:
-                mark_if_open(resumes.run_id, "`align resume` takes it up again")
+            if caller.resumes is not None:
+                mark_if_open(caller.resumes.run_id, "`align resume` takes it up again")
             outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
             return outcome
         finally:

@@ -31,7 +31,7 @@ def samples(
     from alignment_core.lineage.samples import samples as of_stage
 
     record = journal.find(run)
-    store, lines = open_store(record.store), journal.stages(record.run_id)
+    store, lines = open_store(record.store, writes=False), journal.stages(record.run_id)
     rows = compared(store, lines, count)[1] if stage is None else of_stage(store, lines, stage, count)
     if not rows:
         raise UserError(

@@ -25,6 +25,8 @@ class CommandLine:
     host: Host | None
     resumes: RunRecord | None = None
     """The run that is taken up again; its stages that were run again on purpose are so still."""
+    overrides: tuple[str, ...] = ()
+    """What was given with ``--set``; it is in the recipe already."""
 
 
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)

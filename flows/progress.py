@@ -26,7 +26,7 @@ class _Shown:
 
 
 class ProgressArtifacts:
-    """A listener that keeps one progress artifact for each stage that takes more than a moment.
+    """A listener that keeps one progress artifact for each stage that takes more than a moment, while it runs.
 
     It names the run itself, because Prefect's context does not reach a tracker's thread. About keys: see
     ``_leave_artifacts`` in ``runs.py``.
@@ -50,8 +50,9 @@ class ProgressArtifacts:
 
     def finished(self, result: StageResult) -> None:
         stage = self._stages.pop(result.label, None)
-        if stage and stage.artifact:
-            self._show(result.label, stage, 100.0)
+        if stage and stage.artifact:  # the run's page is for what lasts; the table of stages says that this one is done
+            with get_client(sync_client=True) as client:
+                client.delete_artifact(stage.artifact)
 
     def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 

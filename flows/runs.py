@@ -38,6 +38,7 @@ from alignment_core.tracking.metrics_file import MetricsFile
 from flows.costs import cost_cells, run_cost, step_rows
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
+from flows.orphans import close_task_runs
 from flows.outputs import Outputs
 from flows.progress import ProgressArtifacts
 from flows.watch import Watch
@@ -145,6 +146,9 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         deployed=flow_run().deployment_id is not None,
         run_count=flow_run().run_count,
     )
+    if flow_run().run_count > 1:
+        with get_client(sync_client=True) as client:
+            close_task_runs(client, flow_run().id, "the attempt that it belonged to is over")
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)
     early = caller.host if caller else None

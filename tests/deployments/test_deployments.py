@@ -157,7 +157,8 @@ def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> 
     (report,) = [one for one in left if one["type"] == "rich"]
     assert report["key"] == "quickstart"
     assert report["data"]["html"].count("data:image/svg+xml") >= 3
-    assert {one["data"] for one in left if one["type"] == "progress"} <= {100.0}  # of stages that took their time
+    assert [one for one in left if one["type"] == "progress"] == [], "they are shown while their stage runs"
+    assert run["name"] == "quickstart, seed 1, " + ", ".join(OVERRIDES)
 
 
 FLOW = """
@@ -185,14 +186,46 @@ watched()
 """
 
 
-def test_a_stage_that_takes_its_time_shows_its_progress_on_the_run_to_the_end(services: Services) -> None:
+def test_a_stage_that_takes_its_time_shows_its_progress_on_the_run_while_it_runs(services: Services) -> None:
     environment = {**services.environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", FLOW], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (run,) = done.stdout.split()  # and no warning
     shown = services.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
-    assert {one["description"]: one["data"] for one in shown} == {"whole": 100.0, "half": 50.0}
+    assert {one["description"]: one["data"] for one in shown} == {"half": 50.0}
     assert {(one["type"], one["key"]) for one in shown} == {("progress", None)}
+
+
+LEFT_OPEN = """
+from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.states import Pending, Running
+from flows.reconcile import mark
+
+@flow(name="alignment")
+def run(): ...
+
+@task
+def stage(): ...
+
+with get_client(sync_client=True) as client:
+    dead = client.create_flow_run(run, state=Running())
+    for number, state in enumerate((Running(), Pending())):
+        client.create_task_run(stage, dead.id, dynamic_key=str(number), state=state)
+    mark(client, dead, "its process is gone")
+    print(dead.id)
+"""
+
+
+def test_the_tasks_of_a_run_whose_process_is_gone_do_not_run_on_for_ever(services: Services) -> None:
+    environment = {**services.environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    tasks = services.get("/task_runs/filter", {"flow_runs": {"id": {"any_": done.stdout.split()}}})
+    assert [task["state"]["type"] for task in tasks] == ["CRASHED", "CRASHED"]
+    assert tasks[0]["state"]["message"] == "its process is gone"
 
 
 def test_the_schedule_of_nights_makes_runs_appear_by_itself(services: Services) -> None:
