@@ -66,8 +66,8 @@ class LiveDisplay:
         with self._lock:
             bar = self._bars.get(label)
         if bar is not None:
-            of_total = f"/{progress.total:g}" if progress.total else ""
-            count = f"{progress.done:g}{of_total} {progress.unit}"
+            of_total = f"/{progress.total:,.0f}" if progress.total else ""
+            count = f"{progress.done:,.0f}{of_total} {progress.unit}"
             note = headline(progress.shows, progress.metrics)
             if (speed := progress.metrics.get("tokens_per_second")) is not None:
                 note += f"  {speed:,.0f} tokens/s"

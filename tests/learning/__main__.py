@@ -78,7 +78,7 @@ def align(home: Path, recipe: str, overrides: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != NOT_PROMOTED:  # whether it learns enough is judged here
         done.check_returncode()
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def scores(outcome: dict[str, Any]) -> tuple[list[float], list[float]]:
