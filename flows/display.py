@@ -12,9 +12,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from alignment_core.stages.base import StageResult, load_stage
+from alignment_core.stages.pace import headline
 from alignment_core.stages.report import COLUMNS, cell, confidence
 from alignment_core.tracking import Progress
-from alignment_core.tracking.pace import headline
 from flows.console import err, out, print_json
 from flows.costs import COSTS, cost_cells, run_cost, step_rows
 from flows.stream import EventStream

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from alignment_core.stages.base import StageResult, load_stage
+from alignment_core.stages.pace import MOST_SECONDS, Clock, Pace, headline
 from alignment_core.tracking import Progress
-from alignment_core.tracking.pace import MOST_SECONDS, Clock, Pace, headline
 
 TICK_SECONDS = 0.5
 Event = dict[str, Any]

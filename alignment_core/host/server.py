@@ -24,10 +24,9 @@ from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.machines import WarmMachines
+from alignment_core.stages.pace import Pace, Progress
 from alignment_core.stages.runner import run_stage
 from alignment_core.stages.turns import RunName, Turn
-from alignment_core.tracking.listener import Progress
-from alignment_core.tracking.pace import Pace
 
 PROGRESS_SECONDS = 0.2
 RAY_DIED = 75  # sysexits.h: temporary failure

@@ -20,9 +20,9 @@ from alignment_core.lineage.samples import Row, compared, samples
 from alignment_core.reporting.curves import over_policies, over_steps
 from alignment_core.reporting.picture import picture
 from alignment_core.stages.base import StageResult, load_stage
+from alignment_core.stages.pace import headline
 from alignment_core.stages.report import COLUMNS
 from alignment_core.tracking.metrics_file import Points, read_points
-from alignment_core.tracking.pace import headline
 
 MARKDOWN, PAGE = "report.md", "report.html"
 SAMPLES = 6

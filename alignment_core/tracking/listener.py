@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from alignment_core.stages.base import StageResult
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a stage is."""
-
-    done: float
-    total: float | None
-    """None while nobody knows."""
-    unit: str
-    """What is counted: ``steps``, ``shards``, …"""
-    metrics: Mapping[str, float | None]
-    """Such as ``loss``, ``grad_norm``, ``tokens_per_second``; None for what is not finite."""
-    shows: Mapping[str, str] = field(default_factory=dict)
-    """The stage's key metrics: their titles by name."""
+from alignment_core.stages.pace import Progress
 
 
 class Listener(Protocol):

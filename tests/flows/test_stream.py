@@ -9,7 +9,7 @@ import pytest
 from alignment_core.tracking import Progress
 from flows.console import print_json
 from flows.stream import EventStream
-from tests.tracking.test_pace import Clock
+from tests.stages.test_pace import Clock
 from tests.tracking.watched import result
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from alignment_core.stages.pace import Pace, duration, headline, number
 from alignment_core.tracking import Progress
-from alignment_core.tracking.pace import Pace, duration, headline, number
 
 
 class Clock:

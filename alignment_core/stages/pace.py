@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-from alignment_core.tracking.listener import Progress
 
 FIRST_SECONDS = 2.0
 MOST_SECONDS = 30.0
 
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is."""
+
+    done: float
+    total: float | None
+    """None while nobody knows."""
+    unit: str
+    """What is counted: ``steps``, ``shards``, …"""
+    metrics: Mapping[str, float | None]
+    """Such as ``loss``, ``grad_norm``, ``tokens_per_second``; None for what is not finite."""
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """The stage's key metrics: their titles by name."""
 
 
 class Pace:
