@@ -18,7 +18,12 @@ out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highli
 
 
 def print_json(content: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content, ensure_ascii=False, default=str) + "\n")  # at once: threads print, too
+    print_line(json.dumps(content, ensure_ascii=False, default=str))
+
+
+def print_line(text: str) -> None:
+    """One line to stdout, in one piece, as threads print, too. Raises OSError where nobody reads it any more."""
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

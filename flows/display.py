@@ -15,7 +15,7 @@ from alignment_core.stages.base import StageResult, load_stage
 from alignment_core.stages.pace import headline
 from alignment_core.stages.report import COLUMNS, cell, confidence
 from alignment_core.tracking import Progress
-from flows.console import err, out, print_json
+from flows.console import err, print_json, print_line
 from flows.costs import COSTS, cost_cells, run_cost, step_rows
 from flows.stream import EventStream
 
@@ -26,7 +26,7 @@ def display_of(as_json: bool) -> LiveDisplay | EventStream:
         return EventStream(print_json)
     if err.is_terminal:
         return LiveDisplay(err)
-    return EventStream(lambda event: out.print(event["text"], markup=False))
+    return EventStream(lambda event: print_line(event["text"]))
 
 
 class LiveDisplay:

@@ -26,7 +26,7 @@ class EventStream:
         self._lock = threading.RLock()
         self._stages: dict[str, Pace] = {}
         self._waiting: dict[str, str] = {}
-        self._over = threading.Event()
+        self._over, self._heard = threading.Event(), True
         self._thread = threading.Thread(target=self._loop, daemon=True, name="event stream")
 
     def __enter__(self) -> EventStream:
@@ -99,7 +99,11 @@ class EventStream:
 
     def _say(self, event: str, text: str, **content: Any) -> None:
         with self._lock:
-            self._emit({"event": event, "text": text, **content})
+            if self._heard:
+                try:
+                    self._emit({"event": event, "text": text, **content})
+                except OSError:  # `align run … | head`: nobody reads on, and the run goes on
+                    self._heard = False
 
 
 def _numbers(pace: Pace) -> Event:

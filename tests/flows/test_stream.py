@@ -57,6 +57,19 @@ def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
     ]
 
 
+def test_a_reader_that_has_gone_costs_the_run_nothing(clock):
+    def nobody_reads(event):
+        said.append(event)
+        raise BrokenPipeError
+
+    said: list[dict] = []
+    with EventStream(nobody_reads, clock) as stream:
+        stream.opened("1a2b3c4d5e", "small", "/runs/1a", "/logs/1a.log")
+        stream.started("sft")
+        stream.warn("W&B: does not answer")
+    assert len(said) == 1
+
+
 def test_each_event_is_a_json_object_on_a_line_of_its_own(clock, capsys):
     with EventStream(print_json, clock) as stream:
         stream.started("sft")
