@@ -30,7 +30,7 @@ from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, in_use, new_record
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
-from alignment_core.reporting.run_report import run_report
+from alignment_core.reporting.run_report import policies_of, run_report
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
@@ -239,7 +239,7 @@ def _cause(run: Run, error: BaseException) -> BaseException:
 def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, replaces: Replaces) -> Outcome:
     stages = [step.result() for step in run.steps]
     report = outputs.report.result() if outputs.report else None
-    metrics: dict[str, Any] = dict(report.metrics) if report else {}
+    metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
     policies = metrics.get("policies", {})
     promotion = None
     if recipe.promotion and outputs.policy is not None:

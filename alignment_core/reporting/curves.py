@@ -33,6 +33,7 @@ def over_steps(shows: Mapping[str, str], stages: Mapping[str, Points]) -> Figure
             axes.plot(*zip(*points, strict=True), linewidth=1.2, label=label, **few)
         axes.set_title(shows[name])
         axes.set_xlabel("steps")
+        axes.locator_params(axis="x", integer=True, nbins=6)
         if len(lines) > 1 and name == next(iter(panels)):
             axes.legend(frameon=False, fontsize=7)
     return drawn

@@ -107,7 +107,15 @@ def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -
     with suppress(OSError, AlignmentError):
         _, *table = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
         report.say("## Policies on held-out prompts", *table)
-    report.show("policies", "metrics of the policies", over_policies(dict(COLUMNS), made.metrics.get("policies", {})))
+    report.show("policies", "metrics of the policies", over_policies(dict(COLUMNS), policies_of(store, made)))
+
+
+def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:
+    """The metrics of the policies that a report's stage compared, in their order: a record of it sorts them by name."""
+    found: dict[str, dict[str, float]] = result.metrics.get("policies", {})
+    record = store.find(result.key)
+    order = record.config["policies"] if record else found
+    return {label: found[label] for label in order}
 
 
 def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:

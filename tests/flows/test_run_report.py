@@ -10,7 +10,7 @@ from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.canonical import digest_of
 from alignment_core.journal import folder_of
 from alignment_core.lineage.samples import Row
-from alignment_core.reporting.run_report import RunReport, fenced, run_report
+from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.stages.base import StageResult
 from alignment_core.tracking import Progress
 from alignment_core.tracking.metrics_file import MetricsFile
@@ -54,6 +54,22 @@ def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(
     place = report.write(tmp_path)
     assert {path.name for path in tmp_path.glob("*.svg")} == {"curves-sft.svg", "lineage.svg"}
     assert place.read_text() == report.markdown
+
+
+def test_policies_stay_in_the_order_in_which_they_came_to_be(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.md").write_text("# Run small\n\n| policy |\n|---|\n")
+    policies = {"round-1": {"accuracy": 0.5}, "sft": {"accuracy": 0.25, "accuracy.low": 0.2, "accuracy.high": 0.3}}
+    config, key = {"policies": ["sft", "round-1"]}, digest_of("report")
+    draft = ProvenanceDraft(key=key, stage="report", label="report", config=config, metrics={"policies": policies})
+    reference = store.publish(tmp_path / "report", "report", draft)
+    cached = result("report", policies=policies).model_copy(
+        update={"stage": "report", "state": "cached", "key": key, "reference": reference}
+    )
+    assert list(policies_of(store, cached)) == ["sft", "round-1"]
+    report = run_report(store, "small", NOW, [cached], {"report": reference})
+    assert "![metrics of the policies](policies.svg)" in report.markdown
+    assert 0 < report.pictures["policies.svg"].index(">sft<") < report.pictures["policies.svg"].index(">round-1<")
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing(store: Store, tmp_path: Path) -> None:
