@@ -272,34 +272,38 @@ def reference_of(value: Input) -> Reference:
 def _leave_report(recipe: BaseRecipe, run: Run, stages: list[StageResult], outputs: dict[str, Reference]) -> str | None:
     """The run's report in its folder, on its page in the Prefect UI, and its text for the trackers; where it lies.
 
+    None if there is none: it is a view, and the results are in the store.
+    """
+    journal, place = run.journal, None
+    try:
+        report = run_report(run.store, recipe.name, journal.record.run_id, stages, outputs)
+        place = str(report.write(journal.folder))
+        for listener in run.listeners:
+            listener.texts("samples", report.texts)
+        _show_page(recipe.name, report.html)
+    except Exception as error:
+        where = "it is not on the run's page" if place else "there is none"
+        get_run_logger().warning("the run's report: %s: %s: %s", where, type(error).__name__, error)
+    return place
+
+
+def _show_page(name: str, html: str) -> None:
+    """The report as an artifact of the run, which the UI shows in a frame that runs no scripts and loads nothing.
+
     Of a run's artifacts it alone has a key, so that the UI's page of artifacts holds one line a recipe, with the reports
     of all its runs: for artifacts with a key the server emits an event while its SQLite transaction is open, and has been
     seen to block itself for a minute where many came at once.
     """
-    journal = run.journal
-    try:
-        report = run_report(run.store, recipe.name, journal.record.run_id, stages, outputs)
-        place = report.write(journal.folder)
-        for listener in run.listeners:
-            listener.texts("samples", report.texts)
-        data = {
-            "html": report.html,
-            "sandbox": [],
-            "csp": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
-        }
-        new = ArtifactCreate(
-            key=_artifact_key(recipe.name),
-            type="rich",
-            description=f"Report of {recipe.name}: curves, text, lineage",
-            data=data,
-            flow_run_id=flow_run().id,
-        )
-        with get_client(sync_client=True) as client:
-            client.create_artifact(new)
-    except Exception as error:  # a view: the results are in the store
-        get_run_logger().warning("no report: %s: %s", type(error).__name__, error)
-        return None
-    return str(place)
+    csp = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    page = ArtifactCreate(
+        key=_artifact_key(name),
+        type="rich",
+        description=f"Report of {name}: curves, text, lineage",
+        data={"html": html, "sandbox": [], "csp": csp},
+        flow_run_id=flow_run().id,
+    )
+    with get_client(sync_client=True) as client:
+        client.create_artifact(page)
 
 
 def _artifact_key(name: str) -> str:
