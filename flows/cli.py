@@ -21,7 +21,7 @@ from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 from alignment_core.journal import RunRecord
 from flows import cli_check, cli_deploy, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
-from flows.console import JsonOption, StoreOption, err, out, print_json
+from flows.console import StoreOption, err, out, print_json
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have them."""
@@ -48,7 +48,9 @@ def run(
         str | None, typer.Option(help="Run this stage and all that depends on it again, although they are known.")
     ] = None,
     store: StoreOption = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each event as a JSON object on a line, and the outcome as the last.")
+    ] = False,
 ) -> None:
     """Run a recipe on this machine, or on the Ray cluster of RAY_ADDRESS. Finished stages are not run again."""
     from alignment_core.recipes import load_recipe
