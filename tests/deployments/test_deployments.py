@@ -158,7 +158,7 @@ def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> 
     assert report["key"] == "quickstart"
     assert report["data"]["html"].count("data:image/svg+xml") >= 3
     assert [one for one in left if one["type"] == "progress"] == [], "they are shown while their stage runs"
-    assert run["name"] == "quickstart, seed 1, " + ", ".join(OVERRIDES)
+    assert run["name"].startswith(f"quickstart, seed 1, {OVERRIDES[0]}, ")
 
 
 FLOW = """

@@ -1,0 +1,33 @@
+"""What a run is called on the pages of the Prefect UI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.context import FlowRunContext
+
+from flows.alignment import LONGEST_NAME, _run_name
+from flows.early import COMMAND_LINE, CommandLine
+from tests.tracking.watched import recipe_with
+
+
+def name(*overrides: str, **parameters: Any) -> str:
+    """Of a run with these parameters, where ``overrides`` were given to ``align run``."""
+    recipe = recipe_with({}, seed=7)
+    token = COMMAND_LINE.set(CommandLine(None, None, None, overrides))
+    try:
+        with FlowRunContext.model_construct(parameters={"recipe": recipe, **parameters}):
+            return _run_name()
+    finally:
+        COMMAND_LINE.reset(token)
+
+
+def test_a_run_is_named_by_its_recipe_and_by_what_differs() -> None:
+    assert name() == "small, seed 7"
+    assert name(overrides=["seed=3", "sft.training.max_steps=4"]) == "small, seed=3, sft.training.max_steps=4"
+    assert name("sft.training.max_steps=4") == "small, seed 7, sft.training.max_steps=4"
+    assert name(from_stage="sft", night="2026-11-22") == "small, seed 7, night 2026-11-22, from_stage sft"
+
+
+def test_a_long_name_is_cut() -> None:
+    assert len(name(*(f"sft.data.sources.{number}.rows=100" for number in range(20)))) == LONGEST_NAME
