@@ -19,6 +19,7 @@ import typer
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
+from alignment_core.imports import hidden, uncollected
 from alignment_core.journal import RunRecord
 from flows import cli_check, cli_deploy, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
 from flows.console import StoreOption, err, out, print_json
@@ -70,13 +71,14 @@ def run_here(
     from flows.prefect_api import start_prefect_api
 
     require(recipe.tracking)
-    early.check_recipe(recipe, opened)
     services.use_if_running()
     environment.prepare()
+    api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
+    early.check_recipe(recipe, opened)
     host = early.early_host(recipe, opened)
     with early.closing(host):
         caller = early.CommandLine(None, host, resumes, overrides)
-        outcome = _run_flow(recipe, start_prefect_api(), from_stage, caller, as_json)
+        outcome = _run_flow(recipe, api, from_stage, caller, as_json)
     if as_json:
         print_json({"event": "result", **outcome})
     else:
@@ -92,10 +94,11 @@ def not_promoted(outcome: dict[str, Any]) -> bool:
 
 
 def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_json: bool) -> dict[str, Any]:
-    from flows.alignment import alignment
-    from flows.display import display_of
-    from flows.early import COMMAND_LINE
-    from flows.reconcile import mark_if_open
+    with uncollected(), hidden("pandas"):  # Prefect imports it to know its tables as a task's parameters
+        from flows.any_recipe import alignment
+        from flows.display import display_of
+        from flows.early import COMMAND_LINE
+        from flows.reconcile import mark_if_open
 
     with display_of(as_json) as display:
         token = COMMAND_LINE.set(replace(caller, display=display))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from alignment_core.imports import uncollected
+from alignment_core.imports import hidden, uncollected
 
-with uncollected():
+with uncollected(), hidden("pandas"):
     import uvicorn
     from prefect.server.api import server  # the application that the arguments name
 

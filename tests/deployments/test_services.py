@@ -18,7 +18,7 @@ from prefect.states import Running
 
 from alignment_core import journal
 from alignment_core.artifacts.opening import IN_HOME
-from flows.alignment import alignment
+from flows.any_recipe import alignment
 from flows.reconcile import SILENCE_SECONDS, Reconciler
 from flows.services_process import trim
 from tests.deployments.up import PASSWORD, Services

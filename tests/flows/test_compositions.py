@@ -11,7 +11,7 @@ import pytest
 
 from alignment_core.artifacts import Store, open_store
 from alignment_core.recipes import parse_recipe
-from flows.alignment import COMPOSITIONS
+from flows.planning import COMPOSITIONS
 from tasks.graph import CURRENT
 
 MODEL = {"scratch": {"hidden_size": 16, "num_attention_heads": 2}}
