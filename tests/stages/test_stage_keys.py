@@ -432,6 +432,16 @@ def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(modu
     assert min(seconds) <= 1.5
 
 
+def test_a_run_of_the_command_loads_neither_the_forms_of_deployments_nor_pandas():
+    loaded = python(
+        "import json, sys\nfrom alignment_core.imports import hidden\n"
+        "with hidden('pandas'): import flows.cli, flows.any_recipe\n"
+        "print(json.dumps([name for name in ('pandas', 'flows.alignment', 'torch') if name in sys.modules]))\n"
+        "import pandas"  # hidden no more
+    )
+    assert loaded == []
+
+
 def test_a_guard_that_is_not_set_leaves_keys_and_seeds_as_they_were():
     guarded = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": 9.0}}
     unset = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": None}}
