@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect.context import FlowRunContext
 
-from flows.alignment import LONGEST_NAME, _run_name
+from flows.any_recipe import LONGEST_NAME, _run_name
 from flows.early import COMMAND_LINE, CommandLine
 from tests.tracking.watched import recipe_with
 
