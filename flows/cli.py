@@ -141,7 +141,8 @@ def _print_outcome(outcome: dict[str, Any]) -> None:
     promotion = outcome.get("promotion")
     if promotion:
         reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
-        out.print(f"{promotion['tag']}: {promotion['state']}{reasons}")
+        beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
+        out.print(f"{promotion['tag']}: {promotion['state']}{beside}{reasons}")
 
 
 @contextmanager

@@ -19,4 +19,4 @@ def dpo(recipe: DpoRecipe) -> Outputs:
     if recipe.evaluation:
         evaluations.add("start", start)
         evaluations.add("dpo", policy)
-    return Outputs(policy=policy, report=evaluations.report(), final="dpo", baseline="start")
+    return Outputs(policy=policy, report=evaluations.report(), final="dpo", baseline="start", evaluations=evaluations)

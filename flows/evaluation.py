@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import BaseRecipe
+from alignment_core.artifacts import Reference
+from alignment_core.recipes import BaseRecipe, EvaluationConfig
 from tasks import data, rollout
 from tasks import evaluation as judging
 from tasks.graph import Input, Step
 
 STREAM = "evaluation"
 """All policies are sampled with the same noise, so that they are compared with less of it, and with none of a round's."""
+
+
+PRODUCTION = "production"
+"""What reports call the policy that a promotion's tag names."""
 
 
 class Evaluations:
@@ -18,6 +23,8 @@ class Evaluations:
         self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
         self.baseline: tuple[str, Input, Step] | None = None
         self.steps: dict[str, Input] = {}
+        self.scores: dict[str, Step] = {}
+        self.overlap: Step | None = None
         self.trust = recipe.model.trust_remote_code
         if self.section:
             self.prompts = data.dataset(
@@ -34,28 +41,41 @@ class Evaluations:
         """Sample, score and measure ``policy``."""
         if self.section is None:
             return
+        scores = self.scores[label] = self._score(self.section, label, policy)
+        baseline_scores = self.baseline[2] if self.baseline else None
+        self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
+        self.baseline = self.baseline or (label, policy, scores)
+
+    def _score(self, section: EvaluationConfig, label: str, policy: Input) -> Step:
         samples = rollout.generate(
             f"{label}/evaluation/generate",
-            self.section.generation,
+            section.generation,
             policy,
             self.prompts,
             trust_remote_code=self.trust,
             stream=STREAM,
         )
         reference = self.baseline[1] if self.baseline else None
-        scores = rollout.score(
-            f"{label}/evaluation/score", samples, self.reward_model, self.section, reference, self.trust
-        )
-        baseline_scores = self.baseline[2] if self.baseline else None
-        self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
-        self.baseline = self.baseline or (label, policy, scores)
+        return rollout.score(f"{label}/evaluation/score", samples, self.reward_model, section, reference, self.trust)
 
-    def report(self) -> Step | None:
+    def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
+        """Judge ``production`` on the same prompts, and the policy ``final`` beside it.
+
+        Returns the label of ``final`` beside it, and the table of all policies with both.
+        """
+        assert self.section is not None, "gates need an evaluation"
+        scores, label = self._score(self.section, PRODUCTION, production), f"{final} against {PRODUCTION}"
+        self.steps[PRODUCTION] = judging.evaluate(f"{PRODUCTION}/evaluation", self.section, scores, None)
+        name = f"{final}/evaluation/against-{PRODUCTION}"
+        self.steps[label] = judging.evaluate(name, self.section, self.scores[final], scores)
+        return label, self.report("promotion/report")
+
+    def report(self, label: str = "report") -> Step | None:
         """One table of all policies."""
         if self.section is None or self.baseline is None:
             return None
         gated = self.recipe.promotion is not None and bool(self.recipe.promotion.gates)
         limit = self.section.max_overlap if gated else None
-        overlap = data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
+        self.overlap = self.overlap or data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
         title = f"Run {self.recipe.name}"
-        return judging.report("report", title, self.steps, self.baseline[0], self.reward_model, overlap)
+        return judging.report(label, title, self.steps, self.baseline[0], self.reward_model, self.overlap)

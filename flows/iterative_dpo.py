@@ -31,6 +31,7 @@ def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
         report=evaluations.report(),
         final=f"round-{section.rounds}",
         baseline=evaluations.baseline[0] if evaluations.baseline else None,
+        evaluations=evaluations,
     )
 
 

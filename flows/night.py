@@ -34,4 +34,6 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
     evaluations.add("production", start)
     evaluations.add("candidate", policy)
     report = evaluations.report()
-    return Outputs(policy=policy, reward_model=judge, report=report, final="candidate", baseline="production")
+    return Outputs(
+        policy=policy, reward_model=judge, report=report, final="candidate", baseline="production", replaces=production
+    )

@@ -38,7 +38,7 @@ def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -
         if night.state == "claimed":
             with _failure_recorded(recipe, ledger, night):
                 composed = partial(compose, production=night.production, rows=night.batch, number=claim.number)
-                outcome = run_recipe(recipe, composed, from_stage, replaces=lambda *_: claim.night.production)
+                outcome = run_recipe(recipe, composed, from_stage)
                 if isinstance(outcome, State):  # cancelled: its rows are left to the next night
                     return outcome
                 night = ledger.record(_ended(night, outcome))

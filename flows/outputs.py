@@ -18,3 +18,7 @@ class Outputs(BaseModel):
     final: str | None = None
     """Label of the policy that may be promoted, as the report calls it."""
     baseline: str | None = None
+    evaluations: Any = None
+    """Where they are judged, if what the promotion's tag names is to be judged beside them; None where the baseline is
+    what it named when the composition was made, ``replaces``."""
+    replaces: Any = None

@@ -39,4 +39,11 @@ def rl(recipe: RlRecipe) -> Outputs:
     if recipe.evaluation:
         evaluations.add(before, start)
         evaluations.add("rl", policy)
-    return Outputs(policy=policy, reward_model=judge, report=evaluations.report(), final="rl", baseline=before)
+    return Outputs(
+        policy=policy,
+        reward_model=judge,
+        report=evaluations.report(),
+        final="rl",
+        baseline=before,
+        evaluations=evaluations,
+    )

@@ -22,7 +22,7 @@ from prefect.futures import as_completed
 from prefect.states import Cancelled
 from pydantic import BaseModel
 
-from alignment_core.artifacts import Reference, Store, align_home, open_store
+from alignment_core.artifacts import Reference, align_home, open_store
 from alignment_core.artifacts.ownership import check_ours
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.host.client import Host
@@ -35,6 +35,7 @@ from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
+from flows.comparison import Compared, compare
 from flows.costs import cost_cells, run_cost, step_rows
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
@@ -68,26 +69,23 @@ class Outcome(BaseModel):
     error: str | None = None
 
 
-Replaces = Callable[[Store, str], Reference | None]
-"""What a promotion's tag must name to be moved, asked once the gates are to be judged."""
-
-
 def run_recipe(
     recipe: BaseRecipe,
     compose: Callable[[Any], Outputs],
     from_stage: str | None = None,
-    replaces: Replaces = Store.tag,
 ) -> dict[str, Any] | State:
     """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure.
 
     A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again. The
-    promotion's tag is moved from what it names by then, unless the caller has compared with something and says so.
+    promotion's tag is moved from what its policy was compared with, see :mod:`flows.comparison`.
     """
     with _open_run(recipe, from_stage) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:
             try:
                 outputs = compose(recipe)
                 _check_from_stage(run)
+                _wait(run)
+                compared = compare(recipe, run.store, outputs)
                 _wait(run)
             except BaseException as error:
                 run.host.close()  # first: it wakes the stages that wait for an answer
@@ -99,7 +97,7 @@ def run_recipe(
                 if isinstance(error, Exception):  # whoever interrupts does not want to wait
                     _prune(recipe, run)
                 raise _cause(run, error) from None
-        outcome = _outcome(recipe, run, outputs, replaces).model_dump(mode="json")
+        outcome = _outcome(recipe, run, outputs, compared).model_dump(mode="json")
         _prune(recipe, run)
         return outcome
 
@@ -236,17 +234,20 @@ def _cause(run: Run, error: BaseException) -> BaseException:
     return next((failure for failure in failures if not isinstance(failure, Stopped)), error)
 
 
-def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, replaces: Replaces) -> Outcome:
+def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared) -> Outcome:
     stages = [step.result() for step in run.steps]
-    report = outputs.report.result() if outputs.report else None
+    report = compared.report.result() if compared.report else None
     metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
     policies = metrics.get("policies", {})
     promotion = None
     if recipe.promotion and outputs.policy is not None:
-        final, baseline = policies.get(outputs.final, {}), policies.get(outputs.baseline, {})
-        expected = replaces(run.store, recipe.promotion.tag)
-        promotion = promote(recipe.promotion, reference_of(outputs.policy), final, baseline, expected)
-    named = {"policy": outputs.policy, "reward_model": outputs.reward_model, "report": outputs.report}
+        final, baseline = policies.get(compared.final, {}), policies.get(compared.baseline, {})
+        policy, expected = reference_of(outputs.policy), compared.expected
+        promotion = promote(recipe.promotion, policy, final, baseline, expected, compared.problem)
+        promotion["compared_with"] = (
+            compared.baseline if any(gate.compares for gate in recipe.promotion.gates) else None
+        )
+    named = {"policy": outputs.policy, "reward_model": outputs.reward_model, "report": compared.report}
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if report is None:
         metrics = dict(stages[-1].metrics)

@@ -18,4 +18,4 @@ def sft(recipe: SftRecipe) -> Outputs:
     if recipe.evaluation:
         evaluations.add("start", base)
         evaluations.add("sft", policy)
-    return Outputs(policy=policy, report=evaluations.report(), final="sft", baseline="start")
+    return Outputs(policy=policy, report=evaluations.report(), final="sft", baseline="start", evaluations=evaluations)

@@ -21,16 +21,27 @@ def promote(
     metrics: dict[str, float],
     baseline: dict[str, float],
     expected: Reference | None,
+    problem: str | None = None,
 ) -> dict[str, Any]:
-    """Move the recipe's tag from ``expected`` to ``policy`` if every gate holds; what was decided, as plain data."""
+    """Move the recipe's tag from ``expected`` to ``policy`` if every gate holds; what was decided, as plain data.
+
+    ``problem`` says why the two could not be compared. A policy that the tag has named before does not replace what came
+    after it: that would be a rollback, which somebody has to ask for.
+    """
     store, logger = CURRENT.get().store, get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
-    failed = refusals(section.gates, metrics, baseline)
+    history = store.tag_history(section.tag)
+    if expected == policy:
+        return {**outcome, "state": "unchanged", "reasons": []}
+    earlier = next((move for move in history if move.to == policy), None)
+    if earlier and history[-1].to == expected:
+        said = f"{section.tag} named it before (move {earlier.number}) and has moved on; align rollback goes back to it"
+        logger.warning("not promoted: %s", said)
+        return {**outcome, "state": "refused", "reasons": [said]}
+    failed = [problem] if problem else refusals(section.gates, metrics, baseline)
     if failed:
         logger.warning("not promoted: %s", "; ".join(failed))
         return {**outcome, "state": "refused", "reasons": failed}
-    if expected == policy:
-        return {**outcome, "state": "unchanged", "reasons": []}
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
         store.move_tag(section.tag, policy, expected, reason=f"gates passed: {passed}")

@@ -62,7 +62,13 @@ class Gate(Config):
     max: float | None = None
     """Largest value."""
     min_gain: float | None = None
-    """Least gain over the baseline's value of the same metric."""
+    """Least gain over the same metric of what the tag names, judged on the same prompts; over that of the policy from which
+    the run starts while there is no such tag."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether it asks how the policy does beside another one."""
+        return self.min_gain is not None or self.metric.startswith("win_rate")
 
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import Store, open_store
+from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.recipes import parse_recipe
+from flows.comparison import compare
 from flows.planning import COMPOSITIONS
 from tasks.graph import CURRENT
 
@@ -44,11 +45,12 @@ class Composed:
         self.store = store
         self.inputs: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, Any] = {}
+        self.made: dict[str, Reference] = {}
 
     def submit(self, _stage: str, label: str, config: Any, inputs: dict[str, Any], stream: str) -> Any:
         self.inputs[label] = {role: one for role, one in inputs.items() if one is not None}
         self.configs[label] = config
-        return SimpleNamespace(label=label)
+        return SimpleNamespace(label=label, result=lambda: SimpleNamespace(reference=self.made[label]))
 
     def roles(self, label: str) -> dict[str, str]:
         return {role: getattr(one, "label", str(one)) for role, one in self.inputs[label].items()}
@@ -92,3 +94,72 @@ def test_an_overlap_is_refused_only_where_a_gate_depends_on_it(composed):
     assert composed.configs["evaluation/overlap"].max_overlap == 0
     compose(composed, "sft", promotion=GATES, evaluation={**EVALUATION, "max_overlap": 0.5})
     assert composed.configs["evaluation/overlap"].max_overlap == 0.5
+
+
+def model(store: Store, folder: Path, name: str, tokenizer: str = "bytes") -> Reference:
+    (folder / name).mkdir()
+    (folder / name / "weights").write_text(name)
+    (folder / name / "tokenizer.json").write_text(tokenizer)
+    return store.publish(folder / name, "model")
+
+
+@pytest.fixture
+def compared(composed: Composed, tmp_path: Path) -> Any:
+    """Compose SFT, say what its policy came to, and compare that with what the tag names."""
+
+    def run(candidate: Reference, **fields: Any) -> Any:
+        outputs = compose(composed, "sft", promotion=GATES, **fields)
+        composed.made = {
+            "sft": candidate,
+            "model": composed.made.get("model") or model(composed.store, tmp_path, "base"),
+        }
+        composed.inputs.clear()
+        return compare(outputs.evaluations.recipe, composed.store, outputs)
+
+    return run
+
+
+def move(store: Store, to: Reference) -> None:
+    store.move_tag("policy/production", to, store.tag("policy/production"), reason="better")
+
+
+def test_a_gate_compares_with_what_the_tag_names_on_the_same_prompts(composed, compared, tmp_path):
+    production, candidate = (model(composed.store, tmp_path, name) for name in ("production", "candidate"))
+    first = compared(candidate)
+    assert (first.expected, first.final, first.baseline) == (None, "sft", "start")  # nothing is there to replace
+    assert composed.inputs == {}
+    move(composed.store, production)
+    found = compared(candidate)
+    assert (found.expected, found.final, found.baseline) == (production, "sft against production", "production")
+    sampled = composed.roles("production/evaluation/generate")
+    assert sampled == {"policy": str(production), "prompts": "evaluation/prompts"}
+    assert composed.roles("sft/evaluation/against-production") == {
+        "scores": "sft/evaluation/score",
+        "baseline_scores": "production/evaluation/score",
+    }
+    assert (
+        composed.roles("production/evaluation/score")["reference"] == "model"
+    )  # KL is to the run's own start, as ever
+    report = composed.roles("promotion/report")
+    assert {"start", "sft", "production", "sft against production", "overlap"} == report.keys()
+
+
+def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_names_the_start(
+    composed, compared, tmp_path
+):
+    first, second = (model(composed.store, tmp_path, name) for name in ("first", "second"))
+    move(composed.store, first)
+    assert compared(first).baseline == "start"
+    move(composed.store, second)
+    assert compared(first).expected == second
+    assert composed.inputs == {}
+    composed.made["model"] = second
+    assert compared(model(composed.store, tmp_path, "third")).baseline == "start"
+    assert composed.inputs == {}
+
+
+def test_another_tokenizer_cannot_be_compared(composed, compared, tmp_path):
+    move(composed.store, model(composed.store, tmp_path, "production", tokenizer="words"))
+    found = compared(model(composed.store, tmp_path, "candidate"))
+    assert "has another tokenizer or is of another kind" in found.problem
+    assert composed.inputs == {}

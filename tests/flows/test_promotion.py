@@ -70,6 +70,26 @@ def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
     assert "accuracy gained -0.25 over the baseline" in outcome["reasons"][0]
 
 
+def test_what_the_tag_named_before_does_not_replace_what_came_after_it(store, model):
+    first, second = model("first"), model("second")
+    promote.fn(SECTION, first, *BETTER, expected=None)
+    promote.fn(SECTION, second, *BETTER, expected=first)
+    outcome = promote.fn(SECTION, first, *BETTER, expected=second)  # the first recipe again, all of it cached
+    assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", second)
+    assert outcome["reasons"] == [
+        "policy/production named it before (move 1) and has moved on; align rollback goes back to it"
+    ]
+
+
+def test_what_cannot_be_compared_is_not_promoted(store, model):
+    outcome = promote.fn(SECTION, model("first"), *BETTER, expected=None, problem="it has another tokenizer")
+    assert (outcome["state"], outcome["reasons"], store.tag(SECTION.tag)) == (
+        "refused",
+        ["it has another tokenizer"],
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("promotion", "night", "expected"),
     [

@@ -1,0 +1,59 @@
+"""What a promotion is compared with: what its tag names, judged on the run's held-out prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.errors import UserError
+from alignment_core.recipes import BaseRecipe
+from alignment_core.stages.base_model import check_same_tokenizer
+from flows.evaluation import PRODUCTION
+from flows.outputs import Outputs
+from tasks.graph import artifact
+
+
+@dataclass(frozen=True)
+class Compared:
+    """With what gates compare: the policies ``final`` and ``baseline`` of the report, as it calls them."""
+
+    expected: Reference | None
+    """What the tag named then, and all that may be replaced."""
+    final: str | None
+    baseline: str | None
+    report: Any
+    problem: str | None = None
+    """Why it could not be compared with what the tag names."""
+
+
+def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
+    """Judge what the promotion's tag names beside the run's policy, once that is known, if a gate asks for it.
+
+    There is nothing to judge where the tag names the run's own start or its result, or named its result before.
+    """
+    section, own = recipe.promotion, (outputs.final, outputs.baseline, outputs.report)
+    if outputs.evaluations is None:
+        return Compared(outputs.replaces, *own)
+    current = store.tag(section.tag) if section else None
+    candidate = artifact(outputs.policy) if outputs.policy is not None else None
+    if section is None or current is None or candidate is None:
+        return Compared(current, *own)
+    if not any(gate.compares for gate in section.gates) or named_before(store, section.tag, candidate):
+        return Compared(current, *own)
+    if artifact(outputs.evaluations.baseline[1]) == current:
+        return Compared(current, *own)
+    try:
+        if current.kind != candidate.kind:
+            raise UserError(f"{section.tag} names a {current.kind}")
+        check_same_tokenizer(store, candidate, current)
+    except UserError:
+        why = f"{section.tag} names {current.short}, which has another tokenizer or is of another kind: it cannot be compared"
+        return Compared(current, *own, problem=f"{why}; align promote moves the tag by hand")
+    final, report = outputs.evaluations.against(outputs.final, current)
+    return Compared(current, final, PRODUCTION, report)
+
+
+def named_before(store: Store, tag: str, policy: Reference) -> bool:
+    """Whether the tag names the policy, or has named it."""
+    return any(move.to == policy for move in store.tag_history(tag))
