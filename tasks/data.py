@@ -8,7 +8,7 @@ from alignment_core.artifacts import Reference
 from alignment_core.data.formats import Purpose
 from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig, ModelConfig
-from alignment_core.stages.base_model import in_store, pin_model
+from alignment_core.stages.base_model import in_store, near_tags, pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.overlap import HELD_OUT, OverlapConfig
 from tasks.graph import CURRENT, Input, Step, submit, training_data
@@ -16,8 +16,9 @@ from tasks.graph import CURRENT, Input, Step, submit, training_data
 
 def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:
     """The model that the recipe names: an artifact or tag of the store as it is, anything else through a stage."""
-    known = in_store(CURRENT.get().store, model, kinds)
-    return known or submit("base_model", label, pin_model(model), {})
+    store = CURRENT.get().store
+    known = in_store(store, model, kinds)
+    return known or submit("base_model", label, pin_model(model, near_tags(store, model)), {})
 
 
 def dataset(

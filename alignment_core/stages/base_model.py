@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
-from alignment_core.errors import NotFound, UserError
+from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
+_DIGEST = re.compile(r"([a-z][a-z0-9_-]*@sha256:)?[0-9a-f]{4,64}")
+"""A reference, in full or by its first digits; no Hub name of a model looks so."""
 WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt")
 CODE = ("*.py",)
 """Copied only for a model whose code the recipe trusts."""
@@ -117,12 +121,13 @@ def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)
     Raises UserError if the store has no such artifact, or one of no fitting kind.
     """
     name = model.name or ""
-    try:
-        known = store.resolve(name) if "@sha256:" in name else None
-    except NotFound as error:
-        raise UserError(f"model: {error}") from None
-    if known is None and name and not Path(name).is_dir():
+    known = None
+    if name and not Path(name).expanduser().is_dir():
         known = store.tags().get(name)
+        try:
+            known = store.resolve(name) if known is None and _DIGEST.fullmatch(name) else known
+        except UserError as error:
+            raise UserError(f"model: {error}") from None
     if known is not None and known.kind not in kinds:
         raise UserError(f"model: {name} names a {known.kind}; a {' or '.join(kinds)} is needed")
     if known is not None and model.chat_template is not None:
@@ -143,8 +148,17 @@ def check_same_tokenizer(store: Store, base: Reference, policy: Reference) -> No
         )
 
 
-def pin_model(model: ModelConfig) -> BaseModelConfig:
-    """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit. Raises UserError."""
+def near_tags(store: Store, model: ModelConfig) -> str:
+    """A hint at tags of the store that are spelled nearly as the model's name is; nothing where there are none."""
+    near = difflib.get_close_matches(model.name or "", sorted(store.tags()), n=2)
+    return f" (did you mean the tag {' or '.join(near)}?)" if near else ""
+
+
+def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
+    """Resolve where the model comes from: hash a local folder, or ask the Hub for the commit.
+
+    Raises UserError, with the ``hint`` where there is no such model.
+    """
     from alignment_core.hub import commit_of
 
     if model.scratch is not None:
@@ -156,7 +170,7 @@ def pin_model(model: ModelConfig) -> BaseModelConfig:
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
         check_weights(folder)
         return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
-    return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model"))
+    return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model", hint))
 
 
 SHOWS = {"parameters": "parameters"}

@@ -1,0 +1,44 @@
+"""What a recipe's ``model`` may be called: what every command of the store takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.errors import UserError
+from alignment_core.recipes import ModelConfig
+from alignment_core.stages.base_model import in_store, near_tags
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def made(store: Store, tmp_path: Path) -> Reference:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "weights").write_text("one")
+    made = store.publish(tmp_path / "one", "model")
+    store.move_tag("policy/production", made, None, reason="first")
+    return made
+
+
+def test_a_model_is_named_by_tag_reference_or_the_first_digits_of_its_digest(store, made):
+    for name in ("policy/production", str(made), made.short, made.digest[:8]):
+        assert in_store(store, ModelConfig(name=name)) == made
+    assert in_store(store, ModelConfig(name="org/model")) is None
+
+
+def test_digits_that_nothing_has_are_refused_and_not_asked_of_the_hub(store, made):
+    wrong = "0" if made.digest[0] != "0" else "1"
+    for name in (wrong * 8, f"model@sha256:{wrong * 12}"):
+        with pytest.raises(UserError, match=r"^model: .* has no artifact"):
+            in_store(store, ModelConfig(name=name))
+
+
+def test_a_tag_that_is_misspelled_is_suggested(store, made):
+    assert near_tags(store, ModelConfig(name="policy/prodution")) == " (did you mean the tag policy/production?)"
+    assert near_tags(store, ModelConfig(name="org/model")) == ""
