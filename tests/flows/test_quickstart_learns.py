@@ -75,7 +75,8 @@ def test_the_commands_of_the_readme_work_after_the_demo(home: Path) -> None:
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_other_seeds_learn_too(align: Align, home: Path, seed: int) -> None:
-    outcome = align(home, "run", str(RECIPE), "--set", f"seed={seed}", timeout=850)
+    tag = f"promotion.tag=policy/seed-{seed}"  # the demo's own need not be worse by the gate's margin
+    outcome = align(home, "run", str(RECIPE), "--set", f"seed={seed}", "--set", tag, timeout=850)
     check_that_it_learned(outcome)
     assert outcome["promotion"]["state"] == "promoted"
 
@@ -84,7 +85,7 @@ def test_other_seeds_learn_too(align: Align, home: Path, seed: int) -> None:
 def test_reinforcement_learning_from_the_same_sft_model_learns(
     align: Align, home: Path, name: str, gain: float, measured: Callable[[str], None]
 ) -> None:
-    outcome = align(home, "run", str(RECIPE.with_name(f"{name}.yaml")))
+    outcome = align(home, "run", str(RECIPE.with_name(f"{name}.yaml")), "--set", f"promotion.tag=policy/{name}")
     states = {stage["label"]: stage["state"] for stage in outcome["stages"]}
     assert states["sft"] == "cached", "the demo made it"
     before, after = (outcome["metrics"]["policies"][policy] for policy in ("sft", "rl"))
