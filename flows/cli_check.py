@@ -37,7 +37,7 @@ def check(
         for one in planned.stages
     ]
     if as_json:
-        data = [answer.model_dump(mode="json", exclude={"samples", "problem"}) for answer in findings.seen]
+        data = [answer.model_dump(mode="json", exclude={"samples", "problem", "lengths"}) for answer in findings.seen]
         return print_json({"status": "checked", "stages": stages, "data": data})
     table = Table("stage", "", box=None)
     for stage in stages:

@@ -64,8 +64,14 @@ def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answe
     for stage in todo:
         for prompts in _prompts_of(stage):
             answer = seen.get(prompts.label)
-            if answer is not None and answer.longest:
-                yield from shapes.too_long(stage, answer.longest, _context(store, prompts.inputs["tokenizer"]))
+            if answer is not None and (longest := answer.certain(_count(stage))):
+                yield from shapes.too_long(stage, longest, _context(store, prompts.inputs["tokenizer"]))
+
+
+def _count(stage: PlannedStage) -> int | None:
+    """For how many prompts of its data set a stage samples; None means all."""
+    config: Any = stage.config
+    return config.prompts if stage.stage == "generate" else None
 
 
 def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:

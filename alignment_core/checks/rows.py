@@ -68,10 +68,27 @@ class Answer(BaseModel):
     """Why nobody looked."""
     read: int = 0
     dropped: dict[str, int] = {}
+    whole: bool = False
+    """Whether these were all rows that there are."""
     longest: int = 0
     """Tokens of the longest prompt, for a data set of prompts."""
+    lengths: list[int] = []
+    """Tokens of each prompt, ascending."""
+    used: bool = False
+    """Whether the data set will hold all that were seen: none is held out, and no mixture leaves any."""
     samples: list[dict[str, Any]] = []
     """Prompts as reward functions see them, each with a completion: its label, where it has one."""
+
+    def certain(self, count: int | None) -> int:
+        """Tokens that the longest of any ``count`` prompts of the data set has at least (None: of all); 0 if unknown.
+
+        Of k prompts among n, the longest has at least as many tokens as the k-th shortest of the n.
+        """
+        if not self.lengths or not (self.whole or (count is None and self.used)):
+            return 0
+        if not self.used:
+            return self.lengths[0]
+        return self.lengths[-1 if count is None else min(count, len(self.lengths)) - 1]
 
 
 def ask(questions: Sequence[Question]) -> Iterator[Answer]:
@@ -145,14 +162,25 @@ def _render(question: Question) -> dict[str, Any]:
     limits = filters.Limits(config.data, renderer, tokenizer.bos_token_id)
     rows = [row.columns for row in kept_rows(pinned, limits, ledger, config.purpose, question.seed, None)]
     _judge(ledger, config.data)
-    if not rows:
-        ledger.check_rows_left([0] * len(pinned), mixture=False)
-    check_context(tables.to_table(rows, config.purpose), config.purpose, question.context)
     found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
+    whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
+    if not rows:
+        if whole:
+            ledger.check_rows_left([0] * len(pinned), mixture=False)
+        return found | {
+            "unseen": f"the filters leave none of the first {found['read']} rows; what follows was not read"
+        }
+    drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
+    if drawn:  # otherwise the mixture may never come to a row that is too long
+        check_context(tables.to_table(rows, config.purpose), config.purpose, question.context)
     if config.purpose != "prompts":
-        return found
+        return found | {"whole": whole}
+    lengths = sorted(len(row["prompt_ids"]) for row in rows)
     return found | {
-        "longest": max(len(row["prompt_ids"]) for row in rows),
+        "whole": whole,
+        "longest": lengths[-1],
+        "lengths": lengths,
+        "used": drawn and not config.data.test_rows,
         "samples": [_sample(row) for row in rows[:SAMPLES]],
     }
 
@@ -168,6 +196,12 @@ def _first(pinned: PinnedSource, rows: int) -> PinnedSource:
     source = pinned.source
     most = rows if source.path else MADE
     return pinned.model_copy(update={"source": source.model_copy(update={"rows": min(source.rows or most, most)})})
+
+
+def _to_its_end(source: PinnedSource, cut: PinnedSource, read: int) -> bool:
+    """Whether the first rows of a source, of which so many were ``read``, are all that the data set is to have of it."""
+    most = cut.source.rows
+    return most is None or read < most or source.source.rows == most
 
 
 def samples_of(dataset: Path) -> list[dict[str, Any]]:

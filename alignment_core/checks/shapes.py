@@ -73,12 +73,15 @@ def _returned(tree: ast.AST, function: str) -> Iterator[int]:
 
 
 def too_long(stage: PlannedStage, longest_prompt: int, most: int | None) -> Iterator[str]:
-    """A sentence if a stage's longest prompt and completion are more than the ``most`` tokens that the model takes."""
+    """A sentence if a stage's longest prompt and completion are more than the ``most`` tokens that the model takes.
+
+    ``longest_prompt`` is what its longest prompt has at least.
+    """
     config: Any = stage.config
     room = (config.generation if stage.stage == "generate" else config.section.generation).max_completion_length
     if most is not None and longest_prompt + room > most:
         yield (
-            f"{stage.label}: the longest prompt has {longest_prompt} tokens, which with max_completion_length {room} makes "
-            f"{longest_prompt + room}; the model takes {most} (max_position_embeddings). Lower "
+            f"{stage.label}: the longest prompt has {longest_prompt} tokens or more, which with max_completion_length {room} "
+            f"makes {longest_prompt + room}; the model takes {most} (max_position_embeddings). Lower "
             "generation.max_completion_length or prompts.max_prompt_length"
         )

@@ -14,6 +14,7 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.checks import Findings, check, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.checks.rows import Answer, answers_to
 from alignment_core.data.context import check_context
 from alignment_core.data.tables import compact, to_table
 from alignment_core.errors import DataError
@@ -97,6 +98,32 @@ def test_a_share_of_malformed_rows_that_is_allowed_is_left_to_the_data_set_itsel
     assert look(store, sft(rows, max_bad_rows=0.1)).problems == []
 
 
+def test_rows_that_all_fall_are_refused_only_where_the_source_was_read_to_its_end(store, rows, monkeypatch):
+    monkeypatch.setattr("alignment_core.checks.rows.RENDERED", 3)
+    monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
+    long = json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n"
+    rows.write_text(long * 2)
+    (problem,) = look(store, sft(rows, max_length=64)).problems
+    assert problem == ("sft/data: no rows left of 2 rows read from rows.jsonl: 2 are longer than max_length (too_long)")
+    rows.write_text(long * 3 + json.dumps({"prompt": "?", "completion": "yes"}) + "\n")  # the longest first
+    (found,) = look(store, sft(rows, max_length=64)).seen
+    assert (found.problem, found.read, found.dropped) == (None, 3, {"too_long": 3})
+    assert found.unseen == "the filters leave none of the first 3 rows; what follows was not read"
+
+
+@pytest.mark.parametrize(
+    ("mixing", "refused"), [({}, True), ({"mixing": "first_exhausted"}, False), ({"mixing": "all_exhausted"}, True)]
+)
+def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixing, refused):
+    short = rows.with_name("short.jsonl")
+    short.write_text(json.dumps({"prompt": "?", "completion": "yes"}) + "\n")
+    rows.write_text(rows.read_text() + json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n")
+    weight = {"weight": 1} if mixing else {}
+    sources = [{"path": str(file), **weight} for file in (short, rows)]
+    recipe = {"method": "sft", "name": "demo", "model": MODEL, "sft": {"data": {"sources": sources, **mixing}}}
+    assert ["takes 64" in problem for problem in look(store, recipe).problems] == [True] * refused
+
+
 @pytest.mark.parametrize(
     ("purpose", "columns", "tokens"),
     [
@@ -176,9 +203,37 @@ def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store
     recipe["rl"]["generation"]["max_completion_length"] = 62
     (problem,) = look(store, recipe).problems
     assert (
-        "rl: the longest prompt has 5 tokens, which with max_completion_length 62 makes 67; the model takes 64"
+        "rl: the longest prompt has 5 tokens or more, which with max_completion_length 62 makes 67; the model takes 64"
         in problem
     )
+
+
+@pytest.mark.parametrize(
+    ("seen", "count", "longest"),
+    [
+        ({"whole": True, "used": True}, None, 9),
+        ({"whole": True, "used": True}, 2, 5),  # any two prompts: one has five tokens or more
+        ({"whole": True, "used": True}, 7, 9),
+        ({"whole": False, "used": True}, None, 9),
+        ({"whole": False, "used": True}, 2, 0),  # those that were not read may be short
+        ({"whole": True, "used": False}, None, 2),  # the longer ones may be held out
+        ({"whole": False, "used": False}, None, 0),
+    ],
+)
+def test_of_prompts_only_that_is_held_for_certain_which_any_choice_of_them_has(seen, count, longest):
+    assert Answer(label="prompts", lengths=[2, 5, 9], **seen).certain(count) == longest
+
+
+def test_a_round_that_may_not_come_to_the_longest_prompt_is_not_refused(store, rows):
+    rows.write_text(rows.read_text() + json.dumps({"prompt": "?" * 20, "completion": "yes"}) + "\n")
+    section = {"rounds": 1, "prompts_per_round": 8, "prompts": {"path": str(rows)}}
+    section["generation"] = {"num_generations": 2, "max_completion_length": 50}
+    recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL, "iterative_dpo": section}
+    recipe["reward_model"] = {"data": {"task": "first", "rows": 20}}
+    assert look(store, recipe).problems == []
+    section["prompts_per_round"] = 101
+    (problem,) = look(store, recipe).problems
+    assert "round-1/generate: the longest prompt has 22 tokens or more" in problem
 
 
 # ---------------------------------------------------------------- plan
