@@ -281,7 +281,7 @@ def test_what_is_cached_is_not_looked_at(store, rows):
     assert check(Plan(store, 0, cached), parse_recipe(sft(rows.parent)).resources) == Findings()
 
 
-def test_the_command_says_the_sentence_starts_nothing_and_imports_nothing_heavy(rows, tmp_path):
+def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(rows, tmp_path):
     rows.write_text("{broken\n")
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))  # JSON is YAML
     code = (
@@ -296,8 +296,8 @@ def test_the_command_says_the_sentence_starts_nothing_and_imports_nothing_heavy(
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == "2 []\n"
     assert "rows.jsonl:1: is not valid JSON" in done.stderr
-    assert not (home / "logs").exists()
-    assert not (home / "prefect").exists()
+    assert not list((home / "logs").glob("starting-*")), "no host"
+    assert not (home / "runs").exists()
 
 
 def test_align_check_lists_stages_and_data(rows, tmp_path):
