@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +17,44 @@ PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
 """The folder that has this package."""
 PARSING = threading.RLock()
-"""Python 3.11's ``ast.parse`` fails where garbage collection in the middle of it lets another thread into it."""
+"""Held while this package has Python parse source, itself or through pydantic; see :func:`parse`."""
+ATTEMPTS = 5
+READS_ITSELF = (b"__doc__", b"getdoc", b"getsource", b"getcomments")
+"""Where source mentions one of these, it may compute with its own text."""
 
 
 def parse(source: bytes | str) -> ast.Module:
-    """The syntax tree of ``source``; safe from several threads. Raises SyntaxError, and ValueError for null bytes."""
+    """The syntax tree of ``source``; safe from several threads. Raises SyntaxError, and ValueError for null bytes.
+
+    Python 3.11's ``ast.parse`` counts its depth in one place for all threads, and raises SystemError where garbage collection
+    in the middle of it lets another thread into it, ours or not. So none is collected here; and what some library's thread
+    enables again meanwhile costs another attempt.
+    """
     with PARSING:
-        return ast.parse(source)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(ATTEMPTS - 1):
+                with suppress(SystemError):
+                    return ast.parse(source)
+            return ast.parse(source)
+        finally:
+            if collects:
+                gc.enable()
 
 
 def digest_of_source(source: bytes, docstrings: bool = False) -> str:
-    """As :func:`digest_of_tree`; what is no Python, such as a template, counts by its bytes."""
+    """As :func:`digest_of_tree`; what is no Python, such as a template, or may read itself, counts by its bytes."""
     try:
-        return digest_of_tree(parse(source), docstrings)
+        return _digest(source, parse(source), docstrings)
     except (SyntaxError, ValueError):
         return hashlib.sha256(source).hexdigest()
+
+
+def _digest(source: bytes, tree: ast.AST, docstrings: bool = False) -> str:
+    if any(word in source for word in READS_ITSELF):
+        return hashlib.sha256(source).hexdigest()
+    return digest_of_tree(tree, docstrings)
 
 
 def digest_of_tree(tree: ast.AST, docstrings: bool = False) -> str:
@@ -42,26 +67,28 @@ def digest_of_tree(tree: ast.AST, docstrings: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _feed(value: Any, write: Callable[[bytes], None], docstrings: bool) -> None:
-    # `ast.dump` would do, but what it leaves out differs between versions of Python, and it takes longer.
-    if isinstance(value, list):
-        write(b"[")
-        for one in value:
-            if docstrings or not _is_text(one):
-                _feed(one, write, docstrings)
-        write(b"]")
-    elif isinstance(value, ast.Constant):
-        write(f"{type(value.value).__name__}:{value.value!r};".encode("utf-8", "surrogatepass"))
-    elif isinstance(value, ast.AST):
-        write(f"{type(value).__name__}(".encode())
-        for name in value._fields:
-            field = getattr(value, name, None)
-            if field is not None and field != [] and not isinstance(field, ast.expr_context):
-                write(f"{name}=".encode())
-                _feed(field, write, docstrings)
-        write(b")")
-    else:
-        write(f"{value!r};".encode())
+def _feed(tree: ast.AST, write: Callable[[bytes], None], docstrings: bool) -> None:
+    # `ast.dump` would do, but what it leaves out differs between versions of Python, and it takes longer. No recursion: a long
+    # chain of `elif` is a deep tree.
+    waiting: list[Any] = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, bytes):
+            write(value)
+        elif isinstance(value, list):
+            kept = value if docstrings else [one for one in value if not _is_text(one)]
+            waiting += [b"]", *reversed(kept), b"["]
+        elif isinstance(value, ast.Constant):
+            write(f"{type(value.value).__name__}:{value.value!r};".encode("utf-8", "surrogatepass"))
+        elif isinstance(value, ast.AST):
+            waiting.append(b")")
+            for name in reversed(value._fields):
+                field = getattr(value, name, None)
+                if field is not None and field != [] and not isinstance(field, ast.expr_context):
+                    waiting += [field, f"{name}=".encode()]
+            waiting.append(f"{type(value).__name__}(".encode())
+        else:
+            write(f"{value!r};".encode())
 
 
 def _is_text(statement: Any) -> bool:
@@ -87,7 +114,7 @@ def read(data: bytes, module: str, path: Path) -> Source:
     """The source of ``module``, empty for one without a package. Raises SyntaxError, and ValueError for null bytes."""
     tree = parse(data)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return Source(digest_of_tree(tree), tuple(dict.fromkeys(_imports(tree, package, module.partition(".")[0]))))
+    return Source(_digest(data, tree), tuple(dict.fromkeys(_imports(tree, package, module.partition(".")[0]))))
 
 
 def _imports(tree: ast.Module, package: str, top: str) -> Iterator[str]:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import gc
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
+from alignment_core import source_code
 from alignment_core.source_code import digest_of_source
 
 PLAIN = "def f(x, y=1):\n    return x + y\n\nclass A:\n    size = 2\n"
@@ -49,3 +57,42 @@ def test_docstrings_count_where_a_policy_may_read_them():
 
 def test_what_is_no_python_counts_by_its_bytes():
     assert digest_of_source(b"{{ name }} (") != digest_of_source(b"{{ name }}  (")
+
+
+@pytest.mark.parametrize("way", ["f.__doc__", "inspect.getdoc(f)", "inspect.getsource(f)"])
+def test_all_of_a_source_counts_that_may_read_itself(way):
+    one, other = (f'import inspect\ndef f():\n    """{text}"""\nPROMPT = {way}\n'.encode() for text in ("Good?", "Bad?"))
+    assert digest_of_source(one) != digest_of_source(other)
+
+
+def test_a_long_chain_of_elif_has_a_digest():
+    chain = "def f(x):\n    if x == 0:\n        return 0\n" + "".join(
+        f"    elif x == {number}:\n        return {number}\n" for number in range(1, 700)
+    )
+    assert digest_of_source(chain.encode()) != digest_of_source(chain.replace("return 698", "return 0").encode())
+
+
+def test_garbage_collection_lets_no_other_thread_into_the_middle_of_parsing():
+    """Python 3.11 counts the depth of what it parses in one place for all threads."""
+    source = Path(source_code.__file__).read_bytes()
+    stop = threading.Event()
+
+    def parse_all_the_time() -> None:
+        while not stop.is_set():
+            with suppress(SystemError):  # what a library's own parsing may meet is not ours to mend
+                ast.parse("x = [1, (2, [3])]")
+
+    def give_way(*_: object) -> None:
+        time.sleep(0.0005)
+
+    other = threading.Thread(target=parse_all_the_time)
+    other.start()
+    gc.callbacks.append(give_way)
+    try:
+        for _ in range(20):
+            source_code.parse(source)
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(give_way)
+        stop.set()
+        other.join()

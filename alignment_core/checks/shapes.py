@@ -14,6 +14,7 @@ from typing import Any
 
 from alignment_core.checks.plan import PlannedStage
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.source_code import parse
 from alignment_core.stages.base_model import BaseModelConfig
 
 SAMPLING = ("generate", "rl")
@@ -60,7 +61,7 @@ def head_sizes_on_cpu() -> tuple[int, ...]:
     for place in (found.submodule_search_locations or ()) if found else ():
         file = Path(place) / CPU_ATTENTION
         if file.is_file():
-            return tuple(_returned(ast.parse(file.read_text()), "get_supported_head_sizes"))
+            return tuple(_returned(parse(file.read_text()), "get_supported_head_sizes"))
     return ()
 
 
