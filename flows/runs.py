@@ -144,9 +144,6 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         deployed=flow_run().deployment_id is not None,
         run_count=flow_run().run_count,
     )
-    if flow_run().run_count > 1:
-        with get_client(sync_client=True) as client:
-            close_task_runs(client, flow_run().id, "the attempt that it belonged to is over")
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)
     early = caller.host if caller else None
@@ -156,27 +153,30 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         with suppress(FileNotFoundError):  # a host that was not needed yet has written nothing
             early.log.rename(log)
         early.log = log
-    with (
-        Journal(record).open() as journal,
-        _listeners(recipe, journal, log, caller) as listeners,
-        early or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
-    ):
-        host.run_ids = {"prefect": run_id}
-        host.follow(in_run_log(get_run_logger()))
-        run = Run(
-            store=store,
-            host=host,
-            results=check_ours(store.workspace.results),
-            resources=recipe.resources,
-            seed=recipe.seed,
-            journal=journal,
-            listeners=listeners,
-        )
-        token = CURRENT.set(run)
-        try:
-            yield run
-        finally:
-            CURRENT.reset(token)
+    with Journal(record).open() as journal:
+        if record.run_count > 1:  # not before the journal is open: the attempt before this one may live until then
+            with get_client(sync_client=True) as client:
+                close_task_runs(client, flow_run().id, "the attempt that it belonged to is over")
+        with (
+            _listeners(recipe, journal, log, caller) as listeners,
+            early or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
+        ):
+            host.run_ids = {"prefect": run_id}
+            host.follow(in_run_log(get_run_logger()))
+            run = Run(
+                store=store,
+                host=host,
+                results=check_ours(store.workspace.results),
+                resources=recipe.resources,
+                seed=recipe.seed,
+                journal=journal,
+                listeners=listeners,
+            )
+            token = CURRENT.set(run)
+            try:
+                yield run
+            finally:
+                CURRENT.reset(token)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,12 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Crashed, Pending, Running, Scheduled
 
+from alignment_core.errors import UserError
 from alignment_core.journal import Journal, new_record
+from flows.early import COMMAND_LINE, CommandLine
 from flows.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
+from flows.runs import _open_run
+from tests.tracking.watched import recipe_with
 
 STEP = timedelta(seconds=SILENCE_SECONDS)
 
@@ -43,6 +48,9 @@ class Server:
 
     def set_flow_run_state(self, _: UUID, state: State, force: bool) -> None:
         self.becomes(state)
+
+    def read_task_runs(self, **_: Any) -> list[Any]:
+        return []
 
     def looked_at(self, reconciler: Reconciler, seconds: float) -> list[str]:
         """What the reconciler does in so many seconds."""
@@ -134,3 +142,30 @@ def test_a_crash_of_long_ago_is_left_alone_and_a_recent_one_is_not_for_a_clock_t
 def test_a_run_without_a_deployment_is_left_to_whoever_started_it() -> None:
     server = Server(Running(), Crashed(), deployed=False)
     assert server.looked_at(Reconciler(lambda: server.clock), 600) == []
+
+
+def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_has_gone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FlowRun(id=uuid4(), name="small", flow_id=uuid4(), run_count=2)
+    closed: list[Any] = []
+    monkeypatch.setattr("alignment_core.journal.STOPPING_SECONDS", 0)
+    monkeypatch.setattr("flows.runs.flow_run", lambda: run)
+    monkeypatch.setattr("flows.runs.get_client", lambda **_: nullcontext())
+    monkeypatch.setattr("flows.runs.close_task_runs", lambda *args: closed.append(args))
+    monkeypatch.setattr("flows.runs._listeners", lambda *_: _fails())  # far enough
+    recipe, token = recipe_with({}), COMMAND_LINE.set(CommandLine(None, None))
+    try:
+        with Journal(new_record(str(run.id), "small", {}, "store")).open():
+            with pytest.raises(UserError, match="is running in another process already"), _open_run(recipe, None):
+                pass
+            assert closed == []
+        with pytest.raises(RuntimeError, match="far enough"), _open_run(recipe, None):
+            pass
+        assert len(closed) == 1
+    finally:
+        COMMAND_LINE.reset(token)
+
+
+def _fails() -> Any:
+    raise RuntimeError("far enough")
