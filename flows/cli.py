@@ -22,7 +22,7 @@ from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.journal import RunRecord
 from flows import cli_check, cli_deploy, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
-from flows.console import StoreOption, err, out, print_json
+from flows.console import StoreOption, Unbroken, err, out, print_json
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have them."""
@@ -163,6 +163,18 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
         _fail(_how_to_go_on(sys.argv[1:]), end.code, as_json)
 
 
+@contextmanager
+def _nothing_lost() -> Iterator[None]:
+    """A command that only shows something has failed where that could not be written; a run has not."""
+    try:
+        yield
+    except SystemExit as end:
+        lost = getattr(sys.stdout, "lost", None)
+        if lost and not end.code and sys.argv[1:2] not in (["run"], ["resume"]):
+            raise EnvironmentFault(f"standard output took no more: {lost.strerror}") from None
+        raise
+
+
 def _how_to_go_on(arguments: list[str]) -> str:
     """What to say to somebody who pressed Ctrl-C, or ended the process."""
     if arguments[:1] not in (["run"], ["resume"]):
@@ -199,7 +211,10 @@ def _terminated(*_: object) -> None:
 def main() -> None:
     """Entry point of the ``align`` command."""
     signal.signal(signal.SIGTERM, _terminated)
-    with _errors_as_sentences("--json" in sys.argv):
+    for name in ("stdout", "stderr"):
+        if stream := getattr(sys, name):  # None where it is closed
+            setattr(sys, name, Unbroken(stream))
+    with _errors_as_sentences("--json" in sys.argv), _nothing_lost():
         app()
 
 

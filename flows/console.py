@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -25,6 +27,38 @@ def print_line(text: str) -> None:
     """One line to stdout, in one piece, as threads print, too. Raises OSError where nobody reads it any more."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+class Unbroken:
+    """A standard stream that is silent from its first failure on: what a command came to, its exit code says all the same."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None
+        """Why it took no more, unless its reader just went away (``align … | head``)."""
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._silence(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._silence(error)
+
+    def _silence(self, error: OSError) -> None:
+        """What is in the stream's buffer has to go somewhere, or the interpreter fails at its end."""
+        self.lost = None if error.errno == errno.EPIPE else error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def say(text: str) -> None:

@@ -351,3 +351,50 @@ def test_prefects_background_senders_say_nothing_on_the_terminal():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---------------------------------------------------------------- nobody reads it
+
+
+REFUSED = """
+import sys
+from flows import cli, early, prefect_api
+from flows.runs import Outcome
+
+promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}
+outcome = Outcome(status="completed", run_id="1", store=sys.argv[1], promotion=promotion).model_dump(mode="json")
+cli._run_flow = lambda *_: outcome
+early.check_recipe = early.early_host = lambda *_: None
+prefect_api.start_prefect_api = lambda: None
+sys.argv = ["align", "run", *sys.argv[2:]]
+cli.main()
+"""
+
+
+def ending(stream: str, command: list[str], home: Path) -> int:
+    """The exit code of a command whose output and errors go where nobody reads."""
+    if stream == "full":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    try:
+        environment = os.environ | {"ALIGN_HOME": str(home)}
+        return subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=60).returncode
+    finally:
+        os.close(output)
+
+
+@pytest.mark.parametrize(("stream", "more"), [("full", []), ("gone", ["--json"])])
+def test_the_exit_code_of_a_run_stays_where_nobody_reads_what_it_prints(tmp_path, stream, more):
+    assert ending(stream, [*COMMAND, "run", str(tmp_path / "missing.yaml"), *more], tmp_path) == 2
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    run = [sys.executable, "-c", REFUSED, str(tmp_path / "store"), str(tmp_path / "recipe.yaml"), *more]
+    assert ending(stream, run, tmp_path) == 4
+
+
+@pytest.mark.parametrize(("stream", "code"), [("full", 3), ("gone", 0)])
+def test_a_command_that_only_shows_something_fails_on_a_full_disk_and_not_for_a_reader_that_has_gone(
+    tmp_path, stream, code
+):
+    assert ending(stream, [*COMMAND, "fields"], tmp_path) == code
