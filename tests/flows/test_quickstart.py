@@ -161,7 +161,7 @@ def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first:
         "report",
     }
     reason = next(stage["reason"] for stage in changed["stages"] if stage["label"] == "round-1/dpo")
-    assert "config.loss.beta: 0.1 → 0.2" in reason
+    assert reason == "changed since round-1/dpo: iterative_dpo.loss.beta: 0.1 → 0.2"
 
 
 @pytest.mark.slow
