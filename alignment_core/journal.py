@@ -67,6 +67,8 @@ class RunRecord(ProcessId):
     """What tells the stages that are run again on purpose from those of earlier runs; empty for an ordinary run."""
     deployed: bool = False
     """Whether a worker ran it; otherwise ``align run`` did."""
+    server: str = ""
+    """Address of the Prefect API that it used; empty in journals of earlier versions."""
     machine: str
     """Host name, for people: a container has another one each time."""
     started_at: str

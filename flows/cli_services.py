@@ -70,7 +70,8 @@ def env(as_json: JsonOption = False) -> None:
 
 
 def down(as_json: JsonOption = False) -> None:
-    """Stop them. Runs that are under way save their work and go on at the next `align up`."""
+    """Stop them. Runs that are under way save their work: a worker's go on at the next `align up`, those of `align run` with
+    `align resume last`."""
     state = services.running()
     if state is not None:
         services.stop(state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +18,8 @@ PROGRESS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
 """A crashed run that nothing has taken up for so long stays as it is."""
 ENDS = {"COMPLETED": "completed", "FAILED": "failed", "CANCELLED": "cancelled"}
+LATER = (408, 429)
+"""Answers of a server that has no time now."""
 Say = Callable[[str], None]
 
 
@@ -53,7 +54,8 @@ class Ending(BaseModel):
 
 
 def follow(run_id: str, say: Say) -> Ending:
-    """Wait for the end of a run, and say what happens meanwhile. Raises EnvironmentFault if nobody knows the run."""
+    """Wait for the end of a run, and say what happens meanwhile. Raises EnvironmentFault if nobody knows the run,
+    or the server does not let this process look at it."""
     stages, states = _Stages(run_id, say), _States(run_id, say)
     while True:
         services.use_if_running()
@@ -74,12 +76,17 @@ class _States:
 
     def look(self) -> Ending | None:
         """How the run ended, once it has."""
-        run = _ask(self._run_id)
+        try:
+            run, refused = _ask(self._run_id), None
+        except EnvironmentFault as error:
+            run, refused = None, error
         if run is not None:
             return self._on_server(run)
         record = _record(self._run_id)
         if record is not None and not record.deployed:
             return None if record.status == "running" and journal.is_alive(record) else _ended(record)
+        if refused is not None:
+            raise refused
         self._news("the server does not answer; waiting for it")
         return None
 
@@ -106,13 +113,28 @@ class _States:
 
 
 def _ask(run_id: str) -> _Run | None:
-    """What the server says; None while there is none, or it does not know the run."""
+    """What the server says; None while there is none. Raises EnvironmentFault if waiting for an answer is no use."""
     url = os.environ.get(access.URL)
     if not url:
         return None
-    with suppress(httpx.HTTPError, ValidationError):
-        return _Run.model_validate(httpx.get(f"{url}/flow_runs/{run_id}", headers=access.headers(), timeout=10).json())
-    return None
+    try:
+        answer = httpx.get(f"{url}/flow_runs/{run_id}", headers=access.headers(), timeout=10)
+    except httpx.HTTPError:
+        return None
+    if answer.is_server_error or answer.status_code in LATER:
+        return None
+    if answer.status_code in (401, 403):
+        raise EnvironmentFault(
+            f"{url} asks for a token, and this shell has none or another one; "
+            'eval "$(align env)" gives it that of `align up`, PREFECT_API_AUTH_STRING that of another server'
+        )
+    if answer.status_code == 404:
+        raise EnvironmentFault(f"nobody knows the run {run_id}: {url} has none of this id")
+    try:
+        return _Run.model_validate_json(answer.content)
+    except ValidationError:
+        said = f"{url} answers {answer.status_code} and nothing that a Prefect server says"
+        raise EnvironmentFault(f"{said}: is PREFECT_API_URL right? It ends in /api") from None
 
 
 def _record(run_id: str) -> journal.RunRecord | None:

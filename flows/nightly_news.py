@@ -8,7 +8,7 @@ from prefect.events import emit_event
 from alignment_core.nights.ledger import Night, summary
 from alignment_core.recipes import NightlyRecipe
 from alignment_core.stages.report import COLUMNS, cell
-from flows.runs import flow_run
+from flows.runs import flow_run, only_shown
 
 EVENT = "alignment.night."
 """Then the state: ``alignment.night.refused`` and so on."""
@@ -16,7 +16,8 @@ EVENT = "alignment.night."
 
 def announce(recipe: NightlyRecipe, night: Night) -> None:
     """Leave the outcome of a night where people and automations see it; the ledger in the store has it already."""
-    create_markdown_artifact(markdown=page(recipe, night), description=f"Night {night.night}: {night.state}")
+    with only_shown("the night's page"):
+        create_markdown_artifact(markdown=page(recipe, night), description=f"Night {night.night}: {night.state}")
     emit_event(
         event=EVENT + night.state,
         resource={"prefect.resource.id": EVENT + recipe.name, "prefect.resource.name": recipe.name},

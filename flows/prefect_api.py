@@ -74,15 +74,15 @@ class PrefectApi:
 def start_prefect_api() -> PrefectApi | None:
     """A server for this process, unless ``PREFECT_API_URL`` names one. Call it before ``import prefect``.
 
-    What the environment says of the database is told the server alone, and forgotten here.
+    What the environment says of the database is told this server alone, and forgotten here in any case.
     It ends at the exit of the interpreter, after Prefect has sent its last logs and events: what is registered first
     is called last.
     """
-    if os.environ.get(access.URL):
-        return None
-    api = PrefectApi()
-    atexit.register(api.server.close)
+    api = None
+    if not os.environ.get(access.URL):
+        api = PrefectApi()
+        atexit.register(api.server.close)
+        os.environ.update(access.of_client(api.url, api.token))
     for name in access.split(os.environ)[1]:
         del os.environ[name]
-    os.environ.update(access.of_client(api.url, api.token))
     return api

@@ -35,6 +35,7 @@ from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
+from flows import access
 from flows.comparison import Compared, compare
 from flows.costs import cost_cells, run_cost, step_rows
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
@@ -142,6 +143,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         from_stage=from_stage,
         rerun=again,
         deployed=flow_run().deployment_id is not None,
+        server=os.environ.get(access.URL, ""),
         run_count=flow_run().run_count,
     )
     log = align_home() / "logs" / f"{run_id}.log"
@@ -251,7 +253,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if report is None:
         metrics = dict(stages[-1].metrics)
-    _leave_tables(run, stages, metrics)
+    _leave_tables(stages, metrics)
     return Outcome(
         status="completed",
         run_id=run.journal.record.run_id,
@@ -312,7 +314,17 @@ def _artifact_key(name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name).strip("-")
 
 
-def _leave_tables(run: Run, stages: list[StageResult], metrics: dict[str, Any]) -> None:
+@contextmanager
+def only_shown(what: str) -> Iterator[None]:
+    """For what people see on the run's page in the Prefect UI: a warning says that it is missing, and the run goes on."""
+    try:
+        yield
+    except Exception as error:
+        get_run_logger().warning("%s: not on the run's page: %s: %s", what, type(error).__name__, error)
+
+
+@only_shown("the run's tables")
+def _leave_tables(stages: list[StageResult], metrics: dict[str, Any]) -> None:
     """The run's tables on its page in the Prefect UI."""
     table = [
         {

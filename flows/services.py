@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -63,6 +64,28 @@ def token_file() -> Path:
     return folder() / "token"
 
 
+def issue(token: str) -> None:
+    """Begin to use a token, and remember for good that it was one of ours."""
+    with _issued_file().open("a") as file:
+        file.write(_digest(token) + "\n")
+    access.write(token_file(), token)
+
+
+def _issued_file() -> Path:
+    """Holds the SHA-256 of every token that the services of this ALIGN_HOME ever had, one a line."""
+    return folder() / "issued"
+
+
+def _issued(token: str | None) -> bool:
+    with suppress(OSError):
+        return token is not None and _digest(token) in _issued_file().read_text().split()
+    return False
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
 def running() -> State | None:
     """The services of this ALIGN_HOME, if their process lives."""
     state = latest()
@@ -84,7 +107,8 @@ def latest() -> State | None:
 def use_if_running() -> None:
     """Point this process at the services' server, if they run, unless the user named another one.
 
-    If they do not, whoever answers at their address is a stranger: this process forgets it.
+    If they do not, whoever answers at their address to one of their tokens is a stranger: this process forgets both. A
+    server of the user's own at the same address has another token, or none.
     """
     known, named = latest(), os.environ.get(access.URL)
     if known is None or named not in (None, known.url):
@@ -92,13 +116,16 @@ def use_if_running() -> None:
     state, token = running(), access.read(token_file())
     if state is not None and state.phase == "ready" and token is not None:
         os.environ.update(access.of_client(state.url, token))
-    else:
+    elif _issued(os.environ.get(access.TOKEN)):
         for name in access.of_client("", ""):
             os.environ.pop(name, None)
 
 
 def environment(port: int) -> dict[str, str]:
-    """What the services inherit; the user's own settings win. Nothing of the database: the server alone knows it."""
+    """What the services inherit; the user's own settings win. Nothing of the database: the server alone knows it.
+
+    They, and the runs, import nothing from the folder that they are in: it may have folders named like our packages.
+    """
     settings = {
         **at_home(),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -107,7 +134,8 @@ def environment(port: int) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # or its database grows for ever
     }
     users, _ = access.split(os.environ)
-    return {**settings, **users, access.URL: access.url_of(port), "ALIGN_HOME": str(align_home())}
+    ours = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), "PYTHONSAFEPATH": "1"}
+    return {**settings, **users, **ours}
 
 
 def database_settings(url: str | None) -> dict[str, str]:
@@ -185,7 +213,9 @@ def become(port: int, database: str | None) -> NoReturn:
     os.write(writes, json.dumps(settings).encode())
     os.close(writes)
     os.dup2(reads, 0)
-    os.execve(sys.executable, command(port), environment(port))
+    inherited = environment(port)
+    os.chdir("/")
+    os.execve(sys.executable, command(port), inherited)
 
 
 def stop(state: State) -> None:

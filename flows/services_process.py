@@ -38,6 +38,7 @@ from flows.services import (
     State,
     database_file,
     folder,
+    issue,
     latest,
     stop_seconds,
     token_file,
@@ -153,9 +154,12 @@ class Services:
 
     def run(self) -> None:
         """Start everything in order, then keep it running. Raises EnvironmentFault if the start fails."""
-        self._listener = _listen(self.port)
+        patience = PORT_SECONDS if _were_killed_at(self.url) else 0.0
+        token_file().unlink(missing_ok=True)  # what the ones before said is over, and the port may take its time
+        self._write("starting")
+        self._listener = _listen(self.port, patience)
         token = access.new_token()
-        access.write(token_file(), token)
+        issue(token)
         os.environ.update(access.of_client(self.url, token))
         fd, secrets = (
             self._listener.fileno(),
@@ -190,7 +194,7 @@ class Services:
             server, worker, reconciler = self.services
             ending = threading.Thread(target=worker.close)
             ending.start()
-            _end_runs()
+            _end_runs(self.url)
             ending.join()
             reconciler.close()
             server.close()
@@ -238,12 +242,12 @@ def _register() -> dict[str, str]:
     return problems
 
 
-def _end_runs() -> None:
-    """Ask every run of the worker to save its work and end."""
+def _end_runs(url: str) -> None:
+    """Ask every run of the worker, and every other one that uses this server, to save its work and end."""
     threads = [
         threading.Thread(target=_end_run, args=(record,))
         for record in journal.runs()
-        if record.deployed and journal.is_alive(record)
+        if (record.deployed or record.server == url) and journal.is_alive(record)
     ]
     for thread in threads:
         thread.start()
@@ -267,11 +271,15 @@ def _lock() -> BinaryIO | None:
     return lock
 
 
-def _listen(port: int) -> socket.socket:
-    """Hold the server's port. Raises EnvironmentFault if somebody else does."""
+def _were_killed_at(url: str) -> bool:
+    """Whether the services before these had this address and did not end by themselves."""
     before = latest()
-    killed = before is not None and before.url == access.url_of(port) and before.phase in ("starting", "ready")
-    deadline = time.monotonic() + (PORT_SECONDS if killed else 0.0)
+    return before is not None and before.url == url and before.phase in ("starting", "ready")
+
+
+def _listen(port: int, patience: float) -> socket.socket:
+    """Hold the server's port. Raises EnvironmentFault if somebody else still does after so many seconds."""
+    deadline = time.monotonic() + patience
     while True:
         try:
             return socket.create_server(("127.0.0.1", port))

@@ -22,6 +22,7 @@ from alignment_core.data.context import check_context
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
+from alignment_core.inherited import inherited
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
 
@@ -101,6 +102,7 @@ def ask(questions: Sequence[Question]) -> Iterator[Answer]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=inherited(),
         text=True,
     )
     assert process.stdin is not None

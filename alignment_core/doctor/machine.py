@@ -17,6 +17,7 @@ from alignment_core.artifacts import align_home
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
 from alignment_core.doctor.answer import SECONDS, Answer
 from alignment_core.host.client import LONGEST_SOCKET_FOLDER
+from alignment_core.inherited import inherited
 
 GIB = 1 << 30
 LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
@@ -85,7 +86,7 @@ def accelerators() -> Answer:
         return "ok", "no GPU driver here (nvidia-smi): everything runs on the processors"
     query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS - 0.5)
+        done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS - 0.5)
     except subprocess.TimeoutExpired:
         return "warning", "nvidia-smi does not answer: is the driver stuck, or its persistence mode off?"
     gpus = [line.strip() for line in done.stdout.splitlines() if line.strip()]

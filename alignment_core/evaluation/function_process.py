@@ -29,6 +29,7 @@ from alignment_core.errors import Stopped, UserError
 from alignment_core.evaluation import user_code
 from alignment_core.evaluation.failures import Failed, raised
 from alignment_core.evaluation.verifiers import FIELD, load_function
+from alignment_core.inherited import inherited
 
 ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0
@@ -130,7 +131,7 @@ class FunctionProcess:
                     [sys.executable, "-m", __name__, *arguments],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": path},
+                    env=inherited(PYTHONPATH=path),
                     start_new_session=True,  # so that it can be ended with all that it started
                 )
         return self._read(time.monotonic() + self.timeout)

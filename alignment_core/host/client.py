@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from alignment_core.errors import AlignmentError, DeadlineExceeded, Infrastructu
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.inherited import inherited
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
 
@@ -230,9 +230,7 @@ def _environment(resources: ResourcesConfig, temporary: Path) -> dict[str, str]:
     """The host's environment: what must be set before the libraries are imported."""
     home = align_home()
     caches = {"VLLM_CACHE_ROOT": home / "cache" / "vllm", "TORCHINDUCTOR_CACHE_DIR": home / "cache" / "inductor"}
-    # nothing of Prefect's: its variables may hold a password, and what runs below the host may be anybody's code
-    users = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment = {**{name: str(folder) for name, folder in caches.items()}, **users}
+    environment = {**{name: str(folder) for name, folder in caches.items()}, **inherited()}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start costs seconds more
     environment.update(
         TMPDIR=str(temporary),  # each start of vLLM leaves a file there

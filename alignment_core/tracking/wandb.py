@@ -6,7 +6,6 @@ In the flow's process W&B would hook ``sys.exit``, put a token into the environm
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from alignment_core.errors import AlignmentError
 from alignment_core.host.client import short_folder
 from alignment_core.host.protocol import Channel
 from alignment_core.host.supervised import Supervised
+from alignment_core.inherited import inherited
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.tracking import WandbConfig
 from alignment_core.stages.base import StageResult
@@ -89,4 +89,4 @@ class WandbRun:
 def _environment(temporary: Path) -> dict[str, str]:
     """The user's own, in which W&B finds its key; what it writes beside the run's files goes when it ends."""
     places = {f"WANDB_{name}_DIR": str(temporary / name.lower()) for name in ("CACHE", "DATA")}
-    return {**os.environ, **places, "TMPDIR": str(temporary), "WANDB_ERROR_REPORTING": "false"}
+    return inherited(**places, TMPDIR=str(temporary), WANDB_ERROR_REPORTING="false")

@@ -8,17 +8,28 @@ import signal
 import socket
 import sqlite3
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 import sqlalchemy.exc
 
-from alignment_core.recipes import ResourcesConfig
-from flows import access
+from alignment_core.checks import rows
+from alignment_core.data.pin import PinnedSource
+from alignment_core.evaluation import function_process
+from alignment_core.host import client
+from alignment_core.recipes import DataConfig, DataSource, ResourcesConfig
+from alignment_core.stages.dataset import DatasetConfig
+from alignment_core.tracking import wandb
+from flows import access, deployments, services_process
 from flows import services as up
-from tests.deployments.up import PASSWORD, Services
-from tests.processes import processes_of
+from flows.prefect_api import start_prefect_api
+from tests.deployments.up import BIN, PASSWORD, Services
+from tests.processes import processes_of, wait_until
 
 
 @pytest.mark.slow
@@ -60,13 +71,50 @@ def test_the_server_alone_knows_the_password_of_the_database(services: Services)
         assert (PASSWORD in " ".join(process.environ().values())) == (pid in told), process.cmdline()
 
 
-def test_what_runs_below_the_host_is_told_nothing_of_prefect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from alignment_core.host.client import _environment
+TELLS = """
+import os, pathlib
+told = [name for name in os.environ if name.startswith("PREFECT_")]
+(pathlib.Path(__file__).parent / f"told-{os.getpid()}").write_text(" ".join(told))
+"""
 
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process's environment, as in that of a user."""
+    monkeypatch.setenv(access.URL, access.url_of(4200))
     monkeypatch.setenv(access.TOKEN, "token")
     monkeypatch.setenv(access.DATABASE, "postgresql+asyncpg://align:password@host/name")
-    told = _environment(ResourcesConfig(), tmp_path)
-    assert not [name for name in told if name.startswith("PREFECT_")]
+
+
+@pytest.mark.usefixtures("secrets")
+def test_what_runs_below_a_run_is_told_nothing_of_prefect(tmp_path: Path) -> None:
+    for told in (client._environment(ResourcesConfig(), tmp_path), wandb._environment(tmp_path)):
+        assert not [name for name in told if name.startswith("PREFECT_")]
+
+
+@pytest.mark.usefixtures("secrets")
+def test_what_looks_before_a_run_is_told_nothing_of_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TELLS)  # every Python that starts says what it was told
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import os\ndef told(*_): return sum(one.startswith('PREFECT_') for one in os.environ)\n"
+    )
+    with function_process.FunctionProcess(f"{tmp_path / 'mine.py'}:told", timeout=60) as process:
+        assert list(process.answers([["prompt", "completion", "label"]])) == [(0, 0.0)]
+    source = PinnedSource(source=DataSource(task="addition"))
+    dataset = DatasetConfig(data=DataConfig(sources=[source.source]), sources=(source,), purpose="prompts")
+    question = rows.Question(label="data", dataset=dataset, tokenizer=rows.TokenizerSource())
+    with closing(rows.ask([question])) as answers:
+        assert next(answers).label == "data"
+    assert [file.read_text() for file in tmp_path.glob("told-*")] == ["", ""]
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_run_that_uses_a_server_forgets_the_database_of_that_server() -> None:
+    assert start_prefect_api() is None
+    assert access.DATABASE not in os.environ
+    assert os.environ[access.TOKEN] == "token"
 
 
 @pytest.fixture
@@ -78,22 +126,108 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def killed_services(home: Path, port: int) -> None:
+    """What services leave behind that ended without a word."""
+    up.issue("token")
+    state = up.State(pid=1, url=access.url_of(port), database=up.SQLITE, phase="ready")
+    (home / "services" / "state.json").write_text(state.model_dump_json())
+    (home / "services" / "lock").touch()  # held by nobody
+
+
 def test_a_stranger_at_the_address_of_services_that_ended_is_not_talked_to(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = up.State(pid=1, boot="", ticks=0, url=access.url_of(4200), database=up.SQLITE, phase="ready")
-    (home / "services" / "state.json").write_text(state.model_dump_json())
-    (home / "services" / "lock").touch()  # held by nobody
-    monkeypatch.setenv(access.URL, access.url_of(4200))  # from a shell in which they ran
-    monkeypatch.setenv(access.TOKEN, "token")
-    up.use_if_running()
-    assert access.URL not in os.environ
-    assert access.TOKEN not in os.environ
+    killed_services(home, 4200)
+    up.issue("a later one")
+    for ours in ("token", "a later one"):
+        monkeypatch.setenv(access.URL, access.url_of(4200))  # from a shell in which they ran
+        monkeypatch.setenv(access.TOKEN, ours)
+        up.use_if_running()
+        assert access.URL not in os.environ
+        assert access.TOKEN not in os.environ
+    assert "token" not in (home / "services" / "issued").read_text()
 
-    monkeypatch.setenv(access.URL, "http://server.example/api")
-    monkeypatch.setenv(access.TOKEN, "of that server")
+
+@pytest.mark.parametrize(
+    ("url", "token"),
+    [
+        ("http://server.example/api", "of that server"),
+        (access.url_of(4200), "of a server of the user's own"),
+        (access.url_of(4200), None),
+    ],
+)
+def test_a_server_of_the_users_own_is_not_forgotten(
+    home: Path, monkeypatch: pytest.MonkeyPatch, url: str, token: str | None
+) -> None:
+    killed_services(home, 4200)
+    monkeypatch.setenv(access.URL, url)
+    if token is not None:
+        monkeypatch.setenv(access.TOKEN, token)
     up.use_if_running()
-    assert os.environ[access.TOKEN] == "of that server"
+    assert (os.environ[access.URL], os.environ.get(access.TOKEN)) == (url, token)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port at which somebody else listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_services_that_wait_for_their_port_are_not_said_to_be_ready(home: Path, taken: int) -> None:
+    killed_services(home, taken)
+    process = subprocess.Popen(up.command(taken), stdin=subprocess.DEVNULL, cwd="/", env=up.environment(taken))
+
+    def waits() -> bool:
+        state = up.running()
+        return state is not None and (state.pid, state.phase) == (process.pid, "starting")
+
+    try:
+        assert wait_until(waits, 15)
+        assert not up.token_file().exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, tmp_path: Path) -> None:
+    for name in ("flows/services_process.py", "flows/access.py", "tasks/graph.py"):
+        file = tmp_path / "work" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("raise RuntimeError('not ours')")
+    foreground = [str(BIN / "align"), "up", "--foreground", "--port", str(taken)]
+    done = subprocess.run(foreground, cwd=tmp_path / "work", capture_output=True, text=True, check=False)
+    assert (done.returncode, f"port {taken} is not free" in done.stdout + done.stderr) == (3, True), done.stderr
+
+    for variables in (deployments.shipped()["sft"]["work_pool"]["job_variables"]["env"], up.environment(taken)):
+        environment = {**os.environ, **variables}
+        ours = [sys.executable, "-c", "import flows.access, tasks.graph"]
+        subprocess.run(ours, cwd=tmp_path / "work", env=environment, check=True)
+
+
+def test_the_end_of_the_services_ends_the_runs_that_use_their_server(home: Path) -> None:
+    holds = (
+        "import sys; from alignment_core.journal import Journal, new_record\n"
+        "run, server = sys.argv[1:]\n"
+        "with Journal(new_record(run, 'small', {'resources': {'stop_seconds': 5}}, 'store', server=server)).open():\n"
+        "    print('open', flush=True); sys.stdin.read()\n"
+    )
+    servers = {"ours": access.url_of(4200), "elsewhere": "http://server.example/api", "older": ""}
+    runs = {
+        name: subprocess.Popen([sys.executable, "-c", holds, name, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for name, url in servers.items()
+    }
+    try:
+        for process in runs.values():
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+        services_process._end_runs(access.url_of(4200))
+        assert runs["ours"].wait(10) == -signal.SIGTERM
+        assert [runs[name].poll() for name in ("elsewhere", "older")] == [None, None]
+    finally:
+        for process in runs.values():
+            process.kill()
+            process.communicate()
 
 
 def test_services_that_had_a_database_do_not_silently_begin_with_another(

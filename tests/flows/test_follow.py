@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,67 @@ def test_a_failed_run_says_why() -> None:
         raise ValueError("row 3 is too long")
     ending = follow.follow("run", lambda _: None)
     assert (ending.status, ending.message) == ("failed", "row 3 is too long")
+
+
+Serve = Callable[[int, bytes], None]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Name a server in the environment that answers this to everything."""
+    with ExitStack() as stack:
+
+        def start(code: int, body: bytes) -> None:
+            class Answer(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    self.send_response(code)
+                    self.end_headers()
+                    self.wfile.write(body)
+
+                def log_message(self, *_: object) -> None: ...
+
+            server = stack.enter_context(HTTPServer(("127.0.0.1", 0), Answer))
+            threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+            stack.callback(server.shutdown)
+            monkeypatch.setenv(access.URL, access.url_of(server.server_port))
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "sentence"),
+    [
+        (404, b'{"detail": "Flow run not found"}', "nobody knows the run elsewhere: http://.* has none of this id"),
+        (401, b'{"exception_message": "Unauthorized"}', r'this shell has none or another one; eval "\$\(align env\)"'),
+        (200, b"<html>", "answers 200 and nothing that a Prefect server says: is PREFECT_API_URL right"),
+        (200, b"{}", "answers 200 and nothing that a Prefect server says: is PREFECT_API_URL right"),
+    ],
+)
+def test_a_server_that_will_never_tell_is_an_error_and_no_endless_wait(
+    serve: Serve, code: int, body: bytes, sentence: str
+) -> None:
+    serve(code, body)
+    with pytest.raises(EnvironmentFault, match=sentence):
+        follow.follow("elsewhere", lambda _: None)
+
+
+def test_a_server_that_cannot_answer_now_is_waited_for(serve: Serve) -> None:
+    class Enough(Exception): ...
+
+    def heard(line: str) -> None:
+        assert line == "the server does not answer; waiting for it"
+        raise Enough
+
+    serve(503, b"<html>")
+    with pytest.raises(Enough):
+        follow.follow("elsewhere", heard)
+
+
+def test_a_run_of_this_machine_that_the_server_does_not_know_is_followed_by_its_journal(serve: Serve) -> None:
+    with Journal(new_record("run", "small", {}, "store")).open():
+        pass
+    serve(404, b'{"detail": "Flow run not found"}')
+    assert follow.follow("run", lambda _: None).status == "completed"
 
 
 def test_a_run_that_nobody_knows_is_an_error_and_no_endless_wait() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,27 @@ def test_text_of_a_model_stays_text() -> None:
     assert "<script>" not in report.html
     assert "<img" not in report.html
     assert "reward: 0.1235" in report.html
+
+
+def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows import runs
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(401)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(runs, "get_run_logger", lambda: logging.getLogger("run"))  # there is no run here
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api"}):
+            runs._leave_tables([], {})
+        server.shutdown()
+    assert "the run's tables: not on the run's page: PrefectHTTPStatusError" in caplog.text
