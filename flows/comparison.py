@@ -30,23 +30,27 @@ class Compared:
 def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
     """Judge what the promotion's tag names beside the run's policy, once that is known, if a gate asks for it.
 
-    There is nothing to judge where the tag names the run's own start or its result, or named its result before.
+    There is nothing to judge where the tag names the run's own start or its result, or named its result before. A policy
+    that is only planned may be anything, so its judgement is planned, too.
     """
     section, own = recipe.promotion, (outputs.final, outputs.baseline, outputs.report)
     if outputs.evaluations is None:
         return Compared(outputs.replaces, *own)
     current = store.tag(section.tag) if section else None
-    candidate = artifact(outputs.policy) if outputs.policy is not None else None
-    if section is None or current is None or candidate is None:
+    if section is None or current is None or outputs.policy is None:
         return Compared(current, *own)
-    if not any(gate.compares for gate in section.gates) or named_before(store, section.tag, candidate):
+    candidate = artifact(outputs.policy)
+    if not any(gate.compares for gate in section.gates):
+        return Compared(current, *own)
+    if candidate is not None and named_before(store, section.tag, candidate):
         return Compared(current, *own)
     if artifact(outputs.evaluations.baseline[1]) == current:
         return Compared(current, *own)
     try:
-        if current.kind != candidate.kind:
-            raise UserError(f"{section.tag} names a {current.kind}")
-        check_same_tokenizer(store, candidate, current)
+        if candidate is not None:
+            if current.kind != candidate.kind:
+                raise UserError(f"{section.tag} names a {current.kind}")
+            check_same_tokenizer(store, candidate, current)
     except UserError:
         why = f"{section.tag} names {current.short}, which has another tokenizer or is of another kind: it cannot be compared"
         return Compared(current, *own, problem=f"{why}; align promote moves the tag by hand")

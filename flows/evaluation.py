@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from alignment_core.artifacts import Reference
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
 from tasks import data, rollout
@@ -68,14 +70,14 @@ class Evaluations:
         self.steps[PRODUCTION] = judging.evaluate(f"{PRODUCTION}/evaluation", self.section, scores, None)
         name = f"{final}/evaluation/against-{PRODUCTION}"
         self.steps[label] = judging.evaluate(name, self.section, self.scores[final], scores)
-        return label, self.report("promotion/report")
+        return label, self.report("promotion/report", {label: PRODUCTION})
 
-    def report(self, label: str = "report") -> Step | None:
-        """One table of all policies."""
+    def report(self, label: str = "report", against: Mapping[str, str] = {}) -> Step | None:
+        """One table of all policies, of which ``against`` names those that were not compared with the baseline."""
         if self.section is None or self.baseline is None:
             return None
         gated = self.recipe.promotion is not None and bool(self.recipe.promotion.gates)
         limit = self.section.max_overlap if gated else None
         self.overlap = self.overlap or data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
         title = f"Run {self.recipe.name}"
-        return judging.report(label, title, self.steps, self.baseline[0], self.reward_model, self.overlap)
+        return judging.report(label, title, self.steps, self.baseline[0], self.reward_model, self.overlap, against)

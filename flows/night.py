@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignment_core.artifacts import Reference
 from alignment_core.recipes import NightlyRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
-from flows.evaluation import Evaluations
+from flows.evaluation import PRODUCTION, Evaluations
 from flows.iterative_dpo import rounds
 from flows.outputs import Outputs
 from flows.start import reward_model
@@ -31,9 +31,10 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
         policy = rounds(recipe, section, policy, prompts, judge, before)[f"round-{section.rounds}"]
 
     evaluations = Evaluations(recipe, base, judge)
-    evaluations.add("production", start)
+    baseline = PRODUCTION if production else "start"
+    evaluations.add(baseline, start)
     evaluations.add("candidate", policy)
     report = evaluations.report()
     return Outputs(
-        policy=policy, reward_model=judge, report=report, final="candidate", baseline="production", replaces=production
+        policy=policy, reward_model=judge, report=report, final="candidate", baseline=baseline, replaces=production
     )

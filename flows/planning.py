@@ -10,6 +10,7 @@ from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.recipes import BaseRecipe, NightlyRecipe
 from alignment_core.stages.base import StageConfig
 from flows import dpo, iterative_dpo, night, reward_model, rl, sft
+from flows.comparison import compare
 from flows.outputs import Outputs
 from tasks.graph import CURRENT
 
@@ -24,7 +25,7 @@ COMPOSITIONS: dict[str, Callable[[Any], Outputs]] = {
 
 
 def plan(recipe: BaseRecipe, store: Store) -> Plan:
-    """The stages that the recipe's composition asks for. Raises UserError where it cannot be composed."""
+    """The stages that the recipe's composition and its promotion ask for. Raises UserError where it cannot be composed."""
     composed = Plan(store, recipe.seed)
     token = CURRENT.set(composed)
     try:
@@ -32,7 +33,7 @@ def plan(recipe: BaseRecipe, store: Store) -> Plan:
             arriving = PlannedStage("the night's rows", "rows", StageConfig(), {}, "runs")
             night.compose(recipe, store.tag(recipe.promotion.tag), arriving, number=0)
         else:
-            COMPOSITIONS[recipe.method](recipe)
+            compare(recipe, store, COMPOSITIONS[recipe.method](recipe))
     finally:
         CURRENT.reset(token)
     return composed

@@ -42,9 +42,10 @@ from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
 from flows.orphans import close_task_runs
 from flows.outputs import Outputs
+from flows.planning import plan
 from flows.progress import ProgressArtifacts
 from flows.watch import Watch
-from tasks.graph import CURRENT, Input
+from tasks.graph import CURRENT, Input, is_part
 from tasks.promotion import promote
 from tasks.stage import Run
 
@@ -84,7 +85,7 @@ def run_recipe(
         with Watch(run.journal.record.run_id, run.host.close) as watch:
             try:
                 outputs = compose(recipe)
-                _check_from_stage(run)
+                _check_from_stage(recipe, run)
                 _wait(run)
                 compared = compare(recipe, run.store, outputs)
                 _wait(run)
@@ -210,11 +211,13 @@ class _Incomplete(Exception):
     """Tells the trackers, and nobody else, of a run that was cancelled: it did not complete, but nothing was raised."""
 
 
-def _check_from_stage(run: Run) -> None:
-    """Raise UserError if no stage of the run has the name from which it should run again."""
+def _check_from_stage(recipe: BaseRecipe, run: Run) -> None:
+    """Raise UserError if no stage of the run has the name from which it should run again, also of those yet to come."""
     chosen = run.journal.record.from_stage
-    if chosen is not None and not any(step.again for step in run.steps):
-        labels = [step.label for step in run.steps]
+    if chosen is None or any(step.again for step in run.steps):
+        return
+    labels = [planned.label for planned in plan(recipe, run.store).stages]
+    if not any(is_part(label, chosen) for label in labels):
         near = difflib.get_close_matches(chosen, labels, n=3, cutoff=0.4) or labels
         raise UserError(f"--from-stage {chosen}: this recipe has no such stage; there are {', '.join(near)}")
 

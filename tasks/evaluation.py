@@ -23,7 +23,8 @@ def report(
     baseline: str,
     reward_model: Input | None,
     overlap: Input,
+    against: Mapping[str, str],
 ) -> Step:
-    """All evaluations of a run in one table."""
-    config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline)
+    """All evaluations of a run in one table; ``against`` names what a policy was compared with, if not with ``baseline``."""
+    config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline, against=dict(against))
     return submit("report", label, config, {**evaluations, "reward_model": reward_model, "overlap": overlap})

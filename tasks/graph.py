@@ -49,6 +49,11 @@ def submit(stage: str, label: str, config: StageConfig, inputs: Mapping[str, Inp
     return CURRENT.get().submit(stage, label, config, inputs, stream)
 
 
+def is_part(label: str, of: str) -> bool:
+    """Whether a stage is the one called ``of``, or one of several that ``of`` stands for, as ``round-1`` does."""
+    return label == of or label.startswith(f"{of}/")
+
+
 def training_data() -> dict[str, Step]:
     """Data sets that something in the current composition trains on, by label, kept with the composition."""
     found: dict[str, Step] = vars(CURRENT.get()).setdefault("training_data", {})

@@ -25,7 +25,7 @@ from alignment_core.stages.base import StageCall, StageConfig, StageResult, load
 from alignment_core.stages.key import key_parts
 from alignment_core.stages.runner import cached_result
 from alignment_core.tracking import Listener, Progress
-from tasks.graph import CURRENT
+from tasks.graph import CURRENT, is_part
 
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 120.0
@@ -83,7 +83,7 @@ class Run:
     def runs_again(self, label: str, inputs: Iterable[Any]) -> bool:
         """Whether a stage is, or depends on one of, those that are to be run again on purpose."""
         chosen = self.journal.record.from_stage
-        named = chosen is not None and (label == chosen or label.startswith(f"{chosen}/"))
+        named = chosen is not None and is_part(label, chosen)
         return named or any(isinstance(value, Step) and value.again for value in inputs)
 
 

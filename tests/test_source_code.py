@@ -61,7 +61,9 @@ def test_what_is_no_python_counts_by_its_bytes():
 
 @pytest.mark.parametrize("way", ["f.__doc__", "inspect.getdoc(f)", "inspect.getsource(f)"])
 def test_all_of_a_source_counts_that_may_read_itself(way):
-    one, other = (f'import inspect\ndef f():\n    """{text}"""\nPROMPT = {way}\n'.encode() for text in ("Good?", "Bad?"))
+    one, other = (
+        f'import inspect\ndef f():\n    """{text}"""\nPROMPT = {way}\n'.encode() for text in ("Good?", "Bad?")
+    )
     assert digest_of_source(one) != digest_of_source(other)
 
 

@@ -62,7 +62,7 @@ class Night(BaseModel):
     reasons: tuple[str, ...] = ()
     """Why nothing was promoted."""
     metrics: dict[str, dict[str, float]] = {}
-    """Of production and candidate."""
+    """Of ``candidate`` and ``production``, or ``start`` where there was none yet."""
 
 
 @dataclass(frozen=True)

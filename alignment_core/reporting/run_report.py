@@ -101,9 +101,10 @@ def run_report(
 
 
 def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
-    made = next((result for result in results if result.stage == "report"), None)
-    if made is None:
+    tables = [result for result in results if result.stage == "report"]
+    if not tables:
         return
+    made = tables[-1]  # what a promotion was compared with comes later, and has the other policies, too
     with suppress(OSError, AlignmentError):
         _, *table = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
         report.say("## Policies on held-out prompts", *table)

@@ -22,6 +22,8 @@ class ReportConfig(StageConfig):
     """Labels in order; each is the role of an input."""
     baseline: str
     """The policy that the others are compared with."""
+    against: dict[str, str] = {}
+    """With what policy those are compared that are compared with another one."""
 
 
 def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
@@ -31,6 +33,7 @@ def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
     content = {
         "title": config.title,
         "baseline": config.baseline,
+        "against": config.against,
         "notes": notes,
         "policies": policies,
         "overlap": shared,
@@ -58,10 +61,11 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
         metrics = content["policies"][label]
         lines.append(f"| {label} | " + " | ".join(cell(metrics, name) for name, _ in shown) + " |")
     level = confidence(content["policies"])
+    others = "".join(f", in the row '{label}' against {other}" for label, other in sorted(content["against"].items()))
     lines += [
         "",
-        f"Win rates are against {content['baseline']}. Intervals are at {level}, over n prompts: Wilson's for accuracy and win "
-        "rate, bootstrap for the others.",
+        f"Win rates are against {content['baseline']}{others}. Intervals are at {level}, over n prompts: Wilson's for accuracy "
+        "and win rate, bootstrap for the others.",
     ]
     if content["overlap"]["overlap"]:
         lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]

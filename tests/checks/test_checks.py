@@ -258,6 +258,19 @@ def test_a_plan_tells_what_is_cached_what_runs_and_what_depends_on_it(store, row
     assert after.stages[2].waits_for() == ["sft/data"]
 
 
+def test_what_a_promotion_is_compared_with_is_planned_where_its_tag_names_something(store, rows, tmp_path):
+    prompts = {"path": str(rows), "columns": {"label": "completion"}}
+    evaluation = {"prompts": prompts, "generation": {"max_completion_length": 8}, "verifier": "math"}
+    promotion = {"gates": [{"metric": "accuracy", "min_gain": 0}]}
+    recipe = parse_recipe({**sft(rows), "evaluation": evaluation, "promotion": promotion})
+    assert not any("production" in one.label for one in plan(recipe, store).stages)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+    store.move_tag("policy/production", store.publish(tmp_path / "made", "model"), None, "imported")
+    planned = {one.label: one.state for one in plan(recipe, store).stages}
+    assert planned["production/evaluation/generate"] == planned["promotion/report"] == "depends"
+
+
 def test_a_night_is_planned_but_for_the_rows_that_it_has_yet_to_take(store, rows, tmp_path):
     pairs, prompts = tmp_path / "arrives.jsonl", {"path": str(rows), "columns": {"label": "completion"}}
     recipe = {

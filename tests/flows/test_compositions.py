@@ -11,6 +11,7 @@ import pytest
 
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.recipes import parse_recipe
+from flows import night
 from flows.comparison import compare
 from flows.planning import COMPOSITIONS
 from tasks.graph import CURRENT
@@ -142,6 +143,8 @@ def test_a_gate_compares_with_what_the_tag_names_on_the_same_prompts(composed, c
     )  # KL is to the run's own start, as ever
     report = composed.roles("promotion/report")
     assert {"start", "sft", "production", "sft against production", "overlap"} == report.keys()
+    config = composed.configs["promotion/report"]
+    assert (config.baseline, config.against) == ("start", {"sft against production": "production"})
 
 
 def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_names_the_start(
@@ -163,3 +166,17 @@ def test_another_tokenizer_cannot_be_compared(composed, compared, tmp_path):
     found = compared(model(composed.store, tmp_path, "candidate"))
     assert "has another tokenizer or is of another kind" in found.problem
     assert composed.inputs == {}
+
+
+@pytest.mark.parametrize(("tagged", "baseline"), [(True, "production"), (False, "start")])
+def test_a_night_is_compared_with_production_or_where_there_is_none_with_its_start(
+    composed, tmp_path, tagged, baseline
+):
+    content: dict[str, Any] = {"name": "nights", "model": MODEL, "evaluation": EVALUATION, "promotion": GATES}
+    content["dpo"] = {"data": str(tmp_path / "arrives.jsonl")}
+    arrived: Any = SimpleNamespace(label="arrived")
+    production = model(composed.store, tmp_path, "production") if tagged else None
+    composed.made["model"] = model(composed.store, tmp_path, "base")
+    outputs = night.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)
+    assert outputs.baseline == composed.configs["report"].baseline == baseline
+    assert composed.configs["report"].policies == (baseline, "candidate")

@@ -11,8 +11,10 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.recipes import Gate, PromotionConfig
+from alignment_core.errors import UserError
+from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
 from flows.cli import not_promoted
+from flows.runs import _check_from_stage
 from tasks.graph import CURRENT
 from tasks.promotion import promote
 
@@ -79,6 +81,20 @@ def test_what_the_tag_named_before_does_not_replace_what_came_after_it(store, mo
     assert outcome["reasons"] == [
         "policy/production named it before (move 1) and has moved on; align rollback goes back to it"
     ]
+
+
+def test_stages_that_only_a_promotion_adds_may_be_run_again_by_name(store, model):
+    task = {"task": "first", "rows": 20}
+    evaluation = {"prompts": {**task, "split": "test"}, "verifier": "task"}
+    scratch = {"scratch": {"hidden_size": 16, "num_attention_heads": 2}}
+    content = {"method": "sft", "name": "one", "model": scratch, "sft": {"data": task}, "evaluation": evaluation}
+    recipe = parse_recipe({**content, "promotion": SECTION.model_dump()})
+    chosen = SimpleNamespace(from_stage="production/evaluation")
+    run: Any = SimpleNamespace(store=store, steps=[], journal=SimpleNamespace(record=chosen))
+    with pytest.raises(UserError, match="this recipe has no such stage"):
+        _check_from_stage(recipe, run)
+    store.move_tag(SECTION.tag, model("first"), None, "imported")
+    _check_from_stage(recipe, run)
 
 
 def test_what_cannot_be_compared_is_not_promoted(store, model):

@@ -6,6 +6,7 @@ import logging
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from alignment_core.journal import folder_of
 from alignment_core.lineage.samples import Row
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.stages.base import StageResult
+from alignment_core.stages.report import markdown
 from alignment_core.tracking import Progress
 from alignment_core.tracking.metrics_file import MetricsFile
 from tests.tracking.watched import result
@@ -73,6 +75,36 @@ def test_policies_stay_in_the_order_in_which_they_came_to_be(store: Store, tmp_p
     report = run_report(store, "small", NOW, [cached], {"report": reference})
     assert "![metrics of the policies](policies.svg)" in report.markdown
     assert 0 < report.pictures["policies.svg"].index(">sft<") < report.pictures["policies.svg"].index(">round-1<")
+
+
+def test_what_a_promotion_was_compared_with_is_shown_where_there_is_such_a_table(store: Store, tmp_path: Path) -> None:
+    results = []
+    for label, policies in (("report", ["sft"]), ("promotion/report", ["sft", "production"])):
+        folder, content = tmp_path / label.replace("/", "-"), {name: {"accuracy": 0.5} for name in policies}
+        folder.mkdir()
+        (folder / "report.md").write_text(f"# Run small\n\n| {label} |\n|---|\n")
+        draft = ProvenanceDraft(
+            key=digest_of(label), stage="report", label=label, config={"policies": policies}, metrics={}
+        )
+        news = {"stage": "report", "key": draft.key, "reference": store.publish(folder, "report", draft)}
+        results.append(result(label, policies=content).model_copy(update=news))
+    report = run_report(store, "small", NOW, results, {})
+    assert "| promotion/report |\n" in report.markdown
+    assert ">production<" in report.pictures["policies.svg"]
+
+
+def test_a_table_says_with_what_each_win_rate_compares() -> None:
+    metrics = {"confidence": 0.95, "win_rate": 0.5}
+    content: dict[str, Any] = {
+        "title": "Run small",
+        "baseline": "start",
+        "against": {"sft against production": "production"},
+        "policies": {"sft": metrics, "sft against production": metrics},
+        "notes": {},
+        "overlap": {"overlap": 0},
+    }
+    said = "Win rates are against start, in the row 'sft against production' against production. Intervals"
+    assert said in markdown(content, list(content["policies"]))
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing(store: Store, tmp_path: Path) -> None:
