@@ -37,6 +37,7 @@ HELPERS = {
     "key",
     "machine_queue",
     "machines",
+    "pace",
     "runner",
     "report",
     "reasons",
