@@ -5,6 +5,7 @@ No torch, Ray, vLLM or Prefect is imported here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 from alignment_core.artifacts import Reference, Store
 from alignment_core.checks import functions, rows, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
-from alignment_core.data.context import context_length
+from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import DataError
 from alignment_core.recipes import ResourcesConfig
 
@@ -65,7 +66,7 @@ def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answe
         for prompts in _prompts_of(stage):
             answer = seen.get(prompts.label)
             if answer is not None and (longest := answer.certain(_count(stage))):
-                yield from shapes.too_long(stage, longest, _context(store, prompts.inputs["tokenizer"]))
+                yield from shapes.too_long(stage, longest, longest_sampled(_shape(store, prompts.inputs["tokenizer"])))
 
 
 def _count(stage: PlannedStage) -> int | None:
@@ -116,7 +117,7 @@ def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
         label=stage.label,
         dataset=config,
         tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], config.trust_remote_code),
-        context=_context(plan.store, stage.inputs["tokenizer"]),
+        context=longest_trained(_shape(plan.store, stage.inputs["tokenizer"])),
         seed=plan.seed,
     )
 
@@ -133,8 +134,9 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
     return rows.TokenizerSource(**place, chat_template=config.model.chat_template, trust_remote_code=trust)
 
 
-def _context(store: Store, model: PlannedStage | Reference) -> int | None:
+def _shape(store: Store, model: PlannedStage | Reference) -> dict[str, Any]:
     if isinstance(model, Reference):
-        return context_length(store.fetch(model))
+        file = store.fetch(model) / "config.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
     config: Any = model.config
-    return shapes.model_shape(config).get("max_position_embeddings")
+    return shapes.model_shape(config)

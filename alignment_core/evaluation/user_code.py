@@ -64,7 +64,7 @@ class Code:
     place: str
     """``file.py`` or a module's name, as the recipe has it."""
     name: str
-    """Name of the module once it is loaded."""
+    """Name of the module once it is loaded; that of a file is none that an import could ask for."""
     folder: Path
     """What lies in it is beside."""
     files: dict[str, Path] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def code_of(place: str) -> Code:
         path = Path(place).expanduser().resolve()
         if not path.is_file():
             raise FileNotFoundError(f"no file {place}")
-        code, module = Code(place, f"verifier_{path.stem}", path.parent), ""
+        code, module = Code(place, f"{path.stem} (file)", path.parent), ""
     else:
         path, folder = _module_file(place)
         code, module = Code(place, place, folder), place

@@ -13,7 +13,7 @@ from typing import Any
 
 from alignment_core.data.template import Renderer
 from alignment_core.errors import Stopped, UserError
-from alignment_core.evaluation.failures import Failed, failure_of
+from alignment_core.evaluation.failures import Failed, failure_of, raised
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.evaluation.rewards import Verifier
 from alignment_core.evaluation.verifiers import function_content, load_function
@@ -29,15 +29,20 @@ ACT = "alignment_core.rollout.environment_calls:act"
 def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     """What of an environment decides a result, for stage keys, where that is more than the recipe says.
 
-    A class, or an agent, may say it of its options, by ``content(**options)``. Raises UserError if there is none of this name.
+    A class, or an agent, may say it of its options, by ``content(**options)``. Raises UserError if there is none of this
+    name, and where that fails.
     """
     kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
     found = {kind: function_content(name, field, docstrings=True)}
     of_options = getattr(load_function(name, field), "content", None)
     try:
         return {**found, "options": of_options(**config.options)} if of_options else found
+    except UserError:
+        raise
     except TypeError as error:
         raise UserError(f"rl.environment.options: {error}") from None
+    except Exception as error:  # the user's code runs here
+        raise UserError(f"rl.environment.options: {name}.content failed: {raised(error)}") from None
 
 
 class Environments:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.data.context import longest_sampled
 from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
@@ -94,7 +95,7 @@ def _sample(
 
 def check_length(model: Path, longest_prompt: int, length: int) -> None:
     """Raise UserError if the model does not take sequences of ``length`` tokens; the longest prompt is part of them."""
-    most = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    most = longest_sampled(json.loads((model / "config.json").read_text()))
     if most is not None and length > most:
         raise UserError(
             f"generation: the longest prompt has {longest_prompt} tokens, which with max_completion_length makes {length}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from alignment_core.canonical import canonical_json, derive_seed, digest_of
@@ -11,6 +12,8 @@ from alignment_core.evaluation.user_code import counting, edited
 from alignment_core.source_code import PACKAGE, PARSING, ROOT, code_digest
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.reasons import changes
+
+log = logging.getLogger(__name__)
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -65,19 +68,28 @@ def stage_key(call: StageCall) -> str:
 
 def check_key(call: StageCall, parts: dict[str, Any], files: dict[str, str]) -> None:
     """Raise UserError if the key is not what it was when it was computed from ``files`` (see ``counting``): nobody could say
-    which version made the result. Raises EnvironmentFault as check_source does."""
+    which version made the result. Raises EnvironmentFault as check_source does.
+
+    That it cannot be computed now, where none of the files was edited, is no reason to lose a result: a user's ``content``
+    may ask a service that is away.
+    """
+    check_source()
+    changed: str | None
     try:
         with counting():  # these are not to be taken for those of then
             found = key_parts(call)
-    except UserError as error:
-        found = {"config": str(error)}
-    if digest_of(found) == digest_of(parts):
-        return
-    what = next(edited(files), None) or "; ".join(changes(parts, found))
-    raise UserError(
-        f"{what} changed while {call.label} ran, so its result could not be told from that of the other version: run it "
-        "again; finished stages are kept"
-    )
+    except Exception as error:  # the user's code runs here
+        changed = next(edited(files), None)
+        if changed is None:
+            log.warning("%s: its key cannot be computed again, and its files are what they were: %s", call.label, error)
+    else:
+        differs = digest_of(found) != digest_of(parts)
+        changed = (next(edited(files), None) or "; ".join(changes(parts, found))) if differs else None
+    if changed is not None:
+        raise UserError(
+            f"{changed} changed while {call.label} ran, so its result could not be told from that of the other version: run "
+            "it again; finished stages are kept"
+        )
 
 
 def stage_seed(call: StageCall) -> int:

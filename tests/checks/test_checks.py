@@ -15,7 +15,7 @@ from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.checks import Findings, check, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, answers_to
-from alignment_core.data.context import check_context
+from alignment_core.data.context import check_context, longest_sampled, longest_trained
 from alignment_core.data.tables import compact, to_table
 from alignment_core.errors import DataError
 from alignment_core.recipes import parse_recipe
@@ -151,6 +151,32 @@ def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(purpo
     check_context(table, purpose, tokens)
     with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, and the model takes 8 "):
         check_context(table, purpose, tokens - 1)
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("shape", "trained", "sampled"),
+    [
+        ({}, 32768, 32768),
+        ({"rope_scaling": {"type": "yarn", **YARN}}, 131072, 32768),  # vLLM takes it as scaled already
+        ({"rope_parameters": {"rope_type": "yarn", **YARN}}, 131072, 32768),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 131072, 32768),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", **YARN}, "other": None}}, 131072, 32768),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, 65536, 65536),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 4096}},
+            32768,
+            32768,
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32768, 32768),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, None, 65536),
+    ],
+)
+def test_scaled_positions_take_longer_rows(shape, trained, sampled):
+    shape = {"max_position_embeddings": 32768, **shape}
+    assert (longest_trained(shape), longest_sampled(shape)) == (trained, sampled)
 
 
 # ---------------------------------------------------------------- functions

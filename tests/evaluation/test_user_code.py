@@ -74,6 +74,13 @@ def test_two_files_may_import_different_modules_of_one_name(write: Write) -> Non
     assert [function(1) for function in functions] == [2, 3]
 
 
+def test_a_file_never_takes_the_name_of_its_neighbour(write: Write) -> None:
+    name = write("math2.py", "from verifier_math2 import VALUE\ndef f(x): return x * VALUE\n") + ":f"
+    write("verifier_math2.py", "VALUE = 2\n")
+    assert load_function(name)(3) == 6
+    assert ask(name, 3) == 6.0
+
+
 def test_where_the_files_lie_does_not_count(write: Write) -> None:
     contents = []
     for folder, name in (("here", "reward.py"), ("there", "renamed.py")):

@@ -9,11 +9,13 @@ import pytest
 
 from alignment_core.artifacts import Store, open_store
 from alignment_core.errors import UserError
-from alignment_core.evaluation.user_code import code_of
+from alignment_core.evaluation.user_code import code_of, counting
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.rl import EnvironmentConfig
+from alignment_core.rollout.environments import environment_content
 from alignment_core.rollout.records import rollout_schema, write_table
 from alignment_core.stages.base import StageCall, StageResult
-from alignment_core.stages.key import stage_key
+from alignment_core.stages.key import check_key, key_parts, stage_key
 from alignment_core.stages.runner import run_stage
 
 VERIFIER = """
@@ -71,6 +73,50 @@ def test_a_comment_that_was_added_while_the_stage_ran_is_no_matter(store: Store,
     call, result = scored(store, tmp_path, {"helper.py": "# half a point\nVALUE = 0.5\n"})
     assert result.metrics["mean_verifier"] == 0.5
     assert store.find(stage_key(call)) is not None
+
+
+ENVIRONMENT = """
+from pathlib import Path
+
+class World:
+    @staticmethod
+    def content(service):
+        return Path(service).read_text()
+"""
+
+
+def with_service(folder: Path) -> EnvironmentConfig:
+    """An environment whose content says what a service says."""
+    (folder / "world.py").write_text(ENVIRONMENT)
+    (folder / "service").write_text("here")
+    return EnvironmentConfig(name=f"{folder / 'world.py'}:World", options={"service": str(folder / "service")})
+
+
+def test_a_service_that_is_away_by_then_loses_no_result_and_another_answer_or_file_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = with_service(tmp_path).model_dump(mode="json")
+    section = {"prompts": {"task": "copy"}, "rewards": [{"environment": True}], "environment": environment, "steps": 1}
+    call = StageCall(stage="rl", label="rl", config={"section": section}, inputs={})
+    with counting() as files:
+        parts = key_parts(call)
+    (tmp_path / "service").unlink()
+    check_key(call, parts, files)
+    assert "its key cannot be computed again" in caplog.text
+    (tmp_path / "world.py").write_text(ENVIRONMENT + "VALUE = 1\n")
+    with pytest.raises(UserError, match=r"world\.py changed while rl ran"):
+        check_key(call, parts, files)
+    (tmp_path / "world.py").write_text(ENVIRONMENT)
+    (tmp_path / "service").write_text("there")
+    with pytest.raises(UserError, match="here → there changed while rl ran"):
+        check_key(call, parts, files)
+
+
+def test_whatever_the_content_of_an_environment_raises_is_a_sentence(tmp_path: Path) -> None:
+    config = with_service(tmp_path)
+    (tmp_path / "service").unlink()
+    with pytest.raises(UserError, match=r"^rl\.environment\.options: .*World\.content failed: FileNotFoundError: "):
+        environment_content(config)
 
 
 @pytest.mark.parametrize("module", ["tools", "verifiers_environments", "verifiers_harness", "examples", "agents"])
