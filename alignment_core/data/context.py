@@ -58,7 +58,7 @@ def longest_sampled(shape: dict[str, Any]) -> int | None:
 
 
 def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parameters of rotary positions, as Transformers names them since 5 or did before: for all layers, or by their type."""
+    """The parameters of rotary positions, as Transformers names them since 5 and before: for all layers, or by their type."""
     found = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
     if not isinstance(found, dict):
         return []
