@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from alignment_core import journal
 from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, EnvironmentFault
@@ -47,6 +49,8 @@ from flows.services import (
 POOL = "alignment"
 RUN_SECONDS = 60.0
 """What a worker's runs have to save their work when the services are stopped."""
+TELL_SECONDS = 30.0
+"""What a run that has saved its work has to tell the server so."""
 LONGEST_BACKOFF_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0
 """A service that ran for so long begins again with the shortest pause when it dies."""
@@ -260,6 +264,16 @@ def _end_run(record: journal.RunRecord) -> None:
         journal.end_process(record, stop_seconds(record.recipe))
     except AlignmentError as error:
         say(str(error))
+    deadline = time.monotonic() + TELL_SECONDS
+    while _lives(record) and time.monotonic() < deadline:  # its journal is closed; it tells the server how it ended
+        time.sleep(0.1)
+
+
+def _lives(record: journal.RunRecord) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        process = record.find()
+        return process is not None and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _lock() -> BinaryIO | None:
