@@ -27,6 +27,10 @@ class ProcessId(BaseModel):
         """This process."""
         return cls(pid=os.getpid(), started=_started(os.getpid()), boot=boot())
 
+    def is_of_this_boot(self) -> bool:
+        """Whether it is, or was, a process of this machine since its last boot, in whatever container."""
+        return self.boot.partition(" ")[0] == boot_id()
+
     def find(self) -> psutil.Process | None:
         """The process, if it is there and this one can see it."""
         with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):

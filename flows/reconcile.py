@@ -1,8 +1,9 @@
 """Making Prefect's view agree with what is: runs whose process died are marked, and go on where they stopped.
 
 A machine that dies says nothing to the server, and its runs would stay Running for ever. ``python -m flows.reconcile`` looks
-at them every few seconds. A run of this machine is dead when the lock of its journal is free; of another machine, when its
-heartbeat is missed. Crashed runs of deployments are scheduled again, a bounded number of times and after growing pauses.
+at them every few seconds. A run of this machine since its last boot is dead when the lock of its journal is free; any other
+one when its heartbeat is missed, too. Crashed runs of deployments are scheduled again, a bounded number of times and after
+growing pauses.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from flows.orphans import close_task_runs
 FLOW = "alignment"
 EVERY_SECONDS = 5.0
 SILENCE_SECONDS = 120.0
-"""A run without a journal on this machine is dead after so long without a heartbeat; prefect.yaml asks for one every 30."""
+"""A run that did not begin on this machine since its last boot is dead after so long without a heartbeat; prefect.yaml asks
+for one every 30."""
 MOST_RESUMPTIONS = 4
 """How often a run goes on by itself until somebody takes it up by hand."""
 FIRST_PAUSE_SECONDS, PAUSE_GROWTH = 3.0, 4.0
@@ -114,7 +116,8 @@ class Reconciler:
             record = journal.read(str(run.id))
             if journal.is_alive(record):
                 return None
-            if record.run_count == run.run_count and run.state and not run.state.is_pending():
+            local = record.is_of_this_boot()  # whether another machine holds the lock is not always seen here
+            if local and record.run_count == run.run_count and run.state and not run.state.is_pending():
                 return f"its process {record.pid} is gone"  # otherwise a later attempt may be starting
         sign, now = _sign(client, run), self._clock()
         if run.id not in self._signs or self._signs[run.id][0] != sign:

@@ -17,7 +17,7 @@ from pathlib import Path
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
-from alignment_core.artifacts.workspace import names
+from alignment_core.artifacts.workspace import names, open_lock
 from alignment_core.errors import NotFound, StoreError
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
@@ -123,7 +123,7 @@ class FolderBackend:
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
         """Renewing an object's time and deleting it for its age exclude each other: what was renewed is there."""
-        with (self.root / LOCK).open("ab") as lock:  # open for writing, as NFS wants it
+        with open_lock(self.root / LOCK) as lock:
             fcntl.flock(lock, how)
             yield
 

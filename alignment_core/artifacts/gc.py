@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, PRUNED, STAGES, SUSPECTS, blob_path, stage_path
-from alignment_core.artifacts.workspace import abandoned, entries, time_and_size
+from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
 from alignment_core.errors import Corrupt, NotFound, UserError
 
 _CLOCK_OF_FILES = 5
@@ -154,6 +154,8 @@ class _Collection:
 
     def _collect_tree(self, what: str, tree: Path) -> None:
         try:
+            if not is_mine(tree):
+                return
             newest, size = time_and_size(tree)
         except FileNotFoundError:
             return

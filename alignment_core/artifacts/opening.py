@@ -12,15 +12,12 @@ from urllib.parse import unquote, urlsplit
 
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.folder import FolderBackend
-from alignment_core.artifacts.ownership import make_private
 from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.errors import EnvironmentFault, StoreError, UserError
 
 FORMAT_VERSION = 1
-IN_HOME = {"cache", "locks", "logs", "prefect", "runs", "services", "store", "tmp", "tracking"}
-"""What we keep in ``ALIGN_HOME``."""
 
 
 def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
@@ -79,20 +76,18 @@ def _probe(backend: Backend) -> None:
 def align_home() -> Path:
     """The one directory for what is local to this machine: ``$ALIGN_HOME``, by default ``~/.alignment``.
 
-    Nobody else can enter it: logs, recipes and the databases in it are this user's alone.
+    A new one is closed to others, because of the logs, recipes and databases in it. One that is there keeps its mode:
+    others may read artifacts in it on purpose (``align doctor`` says so).
     """
     home = Path(os.environ.get("ALIGN_HOME") or "~/.alignment").expanduser().absolute()
-    _close_to_others(home)
+    _create(home)
     return home
 
 
 @cache
-def _close_to_others(home: Path) -> None:
-    """Create a home that is missing. One that holds anything else than ours, such as ``/data``, is left as it is."""
+def _create(home: Path) -> None:
     with suppress(OSError):  # who cannot write there learns it when something has to be written
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if set(os.listdir(home)) <= IN_HOME:
-            make_private(home)
 
 
 def _folder(uri: str | Path | None) -> Path:

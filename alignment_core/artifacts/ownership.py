@@ -1,12 +1,18 @@
-"""Files that code is read from, such as pickled checkpoints: only what this user or root wrote is read."""
+"""Files that code is read from, such as pickled checkpoints: only what this user, or whom this user trusts, wrote is read.
+
+Trusted are this user, root and, by root alone, the owner of the store: a container may run as root over a user's folder.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.paths import FORMAT
 from alignment_core.errors import EnvironmentFault
 
 
@@ -21,23 +27,48 @@ def make_private(directory: Path) -> Path:
             directory.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):  # somebody who had it before has removed it just now
                 found = directory.lstat()
-                _check(directory, found.st_uid)
-                if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+                _check(directory, directory, found.st_uid)
+                if found.st_mode & 0o077 and os.geteuid() in (found.st_uid, 0):
                     directory.chmod(0o700)
                 return directory
 
 
+def make_like_parent(directory: Path) -> Path:
+    """Create a directory, if it is missing, that belongs to the owner of its parent, also where root does it first."""
+    with suppress(FileExistsError):
+        directory.mkdir(parents=True)
+        if os.geteuid() == 0:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                owner = directory.parent.stat()
+                with suppress(OSError):  # such as on a network file system, where root is nobody
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            finally:
+                os.close(descriptor)
+    return directory
+
+
 def check_ours(tree: Path) -> Path:
-    """The tree, if all that is in it was written by this user or root. Raises EnvironmentFault that names what was not."""
+    """The tree, if all that is in it was written by trusted users. Raises EnvironmentFault that names what was not."""
     with explained("look at", tree):
-        for path in (tree, *tree.rglob("*")):
-            _check(path, path.lstat().st_uid)
+        owners = {path.lstat().st_uid: path for path in (tree, *tree.rglob("*"))}
+    for owner, path in owners.items():
+        _check(path, tree, owner)
     return tree
 
 
-def _check(path: Path, owner: int) -> None:
-    if owner not in (os.geteuid(), 0):
+def _check(path: Path, tree: Path, owner: int) -> None:
+    if owner not in _trusted(tree):
         raise EnvironmentFault(
             f"{path} belongs to user {owner}, and what somebody else wrote there is not read, because it could run code: "
             "remove it, or use a store of your own"
         )
+
+
+def _trusted(tree: Path) -> Iterator[int]:
+    yield os.geteuid()
+    yield 0
+    if os.geteuid() == 0:  # the outermost one: a stranger could put a store of his own into what he owns
+        yield from [root.stat().st_uid for root in reversed(tree.parents) if (root / FORMAT).is_file()][:1]
+    with suppress(OSError), tempfile.TemporaryFile(dir=tree.parent) as mine:
+        yield os.fstat(mine.fileno()).st_uid  # this user as the file system has it: NFS calls root nobody

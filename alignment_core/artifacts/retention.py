@@ -11,7 +11,7 @@ from alignment_core.artifacts import tags
 from alignment_core.artifacts.gc import Garbage
 from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.paths import PRUNED, blob_path, manifest_path, pruned_path
-from alignment_core.artifacts.workspace import entries, time_and_size
+from alignment_core.artifacts.workspace import entries, is_mine, time_and_size
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _prune_rollouts(store: Store, before: float, delete: bool, used: Collection[
         if size or manifest.digest not in marked:
             found.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
         cached = store.workspace.cache / manifest.digest
-        if delete and cached.exists():
+        if delete and cached.exists() and is_mine(cached):
             store.workspace.discard(cached)
     return found
 

@@ -44,7 +44,7 @@ class Workspace:
             with lock:
                 fresh = holder / "files"
                 with explained("create", fresh):
-                    fresh.mkdir()
+                    fresh.mkdir(mode=0o700)
                 yield fresh
         finally:
             remove_tree(holder)
@@ -55,6 +55,7 @@ class Workspace:
             while True:
                 holder = Path(tempfile.mkdtemp(prefix=prefix, dir=self.temporary))
                 try:
+                    holder.chmod(0o755)  # other users' collectors look at the lock, and at no more
                     lock = (holder / _LOCK).open("wb")
                 except OSError:
                     remove_tree(holder)
@@ -75,7 +76,7 @@ class Workspace:
             if holder.name.startswith(_PUBLISH):
                 with abandoned(holder) as free, contextlib.suppress(FileNotFoundError):
                     if not free:
-                        began = min(began, (holder / _LOCK).stat().st_mtime)
+                        began = min(began, holder.lstat().st_mtime)
         return began
 
     def progress(self, key: str) -> Path:
@@ -117,11 +118,12 @@ class Workspace:
 
     @contextmanager
     def held(self, key: str) -> Iterator[bool]:
-        """Claim the progress directory of a key without waiting; False where somebody else has it, or it is gone."""
+        """Claim the progress directory of a key without waiting; False where somebody else has it, where it is
+        another user's, or gone."""
         path = self.all_progress / check_key(key) / _LOCK
         with contextlib.ExitStack() as stack:
             free = False
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError, PermissionError):
                 lock = stack.enter_context(path.open("ab"))  # without truncation, which would renew its time
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 free = names(path, lock.fileno())
@@ -140,6 +142,14 @@ class Workspace:
         remove_tree(aside)
 
 
+def open_lock(path: Path) -> BinaryIO:
+    """Open a file in order to lock it, and create it if it is missing. It may be another user's, such as root's."""
+    try:
+        return path.open("ab")  # for writing, as NFS wants it
+    except PermissionError:
+        return path.open("rb")  # enough on a disk of this machine
+
+
 def names(path: Path, descriptor: int) -> bool:
     """Whether ``path`` is still the name of the open file."""
     try:
@@ -151,6 +161,11 @@ def names(path: Path, descriptor: int) -> bool:
 def entries(directory: Path) -> list[Path]:
     """What a directory holds, sorted; nothing, if it is not there."""
     return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def is_mine(tree: Path) -> bool:
+    """Whether this user may remove a tree: what another user made is left to that user. Raises FileNotFoundError."""
+    return os.geteuid() in (tree.lstat().st_uid, 0)
 
 
 def adopt_tree(fresh: Path, final: Path) -> None:
@@ -174,7 +189,7 @@ def remove_tree(tree: Path) -> None:
         tree.unlink(missing_ok=True)
         return
     for directory, _, _ in os.walk(tree):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             os.chmod(directory, 0o755)
     shutil.rmtree(tree, ignore_errors=True)
 
@@ -202,7 +217,10 @@ def time_and_size(tree: Path) -> tuple[float, int]:
 
 @contextmanager
 def abandoned(temporary: Path) -> Iterator[bool]:
-    """Whether nobody who lives works with something in the temporary directory; while this is open, nobody begins to."""
+    """Whether nobody who lives works with something in the temporary directory; while this is open, nobody begins to.
+
+    False for what this user may not look into: it is left to its owner.
+    """
     with contextlib.ExitStack() as stack:
         free = temporary.name.startswith(_DISCARD)
         try:
@@ -211,6 +229,8 @@ def abandoned(temporary: Path) -> Iterator[bool]:
             free = True
         except BlockingIOError:
             pass
+        except PermissionError:
+            free = False
         except FileNotFoundError:  # its owner has still to lock it, or died before it did
             with contextlib.suppress(FileNotFoundError):
                 free = free or time.time() - temporary.lstat().st_mtime > _YOUNG_SECONDS

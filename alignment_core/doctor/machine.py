@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -127,7 +128,8 @@ def cgroup_limit(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
 
 
 def own_disk(directory: Path) -> Answer:
-    """Whether ``directory`` is on a disk of this machine: locks and SQLite's journal do not work for several machines."""
+    """Whether ``directory`` is on a disk of this machine, as locks and SQLite's journal do not work for several machines,
+    and closed to other users."""
     place = _existing(directory).resolve()
     mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
     kind = next(mounts[parent] for parent in (place, *place.parents) if parent in mounts)
@@ -136,6 +138,9 @@ def own_disk(directory: Path) -> Answer:
             "set ALIGN_HOME to a folder on a disk of this machine; the store alone can be shared (`store` in a recipe)"
         )
         return "failed", f"{directory} is on a network file system ({kind}), whose locks do not hold: {cure}"
+    if directory.exists() and (mode := stat.S_IMODE(directory.stat().st_mode)) & 0o077:
+        cure = f"`chmod 700 {directory}`, unless others are meant to read artifacts there"
+        return "warning", f"{directory} is open to other users (mode {mode:04o}), and holds logs and recipes: {cure}"
     return "ok", f"{directory} is on {kind}"
 
 

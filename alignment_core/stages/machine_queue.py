@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.workspace import open_lock
 from alignment_core.processes import boot_id
 from alignment_core.stages.turns import RunName, Turn
 
@@ -40,8 +42,7 @@ class MachineQueue:
     def __init__(self, folder: Path, give_up: Callable[[], None] = lambda: None) -> None:
         """``folder`` is the same for all runs of a machine; several machines may share it."""
         name = boot_id()
-        self._tickets = folder / f"{name}.queue"
-        self._tickets.mkdir(parents=True, exist_ok=True)
+        self._tickets = make_like_parent(make_like_parent(folder) / f"{name}.queue")
         self._machine, self._holder = folder / f"{name}.lock", folder / f"{name}.json"
         self._give_up = give_up
         self._condition = threading.Condition()
@@ -87,7 +88,7 @@ class MachineQueue:
             if self._first() != ticket:
                 return False
             if self._lock is None:
-                self._lock = _locked(self._machine)
+                self._lock = _locked(open_lock(self._machine))
                 if self._lock is None:
                     return False
                 threading.Thread(target=self._watch, daemon=True).start()
@@ -127,6 +128,7 @@ class MachineQueue:
         descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._tickets.parent)
         with os.fdopen(descriptor, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            os.fchmod(descriptor, 0o644)  # another user's run, such as root's, looks at the lock
             with contextlib.suppress(OSError):  # as below
                 file.write(self._words(turn.run, [turn.label]))
                 file.flush()
@@ -147,7 +149,7 @@ class MachineQueue:
             if ticket in self._mine:
                 return ticket
             with contextlib.suppress(FileNotFoundError):
-                abandoned = _locked(ticket, "rb")
+                abandoned = _locked(ticket.open("rb"))
                 if abandoned is None:
                     return ticket
                 with abandoned:
@@ -206,9 +208,8 @@ def _stages(whose: dict[str, Any]) -> str:
     return " and ".join(whose["stages"])
 
 
-def _locked(path: Path, mode: str = "ab") -> IO[bytes] | None:
-    """The file, open and locked for this caller; none if somebody else has locked it."""
-    file = path.open(mode)
+def _locked(file: IO[bytes]) -> IO[bytes] | None:
+    """The open file, locked for this caller; none, and closed, if somebody else has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import align_home
+from alignment_core.artifacts import align_home, open_store
 from alignment_core.artifacts.ownership import check_ours, make_private
+from alignment_core.doctor.machine import own_disk
 from alignment_core.errors import EnvironmentFault
+from alignment_core.stages.machine_queue import MachineQueue
+from alignment_core.stages.turns import RunName, Turn
 
 KEY = "a" * 64
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
@@ -45,17 +49,98 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
     assert make_private(theirs) == check_ours(theirs) == theirs
 
 
-def test_the_home_is_closed_to_others(tmp_path, monkeypatch):
+@AS_ROOT
+def test_root_reads_and_goes_on_with_what_the_owner_of_the_store_made(store):
+    give(store.backend.root, 4242)
+    with store.claim(KEY) as progress:
+        (progress / "state").write_bytes(b"a pickle")
+    give(progress, 4242)
+    with store.claim(KEY) as again:
+        assert check_ours(again) == progress
+    os.chown(progress / "state", 4343, 4343)
+    with pytest.raises(EnvironmentFault, match="state belongs to user 4343"):
+        check_ours(progress)
+    (progress / "format.json").write_text("{}")
+    give(progress, 4343)
+    with pytest.raises(EnvironmentFault, match="state belongs to user 4343"):
+        check_ours(progress / "state")
+
+
+@AS_ROOT
+def test_root_whom_the_file_system_calls_nobody_trusts_itself(store, monkeypatch):
+    lstat, fstat = Path.lstat, os.fstat  # stand for NFS with root_squash, which needs a server
+    real = store.progress(KEY)
+
+    def squashed(found: os.stat_result) -> os.stat_result:
+        return os.stat_result((*found[:4], 65534, 65534, *found[6:]))
+
+    monkeypatch.setattr(Path, "lstat", lambda path: squashed(lstat(path)))
+    monkeypatch.setattr(os, "fstat", lambda file: squashed(fstat(file)))
+    assert check_ours(make_private(real)) == real
+
+
+@AS_ROOT
+def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monkeypatch, in_children, request):
+    place = tempfile.TemporaryDirectory()  # pytest closes its own to others
+    request.addfinalizer(place.cleanup)
+    home = Path(place.name)
+    monkeypatch.setenv("ALIGN_HOME", place.name)
+    give(home, 4242)
+
+    def owner(work):
+        def done():
+            os.setgroups([])
+            os.setgid(4242)
+            os.setuid(4242)
+            work()
+
+        return done
+
+    def publish():
+        with open_store().scratch() as model:
+            (model / "weights").write_text("w")
+            open_store().publish(model, "model")
+
+    def collect():
+        assert open_store().gc(delete=True, older_than=-1).of("temporary") == []
+
+    def use_machine():
+        with MachineQueue(align_home() / "locks").use(Turn(waits=lambda _: None, label="sft", run=RunName("a", "b"))):
+            pass
+
+    assert in_children(owner(publish)) == [0]
+    lock = home / "store" / "lock"
+    lock.unlink(missing_ok=True)
+    open_store().gc(delete=True, older_than=-1)
+    assert in_children(use_machine) == [0]
+    assert lock.stat().st_uid == 0
+    theirs = home / "store" / "tmp" / "scratch-of-root"
+    theirs.mkdir(mode=0o700)
+    os.utime(theirs, (0, 0))
+    (home / "store" / "cache").mkdir(exist_ok=True)
+    (home / "store" / "cache" / ("c" * 64)).mkdir(mode=0o700)
+    assert in_children(owner(publish)) == [0]
+    assert in_children(owner(collect)) == [0]
+    assert in_children(owner(use_machine)) == [0]
+    assert theirs.is_dir()
+
+
+def test_a_new_home_is_closed_to_others_and_one_that_is_there_keeps_its_mode(tmp_path, monkeypatch):
     def mode(name: str) -> int:
         monkeypatch.setenv("ALIGN_HOME", str(tmp_path / name))
         return stat.S_IMODE(align_home().stat().st_mode)
 
     (tmp_path / "before" / "store").mkdir(parents=True)
-    (tmp_path / "shared" / "photos").mkdir(parents=True)
-    for name in ("before", "shared"):
-        (tmp_path / name).chmod(0o755)
-    assert (mode("new/home"), mode("before")) == (0o700, 0o700)
-    assert mode("shared") == 0o755, "it holds what is none of ours"
+    (tmp_path / "before").chmod(0o755)
+    assert (mode("new/home"), mode("before")) == (0o700, 0o755)
+    assert own_disk(tmp_path / "new/home")[0] == "ok"
+    said, sentence = own_disk(tmp_path / "before")
+    assert (said, "open to other users (mode 0755)" in sentence) == ("warning", True)
+
+
+def give(tree: Path, user: int) -> None:
+    for path in (tree, *tree.rglob("*")):
+        os.chown(path, user, user)
 
 
 def test_a_directory_that_goes_while_it_is_made_private_is_made_again(store, monkeypatch):
