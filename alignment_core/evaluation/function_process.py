@@ -1,8 +1,8 @@
 """A user's function in a process of its own, which can be killed: it may hang, crash or print what it likes.
 
-``python -m alignment_core.evaluation.function_process SOCKET_FD NAME FIELD SECONDS FILES`` answers one JSON line for each that
-it is sent: the function's numbers. A coroutine function works on many at a time and has ``SECONDS`` for each. ``FILES`` are
-those that the stage's key counts, with their digests.
+``python -m alignment_core.evaluation.function_process SOCKET_FD NAME FIELD SECONDS`` answers one JSON line for each that it is
+sent: the function's numbers. A coroutine function works on many at a time and has ``SECONDS`` for each. Its standard input has
+the files that the stage's key counts, with their digests.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
+from tempfile import TemporaryFile
 from typing import Any
 
 import psutil
@@ -42,9 +43,10 @@ LONGEST_LINE = 1 << 30
 class FunctionProcess:
     """Calls the function ``name``; its start and each answer have ``timeout`` seconds. Close it, from any thread."""
 
-    def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
+    def __init__(self, name: str, timeout: float, field: str = FIELD, files: dict[str, str] | None = None) -> None:
+        """``files`` are those that the stage's key counts, if this is not made in its context (see ``counting``)."""
         self.name, self.timeout, self.field = name, timeout, field
-        self._files = dict(user_code.COUNTED.get({}))
+        self._files = dict(user_code.COUNTED.get({}) if files is None else files)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
         self._closed = False
@@ -125,12 +127,14 @@ class FunctionProcess:
             self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
             self._lines = self._socket.makefile("rb")
             path = os.pathsep.join([*filter(None, sys.path), str(ROOT)])
-            with theirs:
-                arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout), json.dumps(self._files)]
+            with theirs, TemporaryFile() as files:
+                files.write(json.dumps(self._files).encode())
+                files.seek(0)
+                arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__, *arguments],
                     pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
+                    stdin=files,
                     env=inherited(PYTHONPATH=path),
                     start_new_session=True,  # so that it can be ended with all that it started
                 )
@@ -204,8 +208,8 @@ def _late(timeout: float) -> Failed:
 
 
 def main() -> None:
-    """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds, files."""
-    user_code.serve(json.loads(sys.argv[5]))
+    """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds."""
+    user_code.serve(json.load(sys.stdin))
     with socket(fileno=int(sys.argv[1])) as end:
         try:
             function = load_function(*sys.argv[2:4])

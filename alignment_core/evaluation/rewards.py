@@ -37,9 +37,10 @@ class Verifier:
     Raises EnvironmentFault if this machine cannot run the code of ``verifier: code`` within limits.
     """
 
-    def __init__(self, name: str, timeout: float, field: str = FIELD) -> None:
+    def __init__(self, name: str, timeout: float, field: str = FIELD, files: dict[str, str] | None = None) -> None:
+        """``files``: as FunctionProcess has them."""
         self.name, self.field = name, field
-        self._process = FunctionProcess(FUNCTIONS.get(name, name), timeout, field)
+        self._process = FunctionProcess(FUNCTIONS.get(name, name), timeout, field, files)
         self._tests = CodeTests(field) if name == CODE else None
 
     def __call__(self, rows: Rows) -> Answers:

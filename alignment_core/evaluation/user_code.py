@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,7 +81,16 @@ class Code:
         """The source file of a module, if it is beside."""
         if self.installed and name.partition(".")[0] != self.name.partition(".")[0]:
             return None
-        return find(self.folder, name)
+        return find(self.folder, name) or self._of_its_package(name)
+
+    def _of_its_package(self, name: str) -> Path | None:
+        """The same where a module is named by its package, and imports find this where the file lies."""
+        top = name.partition(".")[0]
+        for folder in (self.folder, *self.folder.parents):
+            if folder.name == top and (spec := PathFinder.find_spec(top)) is not None:
+                places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+                return find(folder.parent, name) if folder in places else None
+        return None
 
     def digest(self, docstrings: bool) -> str:
         """Of all that counts; the same wherever the files lie, and whatever the one that the recipe names is called."""

@@ -16,6 +16,7 @@ from alignment_core.errors import Stopped, UserError
 from alignment_core.evaluation.failures import Failed, failure_of, raised
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.evaluation.rewards import Verifier
+from alignment_core.evaluation.user_code import COUNTED
 from alignment_core.evaluation.verifiers import function_content, load_function
 from alignment_core.recipes.rl import EnvironmentConfig
 from alignment_core.rollout.environment_calls import AGENT, FIELD
@@ -63,7 +64,7 @@ class Environments:
         self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which an environment is not shown."""
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
-        self._timeout = timeout
+        self._timeout, self._files = timeout, COUNTED.get({})  # verifiers are made by threads, which have no context
         self._verifiers: dict[tuple[int, str], Verifier] = {}
         """By place and name: each is asked by one thread."""
         self._opening, self._closed = threading.Lock(), False
@@ -145,7 +146,7 @@ class Environments:
             if self._closed:
                 raise Stopped("the environments were closed")
             if (place, name) not in self._verifiers:
-                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER)
+                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER, self._files)
             return self._verifiers[place, name]
 
     def _take(self, episode: Episode, answer: dict[str, Any]) -> None:

@@ -109,6 +109,36 @@ def test_a_module_of_a_package_counts_with_what_it_imports_of_it(write: Write, m
     assert ask(name, 1) == 3.0
 
 
+@pytest.mark.parametrize("package", [True, False])
+def test_what_a_file_imports_from_its_folder_by_the_name_of_the_package_counts(
+    write: Write, monkeypatch: pytest.MonkeyPatch, package: bool
+) -> None:
+    top = f"user_rewards_{package}"
+    name = write(f"{top}/main.py", f"from {top}.common import VALUE\ndef f(x): return x * VALUE\n") + ":f"
+    if package:
+        write(f"{top}/__init__.py", "")
+    monkeypatch.syspath_prepend(Path(write(f"{top}/common.py", "VALUE = 2\n")).parents[1])
+    before = function_content(name, FIELD)
+    assert ask(name, 1) == 2.0
+    write(f"{top}/common.py", "VALUE = 3\n")
+    assert function_content(name, FIELD) != before
+    assert ask(name, 1) == 3.0
+
+
+def test_a_folder_that_is_called_as_a_package_of_another_place_is_not_taken_for_it(write: Write) -> None:
+    write("json/decoder.py", "JSONDecoder = None\n")
+    name = write("json/main.py", "from json.decoder import JSONDecoder\ndef f(x): return JSONDecoder().decode(x)\n")
+    assert ask(f"{name}:f", "2") == 2.0
+
+
+def test_any_number_of_files_may_count(write: Write) -> None:
+    name = write("reward.py", IMPORTS[0]) + ":f"
+    write("helper.py", "VALUE = 2\n")
+    with counting() as files:
+        files |= {f"/{number:0100}.py": "0" * 64 for number in range(1000)}
+        assert ask(name, 1) == 2.0
+
+
 def test_an_import_that_cannot_be_seen_in_the_source_is_refused_with_a_sentence(write: Write) -> None:
     write("package/__init__.py", "")
     write("package/hidden.py", "VALUE = 2\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import UserError
+from alignment_core.evaluation.user_code import counting
+from alignment_core.evaluation.verifiers import function_content
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.rl import EnvironmentConfig
 from alignment_core.rollout.engine import Completion
@@ -59,6 +62,20 @@ def environments(config: EnvironmentConfig, tokenizer: Any) -> Iterator[Environm
     made = Environments(config, tokenizer, processes=1, timeout=20)
     yield made
     made.close()
+
+
+def test_a_verifier_that_a_thread_makes_loads_only_what_the_key_counted(
+    config: EnvironmentConfig, tokenizer: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "verifier.py"
+    file.write_text("def f(*_): return 1.0\n")
+    with counting():
+        function_content(f"{file}:f", "rl.rewards.0.verifier")
+        made = Environments(config, tokenizer, processes=1, timeout=20)
+    file.write_text("def f(*_): return 0.0\n")
+    row = {"prompt_text": "a", "completion_text": "b", "label": None}
+    with closing(made), pytest.raises(UserError, match=r"verifier\.py changed since this stage began"):
+        list(made._verifier(0, f"{file}:f")([row]))  # after `counting`, as in a thread: no context has the files
 
 
 def say(episode: Episode, tokenizer: Any, text: str) -> None:
