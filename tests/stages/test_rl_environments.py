@@ -238,8 +238,12 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
     assert failed["failed_rewards"] % GENERATIONS == 0, failed
     assert failed["failed_rewards_timeout"] * 4 == failed["failed_rewards"]
     assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "said with what was wrong"
-    assert {tuple(row["rewards"]) for row in rows} == {(1.0,)}
-    assert len({row["prompt_text"] for row in rows}) == 7, "all but the one whose episodes went wrong"
+    used, left_out = ([row for row in rows if row["used"] is it] for it in (True, False))
+    assert {tuple(row["rewards"]) for row in used} == {(1.0,)}
+    assert len({row["prompt_text"] for row in used}) == 7, "all but the one whose episodes went wrong"
+    assert {tuple(row["rewards"]) for row in left_out} == {(None,)}
+    assert len({row["prompt_text"] for row in left_out}) == 1
+    assert {reason for row in left_out for reason in row["failures"]} == {"timeout", "raised"}
 
 
 def test_a_policy_that_calls_a_tool_is_told_the_result_and_rewarded_for_its_answer(
