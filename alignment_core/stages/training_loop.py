@@ -83,13 +83,17 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
         before, step = step, step + reports[0].steps
         tokens += sum(report.tokens for report in reports)
         due = step < total and time.monotonic() - saved > context.resources.progress_seconds
-        if due or context.stopping.is_set():
+        stops = context.stopping.is_set()
+        if due or stops:
             _save(context.progress, group, step, wait)
             saved = time.monotonic()
         speed = tokens / (time.monotonic() - started)
         for number, ranks in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
             averages = _averages(ranks)
             course.add(number, averages, sum(rank.normaliser for rank in ranks))
+            if context.stopping.is_set() and not stops:  # since a moment ago: the report ends the stage
+                _save(context.progress, group, step, wait)
+                stops = True
             context.report(
                 number,
                 total,
