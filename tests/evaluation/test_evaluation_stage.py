@@ -49,6 +49,7 @@ def test_the_report_says_the_level_that_the_recipe_asked_for(evaluated):
         "title": "Run one",
         "baseline": "sft",
         "policies": {"sft": metrics},
+        "against": {},
         "notes": {},
         "overlap": {"prompts": 8, "overlap": 0, "shared": {}},
     }

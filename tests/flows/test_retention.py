@@ -36,7 +36,8 @@ def forgotten_progress(store: Store) -> Path:
 
 def prune(recipe: BaseRecipe, store: Store) -> None:
     with disable_run_logger():
-        _prune(recipe, SimpleNamespace(store=store))  # type: ignore[arg-type]  # of a run it needs the store alone
+        journal = SimpleNamespace(record=SimpleNamespace(run_id="this-run"))
+        _prune(recipe, SimpleNamespace(store=store, journal=journal))  # type: ignore[arg-type]  # needs no more of a run
 
 
 def test_without_a_word_in_the_recipe_forgotten_progress_goes_and_rollouts_stay(store, tmp_path):

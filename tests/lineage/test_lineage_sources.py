@@ -29,7 +29,7 @@ from alignment_core.stages.sft import SftStageConfig
 class HostAlone:
     """Machines of a host whose stages need no actors."""
 
-    def hardware(self) -> dict[str, Any]:
+    def hardware(self, *_: Any) -> dict[str, Any]:
         return {}
 
     @contextlib.contextmanager
