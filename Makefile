@@ -34,7 +34,8 @@ bench: $(VENV)/.test
 
 $(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt || { \
+		echo "torch's CPU build was not installed: does PIP_EXTRA_INDEX_URL name PyTorch's own package index?" >&2; exit 1; }
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
