@@ -1,0 +1,118 @@
+"""README and docs name commands, options, fields, files and sections that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import reference
+from flows.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SPOKEN = [page for page in PAGES if page.name != "fields.md"]
+TEXT = {page: page.read_text() for page in PAGES}
+CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`]+)`", re.DOTALL | re.MULTILINE)
+OF_A_USER = {"file.py", "tools.py", "agents.py", "report.md", "report.html"}
+"""Files that the docs name as a user's own, or as a run's."""
+FILES = [
+    file
+    for name in ("alignment_core", "flows", "tasks", "deployments", "tests", "requirements", "docs")
+    for file in (ROOT / name).rglob("*")
+    if file.suffix in (".py", ".yaml", ".txt", ".md")
+]
+
+
+def code(page: Path) -> Iterator[str]:
+    """What a page sets as code: each line of a block, and each word or phrase in a sentence."""
+    for block, phrase in CODE.findall(TEXT[page]):
+        yield from block.splitlines() if block else [" ".join(phrase.split())]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words after ``align`` of every command of a page, as far as its comment."""
+    for line in code(page):
+        for said in re.findall(r"(?:^|[\s(/])align (?=[a-z])([^#;|)]*)", line):
+            yield said.replace("…", " ").split()
+
+
+@pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
+def test_every_command_and_option_exists(page):
+    align = typer.main.get_command(app)
+    for words in commands(page):
+        found, path, rest = align, "align", [word.strip("\"',") for word in words]
+        while (inner := getattr(found, "commands", None)) and rest:
+            assert rest[0] in inner, f"{path} {rest[0]}, in {words}"
+            found, path = inner[rest[0]], f"{path} {rest.pop(0)}"
+        known = {option for parameter in found.params for option in parameter.opts}
+        given = {word.split("=")[0] for word in rest if word.startswith("-")}
+        assert given <= known, f"{path} has no {given - known}"
+
+
+def is_field(path: str) -> bool:
+    with suppress(UserError):
+        return bool(reference.at(path))
+    return False
+
+
+@pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
+def test_every_field_exists(page):
+    """Written from the top of a recipe, or from one of the sections that several methods have."""
+    sections = ("sft", "dpo", "iterative_dpo", "rl")
+    for said in code(page):
+        for path in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_0-9]+)+(?![\w./:-])", said):
+            if path.endswith((".yaml", ".jsonl")):
+                continue
+            above = [f"{one}." for one in sections if is_field(f"{one}.{path.partition('.')[0]}")]
+            if is_field(path.partition(".")[0]):
+                above.append("")
+            assert not above or any(is_field(one + path) for one in above), path
+
+
+@pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
+def test_every_target_of_make_and_every_option_of_a_measurement_exists(page):
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for said in code(page):
+        assert set(re.findall(r"^make (\w+)", said)) <= set(targets), said
+        for name, part, options in re.findall(r"python -m tests\.(\w+)(?: (\w+))?(.*)", said):
+            assert not part or (ROOT / "tests" / name / f"{part}.py").exists(), said
+            entry = (ROOT / "tests" / name / "__main__.py").read_text()
+            assert all(f'"{option}"' in entry for option in re.findall(r"--[a-z-]+", options)), said
+
+
+@pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
+def test_every_file_and_module_exists(page):
+    for said in code(page):
+        for name in re.findall(r"(?<![\w/.-])[\w/-]+\.(?:py|txt)(?=$|[\s:,)])", said):
+            assert name in OF_A_USER or any(str(file).endswith(f"/{name}") for file in FILES), name
+        for name in re.findall(r"(?<![\w.])(?:alignment_core|flows|tasks)(?:\.\w+)+|(?<=python -m )tests\.\w+", said):
+            assert find_spec(name) is not None, name
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", TEXT[page], re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```", "", TEXT[page], flags=re.DOTALL | re.MULTILINE)):
+        if not target.startswith("http"):
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def test_the_tour_names_every_part_of_the_library():
+    tour = TEXT[ROOT / "docs" / "design.md"].split("```")[1]
+    there = {folder.parent.name for folder in (ROOT / "alignment_core").glob("*/__init__.py")}
+    said = set(re.findall(r"^  (\w+)/ ", tour, re.MULTILINE))
+    assert said == there
