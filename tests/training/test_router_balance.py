@@ -1,4 +1,4 @@
-"""The load-balancing loss of a mixture of experts: its value, and its part in a step of any method."""
+"""The load-balancing loss of a mixture of experts: its value in every kind of training, and its part in a step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,47 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
-from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.recipes import DpoLossConfig
+from alignment_core.rollout.experience import step_schema
+from alignment_core.rollout.records import write_table
 from alignment_core.training.batches import Row, cut, pack
+from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.reinforcement import sampled_rows
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
 
 MakeMixture = Callable[[str], Path]
-METHODS = {"sft": Sft(), "reward model": RewardModel()}
+KINDS: dict[str, tuple[Head, str, Callable[[Any], Sequence[Row]]]] = {
+    "sft": ("lm", "sft", Sft().rows),
+    "dpo": ("lm", "preference", Dpo(DpoLossConfig()).rows),
+    "reward model": ("score", "preference", RewardModel().rows),
+    "policy": ("lm", "sampled", sampled_rows),
+    "critic": ("value", "sampled", sampled_rows),
+}
+"""Head, table and rows of whatever trains a model."""
+
+
+@pytest.fixture
+def sampled(tables: Any, tmp_path: Path) -> pa.Table:
+    """A step's completions: those of the preferred answers."""
+    rows = tables["preference"].to_pylist()
+    file = tmp_path / "step.parquet"
+    sampled = [
+        {"used": True, "prompt_ids": row["prompt_ids"], "completion_ids": ids, "mask": [True] * len(ids)}
+        for row in rows
+        if (ids := row["chosen_ids"])
+    ]
+    write_table(sampled, step_schema(), file)
+    return pq.read_table(file)
 
 
 def of_the_equation(model: Any, rows: Sequence[Row]) -> float:
@@ -42,13 +69,14 @@ def of_the_equation(model: Any, rows: Sequence[Row]) -> float:
 
 
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_a_pack_is_that_of_the_equation_without_what_fills_its_lines(
-    method: Any, architecture: str, tables: Any, mixture_model: MakeMixture
+    kind: str, architecture: str, tables: Any, sampled: pa.Table, mixture_model: MakeMixture
 ) -> None:
-    rows = method.rows(tables["sft" if isinstance(method, Sft) else "preference"])
-    model = load_model(str(mixture_model(architecture)), method.head, torch.float32, head_seed=7)
-    packed, micro = PackedModel(model, method.head).train(), pack(rows)
+    head, table, rows_of = KINDS[kind]
+    rows = rows_of({**tables, "sampled": sampled}[table])[:5]
+    model = load_model(str(mixture_model(architecture)), head, torch.float32, head_seed=7)
+    packed, micro = PackedModel(model, head).train(), pack(rows)
     assert int(micro.filled.sum()) == sum(row.tokens for row in rows) < micro.filled.numel()
     without = run_packed(packed, micro)
     assert packed.router_loss is None
