@@ -21,7 +21,8 @@ from flows.runs import project_file
 
 
 def _shipped(name: str) -> Any:
-    return load_recipe(project_file("deployments", "recipes", f"{name}.yaml"))
+    path = project_file("deployments", "recipes", f"{name}.yaml")
+    return load_recipe(path, working_folder=path.parent)  # whatever lies where this is imported
 
 
 @alignment_flow

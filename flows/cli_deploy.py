@@ -26,7 +26,7 @@ def deploy(
     as_json: JsonOption = False,
 ) -> None:
     """Register a recipe as a deployment of the services' server, or replace it; without --cron its schedule stays."""
-    from alignment_core.recipes import load_recipe
+    from alignment_core.recipes import folder_of, load_recipe
 
     chosen = load_recipe(recipe, overrides)
     services.use_if_running()
@@ -38,7 +38,7 @@ def deploy(
 
     due = deployments.schedule(cron, timezone) if cron else None
     with get_client(sync_client=True) as client:
-        deployments.register_recipe(client, name, chosen, due)
+        deployments.register_recipe(client, name, chosen, folder_of(recipe), due)
     if as_json:
         return print_json({"deployment": f"{deployments.FLOW}/{name}", "cron": cron})
     when = f"; it runs at {cron} ({timezone})" if cron else ""

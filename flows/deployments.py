@@ -71,16 +71,18 @@ def schedule(cron: str, timezone: str) -> CronSchedule:
         raise UserError(f"{option} {given!r}: is none; write it like {example!r}") from None
 
 
-def register_recipe(client: SyncPrefectClient, name: str, recipe: BaseRecipe, due: CronSchedule | None) -> None:
+def register_recipe(
+    client: SyncPrefectClient, name: str, recipe: BaseRecipe, folder: Path, due: CronSchedule | None
+) -> None:
     """Register a recipe of one's own, or replace it; its schedule stays if there is no other. Raises UserError.
 
-    Relative paths in it mean, as with `align run`, the folder that this process is in.
+    Relative paths in what a run's form says begin at ``folder``, the one of the recipe's file.
     """
     if name in shipped():
         raise UserError(f"--name {name}: a deployment of this name comes with the project; choose another one")
     parameters = {"recipe": recipe.model_dump(mode="json")}
     schedules = [due] if due else None
-    _register(client, name, FUNCTIONS[recipe.method], parameters, f"Recipe {recipe.name}", schedules, Path.cwd())
+    _register(client, name, FUNCTIONS[recipe.method], parameters, f"Recipe {recipe.name}", schedules, folder)
 
 
 def _register(

@@ -16,12 +16,11 @@ from alignment_core.data import formats, reasoning_gym, tasks, verifiers_taskset
 from alignment_core.errors import UserError
 from alignment_core.hub import commit_of
 from alignment_core.recipes.data import DataSource
+from alignment_core.recipes.paths import BEGINS, looks_like_hub_name
+from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words at the start of a file name by which a folder's files are told apart, as `datasets` does."""
-
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class PinnedFile(BaseModel):
@@ -99,10 +98,10 @@ def pin(source: DataSource) -> PinnedSource:
         if path.suffix not in SUFFIXES:
             raise UserError(f"{given}: rows are read from {', '.join(SUFFIXES)} files, not from {path.name!r}")
         found = [path]
-    elif _looks_like_hub_name(given):
+    elif looks_like_hub_name(given, path):
         return PinnedSource(source=source, hub_commit=commit_of(given, source.revision, "dataset", _nearest(path)))
     else:
-        raise UserError(f"{given}: no such file or folder{_nearest(path)}")
+        raise UserError(f"{given}: no such file or folder{_nearest(path)} ({BEGINS})")
     return PinnedSource(source=source, files=tuple(_pinned_file(file) for file in found))
 
 
@@ -152,13 +151,6 @@ def _saved_to_disk(folder: Path) -> list[Path]:
     if missing:
         raise UserError(f"{missing[0]}: is named by state.json and is not a file of the folder")
     return files
-
-
-def _looks_like_hub_name(given: str) -> bool:
-    if Path(given).suffix in SUFFIXES or not _HUB_NAME.fullmatch(given):
-        return False
-    # `data/tran` beside an existing folder `data` is a slip of the pen, not a user called "data".
-    return "/" not in given or not Path(given).parent.is_dir()
 
 
 def _nearest(path: Path) -> str:

@@ -107,7 +107,8 @@ def code_of(place: str) -> Code:
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
         if not path.is_file():
-            raise FileNotFoundError(f"no file {place}")
+            begins = "relative paths begin at the recipe's file, those of --set at the working folder"
+            raise FileNotFoundError(f"no file {place} ({begins})")
         code, module = Code(place, f"{path.stem} (file)", path.parent), ""
     else:
         path, folder = _module_file(place)

@@ -2,7 +2,7 @@
 
 from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.evaluation import EvaluationConfig, Gate, PromotionConfig
-from alignment_core.recipes.load import apply_overrides, load_recipe, parse_recipe
+from alignment_core.recipes.load import apply_overrides, folder_of, load_recipe, parse_recipe
 from alignment_core.recipes.model import ModelConfig, ScratchModel
 from alignment_core.recipes.nightly import NightlyConfig
 from alignment_core.recipes.recipe import (
@@ -61,6 +61,7 @@ __all__ = [
     "TrainingConfig",
     "WandbConfig",
     "apply_overrides",
+    "folder_of",
     "load_recipe",
     "parse_recipe",
 ]

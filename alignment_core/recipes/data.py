@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.paths import RowsPath
 
 RowFormat = Literal["auto", "prompt_completion", "messages", "text", "preference", "hh", "prompts"]
 
@@ -14,8 +15,9 @@ RowFormat = Literal["auto", "prompt_completion", "messages", "text", "preference
 class DataSource(Config):
     """One source of rows. A bare string in a recipe stands for ``path``."""
 
-    path: str | None = None
-    """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder."""
+    path: RowsPath | None = None
+    """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder.
+    Relative to the recipe's file."""
     task: str | None = None
     """Name of a built-in procedural task whose answers can be verified."""
     reasoning_gym: str | None = Field(None, exclude_if=lambda name: name is None)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.rollout import GenerationConfig
 
 
@@ -18,7 +19,7 @@ class EvaluationConfig(Config):
     """Held-out prompts."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling."""
-    verifier: str | None = None
+    verifier: CodePath | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""

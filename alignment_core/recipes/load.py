@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from alignment_core.errors import UserError
 from alignment_core.recipes.base import TRUTH_FOR_NUMBER
 from alignment_core.recipes.data import DataConfig, DataSource
+from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
 
 
@@ -36,9 +37,10 @@ KINDS_OF_RL = ("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf")
 """What people call things that the method ``rl`` does, each with another section ``rl``."""
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
+def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path | None = None) -> BaseRecipe:
     """Read the recipe in the YAML file ``path`` and apply ``overrides`` such as ``iterative_dpo.rounds=3``.
 
+    Relative paths in the file begin at its folder, those in ``overrides`` at ``working_folder`` (default: this process's).
     Raises UserError with one line per mistake.
     """
     try:
@@ -58,11 +60,22 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> BaseRecipe:
         raise UserError(f"{place}: not valid YAML: {reason}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: a recipe is a mapping of fields, this is {_kind(content)}")
-    return parse_recipe(apply_overrides(content, overrides), origin=str(path))
+    here = working_folder or Path.cwd()
+    content = written(content, folder_of(path), here)
+    return parse_recipe(apply_overrides(content, overrides, here), origin=str(path))
+
+
+def folder_of(path: Path) -> Path:
+    """Where the relative paths of the recipe in the file ``path`` begin."""
+    place = path.absolute()
+    return Path.cwd() if place.is_relative_to("/dev") else place.parent  # one that is piped in has no place of its own
 
 
 def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
-    """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake."""
+    """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake.
+
+    Relative paths in it stay relative, but for texts that are :class:`~alignment_core.recipes.paths.Written`.
+    """
     method = content.get("method")
     if not isinstance(method, str) or method not in BY_METHOD:
         near = difflib.get_close_matches(str(method), [*BY_METHOD, *KINDS_OF_RL], n=1, cutoff=0.4)
@@ -78,8 +91,12 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
         raise UserError("\n".join(f"{origin}: {line}" for line in dict.fromkeys(lines))) from None
 
 
-def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of ``content`` in which each ``path=value`` is set; values are read as YAML, numbers index lists."""
+def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: Path | None = None) -> dict[str, Any]:
+    """A copy of ``content`` in which each ``path=value`` is set; values are read as YAML, numbers index lists.
+
+    Relative paths in the values begin at ``folder``, by default the working folder.
+    """
+    folder = folder or Path.cwd()
     for override in overrides:
         path, separator, text = override.partition("=")
         if not separator or not path.strip():
@@ -88,7 +105,7 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> dict[s
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"--set {override}: the value is not valid YAML; quote it") from None
-        content = _with(content, path.strip().split("."), _number(value), override)
+        content = _with(content, path.strip().split("."), written(_number(value), folder, folder), override)
     return content
 
 

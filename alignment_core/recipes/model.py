@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.paths import ModelPath
 
 
 class ScratchModel(Config):
@@ -43,8 +44,9 @@ class ScratchModel(Config):
 class ModelConfig(Config):
     """A base model. A bare string in a recipe stands for ``name``."""
 
-    name: str | None = None
-    """Name on the Hub (`Qwen/Qwen2.5-0.5B-Instruct`), path of a local folder, or a reference or tag of the store
+    name: ModelPath | None = None
+    """Name on the Hub (`Qwen/Qwen2.5-0.5B-Instruct`), path of a local folder (relative to the
+    recipe's file), or a reference or tag of the store
     (`policy/production`, `model@sha256:…`)."""
     revision: str | None = None
     """Branch, tag or commit on the Hub; none means the head of its main branch, pinned when the run starts."""

@@ -10,6 +10,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.evaluation import EvaluationConfig, PromotionConfig
 from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.nightly import NightlyConfig, check_inbox
+from alignment_core.recipes.paths import FolderPath
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rl import RlConfig
@@ -33,8 +34,8 @@ class BaseRecipe(Config):
     """How to judge the policy; none skips evaluation."""
     promotion: PromotionConfig | None = None
     """Which tag to move if the gates hold; none promotes nothing."""
-    store: str | None = None
-    """Artifact store; none means `$ALIGN_HOME/store`."""
+    store: FolderPath | None = None
+    """Folder or URI of the artifact store; default `$ALIGN_HOME/store`."""
     resources: ResourcesConfig = ResourcesConfig()
     """Placement, memory and deadlines; not part of any stage's key. What they change of a result is rounding, with few
     exceptions (docs/design.md, Determinism)."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
 from alignment_core.recipes.model import ModelConfig
+from alignment_core.recipes.paths import CodePath, code_path
 from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.recipes.training import TrainingConfig
+from alignment_core.source_code import PACKAGE
 
 KINDS = ("verifier", "reward_model", "function", "urls", "environment")
 """The fields of a reward of which exactly one says what it is."""
@@ -31,13 +33,13 @@ class RewardConfig(Config):
     """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function`, `urls` and
     `environment`."""
 
-    verifier: str | None = None
+    verifier: CodePath | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
     reward_model: Literal["ours"] | ModelConfig | None = None
     """A reward model: `ours` is that of the recipe's section `reward_model`, anything else names a model."""
-    function: str | None = None
+    function: CodePath | None = None
     """Function that rewards all completions of a prompt at once: `module:function` or `file.py:function`, may be `async`.
     It is called with a list of dicts and returns as many numbers, or None for a completion without a reward."""
     urls: tuple[str, ...] = Field((), json_schema_extra=_or_one_text)
@@ -86,15 +88,19 @@ class RewardConfig(Config):
         return urls
 
 
+def _functions(value: Any) -> Any:
+    return [code_path(one) for one in value] if isinstance(value, list) else code_path(value)
+
+
 class EnvironmentConfig(Config):
     """What answers the policy between its turns, a class or an agent. Each completion has its own, in another process."""
 
-    name: str | None = None
+    name: CodePath | None = None
     """A class: `module:Class` or `file.py:Class`. `reset(prompt, label)` returns what the policy is told beside its prompt,
     or None; `step(completion)` returns a dict with `observation` (what the policy is told next: a text, or a list of
     texts that are a message each), `reward` and `done`. Both may be `async`; a method `close()` is called at the end if there
     is one. `alignment_core.rollout.tools:Tools` runs tools."""
-    agent: str | None = Field(None, exclude_if=_unset)
+    agent: CodePath | None = Field(None, exclude_if=_unset)
     """A function, `module:function` or `file.py:function`, may be `async`: `agent(prompt, label, base_url, api_key)` asks the
     policy by `POST {base_url}/chat/completions`, as OpenAI's API has it, and returns the episode's reward."""
     options: dict[str, Any] = {}
@@ -105,6 +111,13 @@ class EnvironmentConfig(Config):
     """How long an episode may take; one that takes longer has no reward."""
     role: Literal["user", "tool"] = "user"
     """As whom the chat template has a class speak; without a template its words follow as they are."""
+
+    @field_validator("options")
+    @classmethod
+    def _functions_of_ours(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """In the options of our own environments, `file.py:function` is a path, too; what others' mean is not known."""
+        ours = (info.data.get("name") or "").startswith(f"{PACKAGE}.")
+        return {name: _functions(value) for name, value in options.items()} if ours else options
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> EnvironmentConfig:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.paths import FolderPath
 
 
 class WandbConfig(Config):
@@ -25,5 +26,5 @@ class TrackingConfig(Config):
 
     wandb: WandbConfig | None = None
     """Weights & Biases."""
-    tensorboard: bool | Annotated[str, Field(min_length=1)] = False
+    tensorboard: bool | Annotated[FolderPath, Field(min_length=1)] = False
     """TensorBoard files: `true` writes them below `$ALIGN_HOME/tracking`, a folder below that folder."""

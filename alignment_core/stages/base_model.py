@@ -14,6 +14,7 @@ from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
+from alignment_core.recipes.paths import BEGINS, is_written_as_path
 from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 _DIGEST = re.compile(r"([a-z][a-z0-9_-]*@sha256:)?[0-9a-f]{4,64}")
@@ -170,6 +171,8 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
         check_weights(folder)
         return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
+    if is_written_as_path(str(model.name)):
+        raise UserError(f"model: {folder}: no such folder ({BEGINS})")
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model", hint))
 
 

@@ -92,7 +92,8 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
     said = services.align("deploy", str(recipe), "--name", "mine", *due, folder=tmp_path)
     assert said["deployment"] == "alignment/mine"
     recipe.write_text(recipe.read_text() + "seed: 7\n")
-    services.align("deploy", str(recipe), "--name", "mine", "--set", "sft.training.max_steps=3", folder=tmp_path)
+    again = ["--name", "mine", "--set", "sft.training.max_steps=3"]
+    services.align("deploy", str(recipe), *again, folder=tmp_path.parent)
     recipe.unlink()
 
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
@@ -107,7 +108,8 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         mine = client.read_deployment_by_name("alignment/mine")
         kept = mine.parameters["recipe"]
         assert (kept["seed"], kept["sft"]["training"]["max_steps"]) == (7, 3)
-        assert mine.job_variables["working_dir"] == str(tmp_path)
+        assert kept["sft"]["data"]["sources"][0]["path"] == f"{tmp_path}/rows.jsonl"
+        assert mine.job_variables["working_dir"] == str(tmp_path), "where the paths of a run's overrides begin"
         assert [one.schedule.timezone for one in mine.schedules] == ["Europe/Berlin"]
 
         tmp_path.rename(tmp_path.with_name("moved"))
@@ -142,7 +144,7 @@ def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:
     with pytest.raises(UserError, match="--timezone 'Berlin': is none; write it like 'Europe/Berlin'"):
         deployments.schedule("0 2 * * *", "Berlin")
     with pytest.raises(UserError, match="--name nightly: a deployment of this name comes with the project"):
-        deployments.register_recipe(None, "nightly", load_recipe(ROOT / "deployments/recipes/sft.yaml"), None)  # type: ignore[arg-type]
+        deployments.register_recipe(None, "nightly", load_recipe(ROOT / "deployments/recipes/sft.yaml"), ROOT, None)  # type: ignore[arg-type]
 
 
 def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> None:

@@ -421,7 +421,7 @@ RL: dict[str, Any] = {
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
         (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
-        (["rl.rewards.0.verifier=task"], "`verifier: task` scores the built-in tasks alone, and prompts.jsonl"),
+        (["rl.rewards.0.verifier=task"], "prompts.jsonl of `rl.prompts` is none"),
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.generation.temperature=0"], "`rl.generation` samples from the policy itself"),
@@ -432,7 +432,7 @@ RL: dict[str, Any] = {
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (
             ["rl.rewards.0.verifier=task", "rl.prompts={task: reverse, rows: 8}", "rl.best={prompts: held_out.jsonl}"],
-            "`verifier: task` scores the built-in tasks alone, and held_out.jsonl of `rl.best.prompts` is none",
+            "held_out.jsonl of `rl.best.prompts` is none",
         ),
         (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
         (
