@@ -34,6 +34,9 @@ SECTIONS = {
 """The section of the recipe that decides a stage, by its label."""
 NAMES = {"code": "the code of alignment_core", "version": "the version of the stage", "stream": "the random stream"}
 
+SHOWN = 24
+"""A value with more characters is cut."""
+
 
 def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> str:
     """One line: what is different from the nearest earlier run of the same stage."""
@@ -106,10 +109,13 @@ def changes(before: Any, after: Any, path: str = "") -> list[str]:
             else:
                 lines += changes(before[name], after[name], inner)
         return lines
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [
-            line for i, pair in enumerate(zip(before, after, strict=True)) for line in changes(*pair, f"{path}.{i}")
-        ]
+    if isinstance(before, list) and isinstance(after, list):
+        if len(before) == len(after):
+            return [
+                line for i, pair in enumerate(zip(before, after, strict=True)) for line in changes(*pair, f"{path}.{i}")
+            ]
+        if max(len(str(before)), len(str(after))) > SHOWN:
+            return [f"{path}: {len(before)} → {len(after)} entries"]
     return [] if before == after else [f"{path}: {_short(before)} → {_short(after)}"]
 
 
@@ -118,7 +124,7 @@ def _short(value: Any) -> str:
     if "@sha256:" in text:
         kind, _, digest = text.partition("@sha256:")
         return f"{kind}@{digest[:8]}"
-    return text if len(text) <= 24 else text[:8] + "…"
+    return text if len(text) <= SHOWN else text[:8] + "…"
 
 
 def _age(record: Provenance) -> float:

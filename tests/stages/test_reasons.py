@@ -29,6 +29,14 @@ def test_changes_are_told_by_path():
     assert changes(before, before) == []
 
 
+def test_of_long_lists_of_different_lengths_the_number_of_entries_is_told():
+    three = [{"task": name, "rows": 8000} for name in ("reverse", "first", "last")]
+    assert changes({"sources": three}, {"sources": three[:1]}) == ["sources: 3 → 1 entries"]
+    assert changes({"sources": three[:1]}, {"sources": [{"task": "reverse", "rows": 256}]}) == [
+        "sources.0.rows: 8000 → 256"
+    ]
+
+
 def test_a_reference_and_a_digest_are_shown_short():
     assert changes({"model": f"model@sha256:{'1' * 64}"}, {"model": f"model@sha256:{'2' * 64}"}) == [
         "model: model@11111111 → model@22222222"
