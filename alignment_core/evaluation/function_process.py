@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from alignment_core.errors import Stopped, UserError
-from alignment_core.evaluation import user_code
+from alignment_core.evaluation import user_code, user_modules
 from alignment_core.evaluation.failures import Failed, raised
 from alignment_core.evaluation.verifiers import FIELD, load_function
 from alignment_core.inherited import inherited
@@ -126,13 +126,13 @@ class FunctionProcess:
                 raise self._stopped()
             self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
             self._lines = self._socket.makefile("rb")
-            path = os.pathsep.join([*filter(None, sys.path), str(ROOT)])
+            path = os.pathsep.join([*(one or os.getcwd() for one in sys.path), str(ROOT)])
             with theirs, TemporaryFile() as files:
                 files.write(json.dumps(self._files).encode())
                 files.seek(0)
                 arguments = [str(theirs.fileno()), self.name, self.field, str(self.timeout)]
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, *arguments],
+                    [sys.executable, "-P", "-m", __name__, *arguments],  # imports find what they find here,
                     pass_fds=[theirs.fileno()],
                     stdin=files,
                     env=inherited(PYTHONPATH=path),
@@ -209,10 +209,11 @@ def _late(timeout: float) -> Failed:
 
 def main() -> None:
     """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds."""
-    user_code.serve(json.load(sys.stdin))
+    user_modules.serve(json.load(sys.stdin))
     with socket(fileno=int(sys.argv[1])) as end:
         try:
             function = load_function(*sys.argv[2:4])
+            user_modules.check_modules()
         except UserError as error:
             end.sendall(_line(problem=str(error)))
             return
@@ -229,7 +230,9 @@ def _serve(function: Any, end: socket) -> None:
         for line in asked:
             number, arguments = json.loads(line)
             try:
-                answer = _line(call=number, value=_plain(function(*arguments)))
+                value = _plain(function(*arguments))
+                user_modules.check_modules()
+                answer = _line(call=number, value=value)
             except Exception as error:  # the user's code runs here
                 answer = _raised(number, error)
             end.sendall(answer)
@@ -243,6 +246,7 @@ async def _serve_concurrently(function: Any, end: socket, timeout: float) -> Non
         try:
             async with asyncio.timeout(timeout) as deadline:
                 value = await function(*arguments)
+            user_modules.check_modules()
             answer = _line(call=number, value=_plain(value))
         except Exception as error:  # the user's code runs here
             late = _late(timeout)

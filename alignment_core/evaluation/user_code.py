@@ -1,35 +1,28 @@
-"""The user's Python: what of it a stage's key counts, and that what is loaded is what was counted.
+"""The user's Python: what of it a stage's key counts.
 
-What counts is the file that the recipe names and all that it imports from beside it. What it reads or loads by a path while
-it runs does not.
+What counts is the file that the recipe names and all that it can reach by imports, from beside it or from ``sys.path``, but
+for what is installed (site-packages, the standard library). It is found without executing any of it. Files that it reads
+while it runs do not count. That nothing else is loaded is the business of :mod:`~alignment_core.evaluation.user_modules`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.util
 import sys
-import threading
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.errors import UserError
-from alignment_core.source_code import PACKAGE, Source, digest_of_source, find, package_source, reachable, read
+from alignment_core.source_code import PACKAGE, Source, digest_of_source, package_source, reachable, read
 
 COUNTED: ContextVar[dict[str, str]] = ContextVar("files that a key counts")
 """The files that keys counted in this context, with the digests of their source: see :func:`counting`."""
-EXPECTED: dict[str, str] = {}
-"""In a process that serves a user's function: the digests that its files must have; a file that is not here may have any."""
-_serves = False
-_LOADING = threading.RLock()
-"""Loading changes what imports find, for all threads."""
 
 
 @contextmanager
@@ -59,38 +52,25 @@ def edited(files: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Code:
-    """A file of the user's, and what it imports from beside it."""
+    """A file of the user's, and what it imports."""
 
     place: str
     """``file.py`` or a module's name, as the recipe has it."""
     name: str
     """Name of the module once it is loaded; that of a file is none that an import could ask for."""
-    folder: Path
-    """What lies in it is beside."""
+    folder: Path | None
+    """Where imports look first: beside a file."""
     files: dict[str, Path] = field(default_factory=dict)
     """The user's files that count, by module name."""
     ours: dict[str, str] = field(default_factory=dict)
     """Digests of our own package's modules among what it imports, by name."""
 
-    @property
-    def installed(self) -> bool:
-        """Whether it is a package of site-packages, where nothing else is beside it."""
-        return self.folder.name in ("site-packages", "dist-packages")
-
-    def beside(self, name: str) -> Path | None:
-        """The source file of a module, if it is beside."""
-        if self.installed and name.partition(".")[0] != self.name.partition(".")[0]:
-            return None
-        return find(self.folder, name) or self._of_its_package(name)
-
-    def _of_its_package(self, name: str) -> Path | None:
-        """The same where a module is named by its package, and imports find this where the file lies."""
-        top = name.partition(".")[0]
-        for folder in (self.folder, *self.folder.parents):
-            if folder.name == top and (spec := PathFinder.find_spec(top)) is not None:
-                places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-                return find(folder.parent, name) if folder in places else None
-        return None
+    def find(self, name: str) -> Path | None:
+        """The file of a module, if it is one that counts. Of installed packages that is the one that the recipe names."""
+        beside = _file(name, [str(self.folder)]) if self.folder else None
+        path = beside or locate(name)
+        named = not self.folder and name.partition(".")[0] == self.name.partition(".")[0]
+        return path if path and (beside or named or not installed(path)) else None
 
     def digest(self, docstrings: bool) -> str:
         """Of all that counts; the same wherever the files lie, and whatever the one that the recipe names is called."""
@@ -103,7 +83,11 @@ class Code:
 
 
 def code_of(place: str) -> Code:
-    """What counts of ``file.py`` or ``package.module``. Raises OSError, SyntaxError, ValueError and ImportError."""
+    """What counts of ``file.py`` or ``package.module``, none of which is executed.
+
+    Raises OSError, SyntaxError, ValueError and ImportError.
+    """
+    importlib.invalidate_caches()  # files may have been written within the last tick of the clock
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
         if not path.is_file():
@@ -111,16 +95,16 @@ def code_of(place: str) -> Code:
             raise FileNotFoundError(f"no file {place} ({begins})")
         code, module = Code(place, f"{path.stem} (file)", path.parent), ""
     else:
-        path, folder = _module_file(place)
-        code, module = Code(place, place, folder), place
+        path = _source_file(place)
+        code, module = Code(place, place, None), place
 
     def source_of(name: str) -> tuple[Path, Source] | None:
         if name.partition(".")[0] == PACKAGE:
             return package_source(name)
         if name == code.name:
-            return path, read(path.read_bytes(), module, path)
-        found = code.beside(name)
-        return None if found is None else (found, read(found.read_bytes(), name, found))
+            return path, _read_named(path, module)
+        found = code.find(name)
+        return None if found is None else (found, _read(found, name))
 
     for name, (found, source) in reachable(code.name, source_of).items():
         if name.partition(".")[0] == PACKAGE:
@@ -130,103 +114,75 @@ def code_of(place: str) -> Code:
     return code
 
 
-def _module_file(name: str) -> tuple[Path, Path]:
-    """The source file of a module, and the folder that imports find its package in."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise ImportError(f"the module {name} has no Python source" if spec else f"no module named {name!r}")
-    path = Path(spec.origin).resolve()
-    return path, path.parents[name.count(".") + (path.name == "__init__.py")]
-
-
-def serve(files: Mapping[str, str]) -> None:
-    """Make this process one that serves a user's code: it loads ``files`` only if they have these digests, modules as they
-    are on the disk, too, and imports inside of functions find what lies beside."""
-    global _serves
-    _serves = True
-    EXPECTED.update(files)
-
-
-def load(place: str) -> ModuleType:
-    """Import ``file.py`` or ``package.module``, a file as it is on the disk now, with what it imports from beside it.
-
-    Raises whatever loading raises, and UserError for a file that is not what :data:`EXPECTED` says.
-    """
-    is_file = place.endswith(".py")
-    code = code_of(place) if is_file else _code_of_module(place) if _serves else None
-    if code is None:
-        return importlib.import_module(place)
-    with _LOADING:
-        finder = _Finder(code)
-        before = {} if _serves else {name: sys.modules.pop(name) for name in finder.names & sys.modules.keys()}
-        sys.meta_path.insert(0, finder)
-        try:
-            return _execute(code) if is_file else importlib.import_module(place)
-        finally:
-            if not _serves:
-                sys.meta_path.remove(finder)
-                for name in finder.names & sys.modules.keys():
-                    del sys.modules[name]
-                sys.modules.update(before)
-
-
-def _code_of_module(name: str) -> Code | None:
-    """None for our own modules, and for what has no Python source or cannot be found: importing it says what is wrong."""
-    if name.partition(".")[0] == PACKAGE:
-        return None
+def _read_named(path: Path, module: str) -> Source:
+    """The source of the file that the recipe names."""
     try:
-        return code_of(name)
-    except (ImportError, ValueError, TypeError):
-        return None
+        return read(path.read_bytes(), module, path)
+    except SyntaxError as error:
+        error.filename = path.name
+        raise
 
 
-def _execute(code: Code) -> ModuleType:
-    path = str(code.files[code.name])
-    spec = importlib.util.spec_from_file_location(code.name, path, loader=_Loader(code.name, path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[code.name] = module  # data classes and pickles look for it there
-    spec.loader.exec_module(module)
-    return module
+def _read(path: Path, module: str) -> Source:
+    """The source of a module that is imported, perhaps; one that is no Python, or broken, counts by its bytes."""
+    data = path.read_bytes()
+    try:
+        return read(data, module, path)
+    except (SyntaxError, ValueError):
+        return Source(digest_of_source(data), ())
 
 
-class _Loader(SourceFileLoader):
-    """Executes the source itself, never what was compiled of it earlier, and only if it is what was counted."""
-
-    def get_code(self, fullname: str) -> Any:
-        data = self.get_data(self.path)
-        expected = EXPECTED.get(self.path)
-        if expected is not None and digest_of_source(data, docstrings=True) != expected:
-            raise UserError(
-                f"{self.path} changed since this stage began, so what it would give is not what the key says"
-            )
-        return self.source_to_code(data, self.path)
+def _source_file(name: str) -> Path:
+    """The source file of a module. Raises ImportError if there is none."""
+    spec = spec_of(name)
+    if spec is None:
+        raise ModuleNotFoundError(f"no module named {name!r}")
+    if not spec.origin or not spec.origin.endswith(".py"):
+        raise ImportError(f"the module {name} has no Python source")
+    return Path(spec.origin).resolve()
 
 
-class _Finder:
-    """Finds the modules that lie beside a user's file, and that its imports name."""
+def locate(name: str) -> Path | None:
+    """The file of a module as imports find it, wherever that is; None for one without a file."""
+    return _file(name, None)
 
-    def __init__(self, code: Code) -> None:
-        self._code = code
-        is_file = code.place.endswith(".py")
-        self._files = {name: path for name, path in code.files.items() if not (is_file and name == code.name)}
-        packages = {name.rpartition(".")[0] for name in self._files if "." in name}
-        self.names = self._files.keys() | packages
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """As importlib's finders."""
-        if name in self._files:
-            file = self._files[name]
-            parts = [str(file.parent)] if file.name == "__init__.py" else None
-            loader = _Loader(name, str(file))
-            return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=parts)
-        folder = self._code.folder.joinpath(*name.split("."))
-        if name in self.names and folder.is_dir():  # a package without __init__.py
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [str(folder)]
+def _file(name: str, places: Sequence[str] | None) -> Path | None:
+    spec = spec_of(name, places)
+    return Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
+
+
+def spec_of(name: str, places: Sequence[str] | None = None) -> ModuleSpec | None:
+    """How imports find a module, from ``places`` or from everywhere; unlike importlib's, it imports no parents."""
+    top, *parts = name.split(".")
+    spec = _top(top) if places is None else PathFinder.find_spec(top, places)
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # by its last name: the places of a package without __init__.py are looked up where its parent was imported
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return spec
+
+
+def _top(name: str) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        if getattr(finder, "of_user_code", False) or not hasattr(finder, "find_spec"):
+            continue
+        if (spec := finder.find_spec(name, None)) is not None:
             return spec
-        beside = None if self._code.installed else self._code.beside(name)
-        if beside is not None and name.partition(".")[0] in self.names:
-            raise ImportError(f"{beside} is imported in a way that cannot be seen in the source; write `import {name}`")
-        return None
+    return None
+
+
+def installed(path: Path) -> bool:
+    """Whether a file belongs to an installed package or to Python itself."""
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    return any(path.is_relative_to(place) for place in _installations(tuple(sys.path)))
+
+
+@functools.lru_cache(maxsize=8)
+def _installations(entries: tuple[str, ...]) -> list[Path]:
+    """The standard library, and folders on the path that were filled by ``pip install --target``."""
+    standard = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+    folders = [Path(entry).resolve() for entry in entries if entry]
+    return [*standard, *(folder for folder in folders if next(folder.glob("*.dist-info"), None))]

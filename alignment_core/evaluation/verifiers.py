@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.metadata
-import importlib.util
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from alignment_core.data import reasoning_gym
 from alignment_core.errors import UserError
+from alignment_core.evaluation.definitions import NotDefined, definition
 from alignment_core.evaluation.failures import raised
-from alignment_core.evaluation.user_code import code_of, load
+from alignment_core.evaluation.user_code import code_of
+from alignment_core.evaluation.user_modules import load
 from alignment_core.source_code import PACKAGE, ROOT
 
 BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
@@ -35,11 +33,7 @@ def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
 
     Raises UserError if there is no such function; ``field`` is where the recipe names it.
     """
-    place, separator, function = name.rpartition(":")
-    if not separator or not place:
-        built_in = BUILT_IN if field.endswith("verifier") else ()
-        known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
-        raise UserError(f"{field}: {name!r} is neither {known}")
+    place, function = _parts(name, field)
     try:
         module = load(place)
     except UserError:
@@ -47,7 +41,8 @@ def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
     except Exception as error:  # the user's code runs here
         raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
     if (found := getattr(module, function, None)) is None:
-        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, module)}")
+        known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, known)}")
     if not callable(found):
         raise UserError(f"{field}: {name!r} is no function")
     return found
@@ -65,43 +60,43 @@ def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
 
 
 def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
-    """What a function or class is, for stage keys: its name and the digest of what its file computes, and all files that
-    this imports from beside it. Raises UserError.
+    """What a function or class is, for stage keys: its name and the digest of what its file computes, and all of the user's
+    that this imports (see :mod:`~alignment_core.evaluation.user_code`). Nothing of it is executed. Raises UserError.
 
     With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
     """
-    function, place = name.rpartition(":")[2], name.rpartition(":")[0]
+    place, function = _parts(name, field)
     try:
         code = code_of(place)
-    except (OSError, SyntaxError, ValueError, ImportError, TypeError):
-        load_function(name, field)  # says what is wrong with it, if that is not only that it has no source
-        raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
-    known = name, code.digest(docstrings=True)
-    if known not in _ORIGINS:
-        _ORIGINS[known] = _origin(name, field)
-    path = _ORIGINS[known]
+        path = definition(code, function)
+    except NotDefined as error:
+        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, error.names)}") from None
+    except (OSError, SyntaxError, ValueError, ImportError) as error:
+        if not place.endswith(".py") and not isinstance(error, ModuleNotFoundError):
+            load_function(name, field)  # of Python's own, or compiled: says what is wrong beside that
+            raise _without_source(name, field) from None
+        raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
+    if path and path.suffix != ".py":
+        raise _without_source(name, field)
     if path and path not in code.files.values() and not path.is_relative_to(ROOT / PACKAGE):
         code.files[f"{function} itself"] = path
     return {"name": function, "code": code.digest(docstrings)}
 
 
-_ORIGINS: dict[tuple[str, str], Path | None] = {}
-"""Where the functions are defined that this process loaded, by name and digest: to compute a key again executes nothing."""
+def _parts(name: str, field: str) -> tuple[str, str]:
+    """Where the function is, and what it is called."""
+    place, separator, function = name.rpartition(":")
+    if not separator or not place:
+        built_in = BUILT_IN if field.endswith("verifier") else ()
+        known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
+        raise UserError(f"{field}: {name!r} is neither {known}")
+    return place, function
 
 
-def _origin(name: str, field: str) -> Path | None:
-    """The file that defines a function, which may come from elsewhere by way of the file that is named. Raises UserError."""
-    found = load_function(name, field)
-    if isinstance(found, type) and name.rpartition(":")[0].endswith(".py"):
-        return None  # inspect would look for a class by the name of its module
-    try:
-        source = inspect.getsourcefile(inspect.unwrap(found))
-    except TypeError:
-        raise UserError(f"{field}: {name!r} has no Python source; name a function written in Python") from None
-    return Path(source).resolve() if source else None
+def _without_source(name: str, field: str) -> UserError:
+    return UserError(f"{field}: {name!r} has no Python source; name a function written in Python")
 
 
-def _nearest(function: str, module: Any) -> str:
-    known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+def _nearest(function: str, known: list[str]) -> str:
     near = difflib.get_close_matches(function, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:LISTED]) or 'no function'}"

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from alignment_core.evaluation.failures import Failed
+from alignment_core.errors import UserError
+from alignment_core.evaluation.failures import Failed, raised
 from alignment_core.evaluation.verifiers import load_function
 from alignment_core.rollout.agents import Agent
 from alignment_core.rollout.calling import called
@@ -70,7 +71,24 @@ async def close(episode: str) -> Any:
     return {}
 
 
+def options_content(name: str, field: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The ``content`` of an environment that has such a function: what of its options decides a result; or the ``problem``."""
+    try:
+        of_options = getattr(_load(name, field), "content", None)
+        return {"content": of_options(**options)} if of_options else {}
+    except UserError as error:
+        return {"problem": str(error)}
+    except TypeError as error:
+        return {"problem": f"rl.environment.options: {error}"}
+    except Exception as error:  # the user's code runs here
+        return {"problem": f"rl.environment.options: {name}.content failed: {raised(error)}"}
+
+
+async def _content(name: str, field: str, options: dict[str, Any]) -> dict[str, Any]:
+    return options_content(name, field, options)
+
+
 async def act(method: str, *arguments: Any) -> Any:
     """The one function that the process serves."""
-    methods: dict[str, Callable[..., Any]] = {"reset": reset, "step": step, "close": close}
+    methods: dict[str, Callable[..., Any]] = {"reset": reset, "step": step, "close": close, "content": _content}
     return await methods[method](*arguments)

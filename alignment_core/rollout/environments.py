@@ -13,18 +13,20 @@ from typing import Any
 
 from alignment_core.data.template import Renderer
 from alignment_core.errors import Stopped, UserError
-from alignment_core.evaluation.failures import Failed, failure_of, raised
+from alignment_core.evaluation.failures import Failed, failure_of
 from alignment_core.evaluation.function_process import FunctionProcess
 from alignment_core.evaluation.rewards import Verifier
 from alignment_core.evaluation.user_code import COUNTED
-from alignment_core.evaluation.verifiers import function_content, load_function
+from alignment_core.evaluation.verifiers import function_content
 from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.environment_calls import AGENT, FIELD
+from alignment_core.rollout.environment_calls import AGENT, FIELD, options_content
 from alignment_core.rollout.episodes import Episode
 from alignment_core.rollout.tool_calls import TAGS
+from alignment_core.source_code import PACKAGE
 
 VERIFIER = "rl.environment.options.verifier"
 ACT = "alignment_core.rollout.environment_calls:act"
+CONTENT_SECONDS = 60.0
 
 
 def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
@@ -35,15 +37,30 @@ def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
     """
     kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
     found = {kind: function_content(name, field, docstrings=True)}
-    of_options = getattr(load_function(name, field), "content", None)
-    try:
-        return {**found, "options": of_options(**config.options)} if of_options else found
-    except UserError:
-        raise
-    except TypeError as error:
-        raise UserError(f"rl.environment.options: {error}") from None
-    except Exception as error:  # the user's code runs here
-        raise UserError(f"rl.environment.options: {name}.content failed: {raised(error)}") from None
+    of_options = _options_content(name, field, config.options, str(found))
+    return found if of_options is None else {**found, "options": of_options}
+
+
+_SAY_NOTHING: set[tuple[str, str]] = set()
+"""Environments of the user's without a ``content``, by name and source: to compute a key again starts no process."""
+
+
+def _options_content(name: str, field: str, options: dict[str, Any], source: str) -> Any:
+    """What an environment says of its options: one of ours here, one of the user's in a process of its own."""
+    if name.startswith(f"{PACKAGE}."):
+        found = options_content(name, field, options)
+    elif (name, source) in _SAY_NOTHING:
+        return None
+    else:
+        with FunctionProcess(ACT, CONTENT_SECONDS, field) as process:
+            found = next(answer for _, answer in process.answers([["content", name, field, options]]))
+    if isinstance(found, Failed):
+        raise UserError(f"rl.environment.options: {name}.content {found}")
+    if "problem" in found:
+        raise UserError(found["problem"])
+    if "content" not in found:
+        _SAY_NOTHING.add((name, source))
+    return found.get("content")
 
 
 class Environments:

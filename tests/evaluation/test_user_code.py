@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import UserError
+from alignment_core.evaluation.definitions import definition
 from alignment_core.evaluation.function_process import FunctionProcess
-from alignment_core.evaluation.user_code import counting
+from alignment_core.evaluation.user_code import code_of, counting
 from alignment_core.evaluation.verifiers import function_content, load_function
+from alignment_core.recipes.rl import EnvironmentConfig
+from alignment_core.rollout.environments import ACT, environment_content
 
 FIELD = "rl.rewards.0.function"
 Write = Callable[[str, str], str]
@@ -135,6 +139,7 @@ def test_any_number_of_files_may_count(write: Write) -> None:
     name = write("reward.py", IMPORTS[0]) + ":f"
     write("helper.py", "VALUE = 2\n")
     with counting() as files:
+        function_content(name, FIELD)
         files |= {f"/{number:0100}.py": "0" * 64 for number in range(1000)}
         assert ask(name, 1) == 2.0
 
@@ -169,14 +174,159 @@ def test_a_data_class_of_a_file_knows_its_module(write: Write) -> None:
     assert ask(write("reward.py", source) + ":f", 2) == 2.0
 
 
-def test_a_key_is_computed_again_without_executing_the_file(write: Write, tmp_path: Path) -> None:
+MARK = """
+import os
+from pathlib import Path
+with Path(__file__).with_suffix(".ran").open("a") as file:
+    file.write(f"{os.getpid()} ")
+"""
+"""Says which processes execute a file."""
+
+
+def test_a_key_executes_nothing_of_the_users(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write("marked_7/__init__.py", MARK)
+    write("marked_7/inner/__init__.py", MARK)
+    write("marked_7/inner/rules.py", f"{MARK}from marked_7.base import f\nclass World: ...\n")
+    write("marked_7/base.py", f"{MARK}def f(x): return x\n")
+    before = function_content("marked_7.inner.rules:f", FIELD)
+    file = str(tmp_path / "marked_7" / "inner" / "rules.py")
+    for place in ("marked_7.inner.rules", file):
+        function_content(f"{place}:f", FIELD)
+        environment_content(EnvironmentConfig(name=f"{place}:World"))
+        with pytest.raises(UserError, match="has no 'g'; it has os, Path"):
+            function_content(f"{place}:g", FIELD)
+    ran = {process for mark in tmp_path.rglob("*.ran") for process in mark.read_text().split()}
+    assert str(os.getpid()) not in ran
+    assert len(ran) == 2, "to ask each environment of the two for a `content`"
+    assert not any(name.startswith("marked_7") for name in sys.modules)
+    write("marked_7/inner/__init__.py", "")
+    assert function_content("marked_7.inner.rules:f", FIELD) != before
+
+
+ROOTS = [
+    ("reward.py", "from shared_7.values import VALUE\ndef f(x): return x * VALUE\n"),
+    ("mine_7/rewards.py", "from shared_7.values import VALUE\ndef f(x): return x * VALUE\n"),
+    ("mine_7/rewards.py", "from mine_7.inner import VALUE\ndef f(x): return x * VALUE\n"),
+]
+
+
+@pytest.mark.parametrize(("file", "source"), ROOTS)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_whatever_is_not_installed_counts_wherever_imports_find_it(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, source: str, by_name: bool
+) -> None:
+    for folder in ("project", "others"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    write("project/mine_7/__init__.py", "")
+    write("project/mine_7/inner.py", "from shared_7 import values\nVALUE = values.VALUE\n")
+    path = write(f"project/{file}", source)
+    values = write("others/shared_7/values.py", "VALUE = 2\n")
+    name = f"{file.removesuffix('.py').replace('/', '.')}:f" if by_name else f"{path}:f"
+    with counting() as files:
+        before = function_content(name, FIELD)
+        assert values in files
+        assert ask(name, 3) == 6.0
+    Path(values).write_text("VALUE = 3\n")
+    assert function_content(name, FIELD) != before
+    assert ask(name, 3) == 9.0
+
+
+UNSEEN = {
+    "a name made when it is called": "import importlib\ndef f(x): return importlib.import_module(f'unseen_{x}').VALUE\n",
+    "a folder put on the path": "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'more'))\n"
+    "def f(x):\n    import below_7\n    return below_7.VALUE\n",
+    "a path": "import importlib.util, sys\nfrom pathlib import Path\n"
+    "def f(x):\n    spec = importlib.util.spec_from_file_location('any', Path(__file__).with_name('unseen_7.py'))\n"
+    "    sys.modules['any'] = module = importlib.util.module_from_spec(spec)\n"
+    "    spec.loader.exec_module(module)\n    return module.VALUE\n",
+}
+
+
+@pytest.mark.parametrize("source", UNSEEN.values(), ids=UNSEEN.keys())
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_module_of_the_users_that_does_not_count_is_refused_by_name(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, by_name: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write("mine_8.py", source)
+    unseen = [write(name, "VALUE = 2\n") for name in ("unseen_7.py", "more/below_7.py")]
+    name = "mine_8:f" if by_name else f"{path}:f"
+    process = FunctionProcess(name, 20.0, FIELD)
+    with process:
+        said = [str(answer) for _, answer in process.answers([[7], [7]])]
+    assert all(any(one in each for one in unseen) for each in said), said
+    assert all("import" in each for each in said)
+
+
+def test_what_is_installed_and_what_libraries_download_may_be_imported_in_any_way(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    write("hf/modules/metric_7.py", "VALUE = 2\n")
+    write("target/vendored_7.py", "VALUE = 3\n")
+    write("target/vendored_7-1.0.dist-info/METADATA", "Name: vendored_7\n")
+    monkeypatch.syspath_prepend(tmp_path / "target")
+    lines = "import importlib, sys\nfrom pathlib import Path\nimport vendored_7\n"
+    lines += "sys.path.append(str(Path(__file__).parent / 'hf' / 'modules'))\n"
+    lines += (
+        "def f(x): return importlib.import_module(x).VALUE * vendored_7.VALUE + bool(importlib.import_module('wave'))\n"
+    )
+    name = write("reward.py", lines) + ":f"
+    with counting() as files:
+        function_content(name, FIELD)
+        assert list(files) == [name[:-2]]
+        assert ask(name, "metric_7") == 7.0
+
+
+def test_two_files_of_one_process_that_mean_different_modules_by_one_name_are_refused(write: Write) -> None:
+    tools = []
+    for folder in ("one", "two"):
+        write(f"{folder}/helper.py", "VALUE = 1\n")
+        tools.append(write(f"{folder}/{folder}.py", f"from helper import VALUE\ndef {folder}(): return VALUE\n"))
+    config = {"tools": [f"{tool}:{Path(tool).stem}" for tool in tools], "verifier": "math"}
+    process = FunctionProcess(ACT, 20.0, FIELD)
+    with process:
+        said = str(
+            next(process.answers([["reset", "0", "alignment_core.rollout.tools:Tools", None, config, "", ""]]))[1]
+        )
+    assert "imports " in said
+    assert "two/helper.py where another file of this stage imports" in said
+
+
+DEFINED = {
+    "def f(x): ...": "mine.py",
+    "try:\n    from helper import g as f\nexcept ImportError:\n    def f(x): ...": "mine.py",
+    "from helper import g as f": "helper.py",
+    "import helper\nf = helper.g": "helper.py",
+    "from helper import g\nf = g": "helper.py",
+    "from textwrap import dedent as f": "textwrap.py",
+    "import textwrap as t\nf = t.dedent": "textwrap.py",
+    "import functools\nfrom helper import g\nf = functools.partial(g)": "mine.py",
+    "with open(__file__) as f: ...": "mine.py",
+    "globals()['f'] = print": None,
+    "from helper import *": None,
+}
+
+
+@pytest.mark.parametrize(("source", "file"), DEFINED.items())
+def test_where_a_function_is_defined_is_read_from_the_source(write: Write, source: str, file: str | None) -> None:
+    path = write("mine.py", source + "\n")
+    write("helper.py", "def g(x): ...\n")
+    found = definition(code_of(path), "f")
+    assert (found and found.name) == file
+
+
+def test_a_key_is_computed_again_without_executing_the_file_of_an_environment(write: Write, tmp_path: Path) -> None:
     source = (
         "from pathlib import Path\nwith Path(__file__).with_name('count').open('a') as file:\n    file.write('x')\n"
     )
     name = write("reward.py", f"{source}\ndef f(x): return x\n") + ":f"
-    before = [function_content(name, FIELD) for _ in range(3)]
+    config = EnvironmentConfig(name=name)
+    before = [environment_content(config) for _ in range(3)]
     assert before[0] == before[1] == before[2]
     assert (tmp_path / "count").read_text() == "x"
     write("reward.py", f"{source}\ndef f(x): return x + 1\n")
-    assert function_content(name, FIELD) != before[0]
+    assert environment_content(config) != before[0]
     assert (tmp_path / "count").read_text() == "xx"

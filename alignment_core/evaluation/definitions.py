@@ -1,0 +1,107 @@
+"""Where a function of the user's is defined, as the source says: nothing is executed to know it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from alignment_core.evaluation.user_code import Code, locate
+from alignment_core.source_code import parse
+
+DYNAMIC = {"__getattr__", "globals", "vars", "locals", "setattr", "exec", "__dict__"}
+"""Source that mentions one of these may make names that cannot be seen in it."""
+
+
+class NotDefined(Exception):
+    """There is no such name; ``names`` are those that there are."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+def definition(code: Code, name: str) -> Path | None:
+    """The file that defines ``name``, which the file that ``code`` names may import; None if the source does not tell.
+
+    Raises NotDefined if there is none of that name.
+    """
+    path = code.files.get(code.name) or locate(code.name)
+    return path and _definition(code, code.name, path, name, set())
+
+
+def _definition(code: Code, module: str, path: Path, name: str, seen: set[tuple[str, str]]) -> Path | None:
+    if path.suffix != ".py" or (module, name) in seen:
+        return path
+    seen.add((module, name))
+    tree = parse(path.read_bytes())
+    bound = dict(_bound(tree.body))
+    if name not in bound:
+        if "*" in bound or any(_mentions(one) for one in ast.walk(tree)):
+            return None
+        raise NotDefined([one for one in bound if not one.startswith("_")])
+    by = bound[name]
+    if isinstance(by, ast.Assign | ast.AnnAssign) and by.value is not None:
+        return _of_value(code, module, path, by.value, seen)
+    if isinstance(by, ast.ImportFrom):
+        alias = next(one for one in by.names if (one.asname or one.name) == name)
+        return _imported(code, _absolute(by, module, path), alias.name, seen)
+    return path
+
+
+def _of_value(code: Code, module: str, path: Path, value: ast.expr, seen: set[tuple[str, str]]) -> Path | None:
+    """Of ``f = other`` and ``f = module.f``; whatever else makes a function is in the file itself."""
+    if isinstance(value, ast.Name):
+        return _definition(code, module, path, value.id, seen)
+    dotted = ast.unparse(value) if isinstance(value, ast.Attribute) else ""
+    first, _, rest = dotted.partition(".")
+    by = dict(_bound(parse(path.read_bytes()).body)).get(first)
+    if not rest or not isinstance(by, ast.Import) or not dotted.replace(".", "").isidentifier():
+        return path
+    alias = next(one for one in by.names if (one.asname or one.name.partition(".")[0]) == first)
+    whole = f"{alias.name}.{rest}" if alias.asname else dotted
+    return _imported(code, whole.rpartition(".")[0], whole.rpartition(".")[2], seen)
+
+
+def _imported(code: Code, module: str, name: str, seen: set[tuple[str, str]]) -> Path | None:
+    path = code.find(module) or locate(module)
+    try:
+        return path and _definition(code, module, path, name, seen)
+    except (NotDefined, SyntaxError, ValueError):
+        return path
+
+
+def _absolute(by: ast.ImportFrom, module: str, path: Path) -> str:
+    if not by.level:
+        return by.module or ""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    return ".".join([*package[: len(package) - by.level + 1], *([by.module] if by.module else [])])
+
+
+def _bound(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
+    """Names of a module, and what gives them; not of the functions and classes in it."""
+    for one in statements:
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield one.name, one
+        elif isinstance(one, ast.Import | ast.ImportFrom):
+            yield from (((alias.asname or alias.name.partition(".")[0]), one) for alias in one.names)
+        else:
+            for part in ast.walk(one) if not hasattr(one, "body") else _expressions(one):
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    yield part.id, one
+            for field in ("body", "orelse", "finalbody"):
+                yield from _bound(getattr(one, field, []))
+            for block in (*getattr(one, "handlers", ()), *getattr(one, "cases", ())):
+                yield from _bound(block.body)
+
+
+def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What a statement with a body has beside it."""
+    for part in ast.iter_child_nodes(statement):
+        if not isinstance(part, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from ast.walk(part)
+
+
+def _mentions(node: ast.AST) -> bool:
+    name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None)
+    return name in DYNAMIC
