@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from alignment_core.artifacts import Store, open_store
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from alignment_core.stages.machines import WarmMachines
 
@@ -49,6 +50,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if said:
         terminalreporter.section("measured")
         terminalreporter.write_line("\n".join(said))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A new store in a folder."""
+    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Store, open_store
+from alignment_core.artifacts import ProvenanceDraft
 
 KEY = "a" * 64
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Store, open_store
+from alignment_core.artifacts import ProvenanceDraft, Store
 from alignment_core.checks import Findings, check, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, answers_to
@@ -35,11 +35,6 @@ def fails(rows):
 def moody(rows):
     return [1 / 0 if "2?" not in row["prompt"] else 1.0 for row in rows]
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

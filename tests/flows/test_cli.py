@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +33,6 @@ def align(tmp_path: Path) -> Align:
         )
 
     return run
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

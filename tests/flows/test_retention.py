@@ -6,19 +6,13 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from prefect.logging import disable_run_logger
 
-from alignment_core.artifacts import Store, open_store
+from alignment_core.artifacts import Store
 from alignment_core.recipes import BaseRecipe, parse_recipe
 from flows.runs import _prune
 
 KEY = "a" * 64
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 def recipe(**retention: float) -> BaseRecipe:

@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from alignment_core.lineage import compare, diff_text
 
 Publish = Callable[..., Reference]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

@@ -8,18 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import Provenance, ProvenanceDraft, Reference, Store, open_store
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from alignment_core.data.pin import PinnedFile, PinnedSource
 from alignment_core.lineage import Graph, text_tree, to_json
 from alignment_core.recipes import DataConfig, DataSource
 from alignment_core.reporting.picture import picture
 from alignment_core.stages.dataset import DatasetConfig
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

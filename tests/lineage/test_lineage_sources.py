@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from alignment_core.artifacts import Provenance, Reference, Store, open_store
+from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.lineage import Graph, text_tree
@@ -24,23 +21,11 @@ from alignment_core.stages.base_model import BaseModelConfig, pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.runner import run_stage
 from alignment_core.stages.sft import SftStageConfig
-
-
-class HostAlone:
-    """Machines of a host whose stages need no actors."""
-
-    def hardware(self, *_: Any) -> dict[str, Any]:
-        return {}
-
-    @contextlib.contextmanager
-    def processor(self, *_: Any) -> Any:
-        yield lambda: None
+from tests.stages.calls import HostAlone
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tuple[Store, Callable[..., Reference]]:
-    store = open_store(tmp_path / "store")
-
+def run(store: Store) -> tuple[Store, Callable[..., Reference]]:
     def stage(name: str, config: StageConfig, **inputs: Reference) -> Reference:
         call = StageCall(stage=name, label=name, config=config.model_dump(mode="json"), inputs=inputs, seed=3)
         return run_stage(store, call, HostAlone(), ResourcesConfig(), lambda *_: None).reference  # type: ignore[arg-type]

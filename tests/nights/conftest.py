@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from alignment_core.recipes import NightlyRecipe
 
@@ -18,11 +18,6 @@ Row = dict[str, Any]
 
 def pair(number: int, **columns: Any) -> Row:
     return {"prompt": f"prompt {number}", "chosen": "yes", "rejected": "no", **columns}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

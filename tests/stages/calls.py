@@ -1,7 +1,8 @@
-"""What the tests of keys share: a call to change, and a fresh interpreter."""
+"""What tests of stages share: a call to change, machines that have no actors, and a fresh interpreter."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +14,17 @@ from alignment_core.artifacts import Reference
 from alignment_core.stages.base import StageCall
 
 ROOT = Path(__file__).parents[2]
+
+
+class HostAlone:
+    """Machines of a host whose stages need no actors."""
+
+    def hardware(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+    @contextlib.contextmanager
+    def processor(self, *_: Any) -> Any:
+        yield lambda: None
 
 
 def reference(kind: str, digit: str) -> Reference:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import Store, open_store
+from alignment_core.artifacts import Store
 from alignment_core.errors import UserError
 from alignment_core.evaluation.user_code import code_of, counting
 from alignment_core.recipes import ResourcesConfig
@@ -17,6 +17,7 @@ from alignment_core.rollout.records import rollout_schema, write_table
 from alignment_core.stages.base import StageCall, StageResult
 from alignment_core.stages.key import check_key, key_parts, stage_key
 from alignment_core.stages.runner import run_stage
+from tests.stages.calls import HostAlone
 
 VERIFIER = """
 from pathlib import Path
@@ -27,16 +28,6 @@ def score(prompt, completion, label):
         Path(__file__).with_name(name).write_text(source)
     return VALUE
 """
-
-
-class Nothing:
-    def hardware(self, *_: Any) -> dict[str, Any]:
-        return {}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 def scored(store: Store, folder: Path, edits: dict[str, str]) -> tuple[StageCall, StageResult]:
@@ -51,7 +42,7 @@ def scored(store: Store, folder: Path, edits: dict[str, str]) -> tuple[StageCall
     (folder / "reward.py").write_text(VERIFIER.format(edits=edits))
     inputs = {"rollouts": store.publish(rollouts, "rollouts")}
     call = StageCall(stage="score", label="score", config={"verifier": f"{folder / 'reward.py'}:score"}, inputs=inputs)
-    return call, run_stage(store, call, Nothing(), ResourcesConfig(), lambda *_: None)  # type: ignore[arg-type]
+    return call, run_stage(store, call, HostAlone(), ResourcesConfig(), lambda *_: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["reward.py", "helper.py"])

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
 from alignment_core.stages.base_model import in_store, near_tags
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture

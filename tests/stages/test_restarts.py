@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import Store, open_store
+from alignment_core.artifacts import Store
 from alignment_core.errors import (
     AlignmentError,
     DataError,
@@ -26,19 +25,10 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages import restarts
 from alignment_core.stages.base import Stage, StageCall, StageConfig, StageContext, StageResult
 from alignment_core.stages.runner import run_stage
+from tests.stages.calls import HostAlone
 
 CALL = StageCall(stage="patient", label="round-1/patient", config={}, inputs={})
 Behaviour = Callable[[StageContext], None]
-
-
-class Nothing:
-    def hardware(self, *_: Any) -> dict[str, Any]:
-        return {}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 @pytest.fixture
@@ -61,7 +51,7 @@ def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageRes
         module = ModuleType("alignment_core.stages.patient")
         module.STAGE = Stage("patient", 1, "thing", StageConfig, body)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        return run_stage(store, CALL, Nothing(), ResourcesConfig(**resources), lambda *_: None)  # type: ignore[arg-type]
+        return run_stage(store, CALL, HostAlone(), ResourcesConfig(**resources), lambda *_: None)  # type: ignore[arg-type]
 
     return run
 
