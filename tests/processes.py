@@ -1,10 +1,14 @@
-"""Finding the processes of a run from outside, whoever their parent is by now."""
+"""Processes that tests watch from outside, start as their own children, or let die at a chosen system call."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -29,3 +33,43 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
             return True
         time.sleep(0.1)
     return condition()
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Start ``work`` in a forked process; its pid."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+
+def ended(child: int) -> int:
+    """Wait for a child; its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_at(step: int, names: Iterable[str] = ("fsync", "link", "utime")) -> None:
+    """From now on this process dies by SIGKILL at its ``step``-th call of one of these functions of ``os``; those of the
+    default are what changes a store durably.
+
+    The calls themselves stay real; only a counter is put before them.
+    """
+    taken = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            if taken == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return count
+
+    for name in names:
+        setattr(os, name, counted(getattr(os, name)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft
+from tests.processes import ended, in_child
 
 KEY = "a" * 64
 
@@ -42,17 +41,6 @@ def in_children() -> Callable[..., list[int]]:
     """``in_children(work, …)`` runs every function in its own forked process, at once; their exit codes."""
 
     def run(*works: Callable[[], object]) -> list[int]:
-        children = []
-        for work in works:
-            child = os.fork()
-            if child == 0:
-                try:
-                    work()
-                    os._exit(0)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-            children.append(child)
-        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        return [ended(child) for child in [in_child(work) for work in works]]
 
     return run

@@ -16,31 +16,12 @@ import pytest
 from alignment_core.artifacts import open_store
 from alignment_core.artifacts.paths import blob_path, manifest_path
 from alignment_core.errors import Conflict, Corrupt, EnvironmentFault, NotFound
+from tests.processes import kill_at
 
 KEY = "a" * 64
 
 
 # ------------------------------------------------------------------ killed publishers
-
-
-def kill_at(step: int) -> None:
-    """From now on this process dies by SIGKILL at its ``step``-th system call that changes the store durably.
-
-    The calls themselves stay real; only a counter is put before them.
-    """
-    taken = 0
-
-    def counted(call):
-        def count(*args, **kwargs):
-            nonlocal taken
-            taken += 1
-            if taken == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-
-        return count
-
-    os.fsync, os.link, os.utime = counted(os.fsync), counted(os.link), counted(os.utime)
 
 
 def test_killed_publisher_leaves_no_visible_artifact(tmp_path, write, draft, in_children):

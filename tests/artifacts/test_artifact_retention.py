@@ -13,8 +13,10 @@ from alignment_core.artifacts import open_store
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, blob_path, manifest_path
 from alignment_core.errors import NotFound
 from alignment_core.lineage import Graph
+from tests.processes import kill_at
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
+CHANGES = ("fsync", "link", "rename", "unlink", "utime")
 ROWS = {"part-0.parquet": "many", "part-1.parquet": "completions"}
 
 
@@ -142,24 +144,6 @@ def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rol
 # ------------------------------------------------------------------ crashes and other processes
 
 
-def kill_at(step: int) -> None:
-    """From now on this process dies by SIGKILL at its ``step``-th system call that changes the store."""
-    taken = 0
-
-    def counted(call):
-        def count(*args, **kwargs):
-            nonlocal taken
-            taken += 1
-            if taken == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-
-        return count
-
-    for name in ("fsync", "link", "rename", "unlink", "utime"):
-        setattr(os, name, counted(getattr(os, name)))
-
-
 def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write, draft, in_children):
     directory = write("rollouts", ROWS)
     halves = 0
@@ -169,7 +153,7 @@ def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write
         age(store, 2)
 
         def prune(step=step, store=store):
-            kill_at(step)
+            kill_at(step, CHANGES)
             store.prune(None, 1, delete=True)
 
         (code,) = in_children(prune)
@@ -200,7 +184,7 @@ def test_a_killed_publisher_of_pruned_rollouts_leaves_them_marked_or_whole(tmp_p
         store.prune(None, 1, delete=True)
 
         def publish(step=step, store=store):
-            kill_at(step)
+            kill_at(step, CHANGES)
             store.publish(directory, "rollouts", draft())
 
         (code,) = in_children(publish)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,8 @@ from alignment_core.errors import UserError
 from alignment_core.lineage import Graph
 from alignment_core.nights.ledger import ATTEMPTS, LISTED, AlreadyRuns, Claim, Ledger, Night, summary
 from alignment_core.stages.dataset import ROWS
-from tests.artifacts.test_artifact_crashes import kill_at
 from tests.nights.conftest import pair
+from tests.processes import ended, in_child, kill_at
 
 PRODUCTION = "policy/production"
 
@@ -32,23 +31,6 @@ def taken(ledger: Ledger, night: Night) -> list[str]:
     assert night.batch is not None
     lines = (ledger.store.fetch(night.batch) / ROWS).read_text().splitlines()
     return [json.loads(line)["prompt"].removeprefix("prompt ") for line in lines]
-
-
-def in_child(work: Callable[[], Any]) -> int:
-    """Start ``work`` in a process of its own; its pid."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return child
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def begin_and_die(ledger: Ledger, name: str) -> None:
