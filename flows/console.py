@@ -16,7 +16,10 @@ from alignment_core.journal import now
 
 StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store; default $ALIGN_HOME/store.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+"""Of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""
+out = Console(highlight=False, soft_wrap=True, width=WIDTH)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(content: dict[str, Any]) -> None:
