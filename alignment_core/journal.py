@@ -46,7 +46,7 @@ class StageLine(BaseModel):
     key: str
     key_parts: dict[str, Any]
     state: str
-    """``running``, ``run``, ``cached`` or ``failed``."""
+    """``running``, ``run``, ``cached``, ``failed``, or ``stopped`` where the run ended before it."""
     at: str
     """ISO 8601 in UTC, of the last news."""
     reason: str = ""
@@ -65,6 +65,8 @@ class RunRecord(ProcessId):
     from_stage: str | None = None
     rerun: str = ""
     """What tells the stages that are run again on purpose from those of earlier runs; empty for an ordinary run."""
+    overrides: tuple[str, ...] = ()
+    """What was given with ``align run --set``, in the recipe already: the run is named by it."""
     deployed: bool = False
     """Whether a worker ran it; otherwise ``align run`` did."""
     server: str = ""

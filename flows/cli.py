@@ -115,7 +115,7 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
 
 def _print_outcome(outcome: dict[str, Any]) -> None:
     from alignment_core.stages.base import StageResult
-    from flows.display import result_table, stage_table, step_table
+    from flows.display import promotion_line, result_table, stage_table, step_table
 
     if outcome["night"]:
         from alignment_core.nights.ledger import Night, summary
@@ -140,9 +140,7 @@ def _print_outcome(outcome: dict[str, Any]) -> None:
         out.print(f"report with curves, text and lineage: {outcome['report']}", markup=False)
     promotion = outcome.get("promotion")
     if promotion:
-        reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
-        beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
-        out.print(f"{promotion['tag']}: {promotion['state']}{beside}{reasons}")
+        out.print(promotion_line(promotion), markup=False)
 
 
 @contextmanager

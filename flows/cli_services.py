@@ -166,7 +166,8 @@ def resume(
     from flows.cli import run_here
 
     recipe = parse_recipe(record.recipe, origin=f"the recipe of run {record.run_id}")
-    return run_here(recipe, from_stage or record.from_stage, None if from_stage else record, as_json)
+    chosen, resumes = from_stage or record.from_stage, None if from_stage else record
+    return run_here(recipe, chosen, resumes, as_json, record.overrides)
 
 
 def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:

@@ -94,6 +94,11 @@ class LiveDisplay:
 
     def ended(self, completed: bool) -> None: ...
 
+    def left(self, report: str) -> None:
+        """The run ends before it is complete, and this is its report."""
+        self.console.print("report of what there is: ", end="")
+        self.console.print(report, markup=False)
+
     def warn(self, sentence: str) -> None:
         """Say something that the run goes on in spite of."""
         self.console.print("[yellow]warning:[/] ", end="")
@@ -103,6 +108,13 @@ class LiveDisplay:
 def key_metrics(result: StageResult) -> str:
     """What the stage's module names as its key metrics, such as ``reward 0.120 → 0.830 · length 14.000``."""
     return headline(load_stage(result.stage).shows, result.metrics)
+
+
+def promotion_line(promotion: Mapping[str, Any]) -> str:
+    """What became of the promotion, with what it was compared and why."""
+    beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
+    reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
+    return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}"
 
 
 def stage_table(stages: list[StageResult]) -> Table:

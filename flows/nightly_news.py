@@ -8,7 +8,8 @@ from prefect.events import emit_event
 from alignment_core.nights.ledger import Night, summary
 from alignment_core.recipes import NightlyRecipe
 from alignment_core.stages.report import COLUMNS, cell
-from flows.runs import flow_run, only_shown
+from flows.run_page import only_shown
+from flows.runs import flow_run
 
 EVENT = "alignment.night."
 """Then the state: ``alignment.night.refused`` and so on."""

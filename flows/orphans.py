@@ -1,4 +1,4 @@
-"""Task runs that an attempt left open when its process died: without this they stay Running or Pending for ever."""
+"""What an attempt left on the run's page when its process died: task runs that stay Running or Pending for ever, and bars."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterType,
     FlowRunFilter,
     FlowRunFilterId,
     TaskRunFilter,
@@ -17,6 +20,16 @@ from prefect.states import Crashed
 
 OPEN = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED, StateType.PAUSED, StateType.CANCELLING]
 PAGE = 200
+
+
+def clear_page(client: SyncPrefectClient, flow_run: UUID, why: str) -> None:
+    """Close the task runs of a run whose process is dead, or has not begun yet, and take its progress away."""
+    close_task_runs(client, flow_run, why)
+    bars = ArtifactFilter(
+        flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), type=ArtifactFilterType(any_=["progress"])
+    )
+    for bar in client.read_artifacts(artifact_filter=bars):
+        client.delete_artifact(bar.id)
 
 
 def close_task_runs(client: SyncPrefectClient, flow_run: UUID, why: str) -> int:

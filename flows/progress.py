@@ -29,7 +29,7 @@ class ProgressArtifacts:
     """A listener that keeps one progress artifact for each stage that takes more than a moment, while it runs.
 
     It names the run itself, because Prefect's context does not reach a tracker's thread. About keys: see
-    ``_leave_artifacts`` in ``runs.py``.
+    ``_show_page`` in ``run_page.py``.
     """
 
     def __init__(self, flow_run: UUID) -> None:
@@ -49,14 +49,20 @@ class ProgressArtifacts:
     def waits(self, label: str, reason: str | None) -> None: ...
 
     def finished(self, result: StageResult) -> None:
-        stage = self._stages.pop(result.label, None)
-        if stage and stage.artifact:  # the run's page is for what lasts; the table of stages says that this one is done
-            with get_client(sync_client=True) as client:
-                client.delete_artifact(stage.artifact)
+        self._take_away(result.label)
 
     def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
-    def ended(self, completed: bool) -> None: ...
+    def ended(self, completed: bool) -> None:
+        for label in list(self._stages):
+            self._take_away(label)
+
+    def _take_away(self, label: str) -> None:
+        """The run's page is for what lasts: its report says how far each stage came."""
+        stage = self._stages.pop(label, None)
+        if stage and stage.artifact:
+            with get_client(sync_client=True) as client:
+                client.delete_artifact(stage.artifact)
 
     def _show(self, label: str, stage: _Shown, percent: float) -> None:
         with get_client(sync_client=True) as client:

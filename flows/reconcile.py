@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core import journal
 from alignment_core.errors import NotFound, UserError
 from flows.console import say
-from flows.orphans import close_task_runs
+from flows.orphans import clear_page
 
 FLOW = "alignment"
 EVERY_SECONDS = 5.0
@@ -162,7 +162,7 @@ def mark(client: SyncPrefectClient, run: FlowRun, why: str) -> None:
     cancelling = run.state is not None and run.state.is_cancelling()
     say: Any = Cancelled if cancelling else Crashed
     client.set_flow_run_state(run.id, say(message=f"Marked: {why}"), force=True)
-    close_task_runs(client, run.id, why)
+    clear_page(client, run.id, why)
 
 
 def _sign(client: SyncPrefectClient, run: FlowRun) -> _Sign:

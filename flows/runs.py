@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,9 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
-from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.futures import as_completed
@@ -30,25 +27,27 @@ from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, in_use, new_record
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
-from alignment_core.reporting.run_report import policies_of, run_report
+from alignment_core.reporting.run_report import policies_of
 from alignment_core.stages.base import StageResult
-from alignment_core.stages.report import cell
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
 from flows import access
 from flows.comparison import Compared, compare
-from flows.costs import cost_cells, run_cost, step_rows
+from flows.costs import run_cost
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
-from flows.orphans import close_task_runs
+from flows.orphans import clear_page
 from flows.outputs import Outputs
 from flows.planning import plan
 from flows.progress import ProgressArtifacts
+from flows.run_page import leave_report, leave_tables, leave_unfinished
 from flows.watch import Watch
 from tasks.graph import CURRENT, Input, is_part
 from tasks.promotion import promote
 from tasks.stage import Run
 
+SETTLE_SECONDS = 5.0
+"""How long the stages of a run that ends may take to say how they ended: their host is gone by then."""
 LOST = 75
 """Exit code of a process whose run was taken over by another attempt."""
 
@@ -93,15 +92,33 @@ def run_recipe(
                 run.host.close()  # first: it wakes the stages that wait for an answer
                 if watch.lost:
                     os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
-                if watch.cancelled and isinstance(error, Stopped):
+                _settle(run)
+                cancelled, cause = watch.cancelled and isinstance(error, Stopped), _cause(run, error)
+                _leave_unfinished(recipe, run, cause, cancelled)
+                if cancelled:
                     run.journal.end("cancelled")
                     return Cancelled(message="Cancelled; a later attempt goes on from here.")
                 if isinstance(error, Exception):  # whoever interrupts does not want to wait
                     _prune(recipe, run)
-                raise _cause(run, error) from None
+                raise cause from None
         outcome = _outcome(recipe, run, outputs, compared).model_dump(mode="json")
         _prune(recipe, run)
         return outcome
+
+
+def _settle(run: Run) -> None:
+    """Let the stages of a run that ends say how they ended, which those that only wait for them do, too."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    for step in run.steps:
+        with suppress(Exception):  # of a future that was cancelled
+            step.future.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancelled: bool) -> None:
+    """The report of a run that is not complete; whoever waits at a terminal is told where it lies."""
+    place, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
+    if place and caller:
+        caller.display.left(place)
 
 
 def _prune(recipe: BaseRecipe, run: Run) -> None:
@@ -146,6 +163,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         deployed=flow_run().deployment_id is not None,
         server=os.environ.get(access.URL, ""),
         run_count=flow_run().run_count,
+        overrides=caller.overrides if caller else (),
     )
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)
@@ -159,7 +177,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
     with Journal(record).open() as journal:
         if record.run_count > 1:  # not before the journal is open: the attempt before this one may live until then
             with get_client(sync_client=True) as client:
-                close_task_runs(client, flow_run().id, "the attempt that it belonged to is over")
+                clear_page(client, flow_run().id, "the attempt that it belonged to is over")
         with (
             _listeners(recipe, journal, log, caller) as listeners,
             early or Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples) as host,
@@ -256,7 +274,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if report is None:
         metrics = dict(stages[-1].metrics)
-    _leave_tables(stages, metrics)
+    leave_tables(stages, metrics)
     return Outcome(
         status="completed",
         run_id=run.journal.record.run_id,
@@ -266,90 +284,13 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
         outputs={name: str(reference) for name, reference in references.items()},
         metrics=metrics,
         promotion=promotion,
-        report=_leave_report(recipe, run, stages, references),
+        report=leave_report(recipe.name, run, stages, references, promotion),
     )
 
 
 def reference_of(value: Input) -> Reference:
     """The artifact behind an input."""
     return value if isinstance(value, Reference) else value.result().reference
-
-
-def _leave_report(recipe: BaseRecipe, run: Run, stages: list[StageResult], outputs: dict[str, Reference]) -> str | None:
-    """The run's report in its folder, on its page in the Prefect UI, and its text for the trackers; where it lies.
-
-    None if there is none: it is a view, and the results are in the store.
-    """
-    journal, place = run.journal, None
-    try:
-        report = run_report(run.store, recipe.name, journal.record.run_id, stages, outputs)
-        place = str(report.write(journal.folder))
-        for listener in run.listeners:
-            listener.texts("samples", report.texts)
-        _show_page(recipe.name, report.html)
-    except Exception as error:
-        where = "it is not on the run's page" if place else "there is none"
-        get_run_logger().warning("the run's report: %s: %s: %s", where, type(error).__name__, error)
-    return place
-
-
-def _show_page(name: str, html: str) -> None:
-    """The report as an artifact of the run, which the UI shows in a frame that runs no scripts and loads nothing.
-
-    Of a run's artifacts it alone has a key, so that the UI's page of artifacts holds one line a recipe, with the reports
-    of all its runs: for artifacts with a key the server emits an event while its SQLite transaction is open, and has been
-    seen to block itself for a minute where many came at once.
-    """
-    csp = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    page = ArtifactCreate(
-        key=_artifact_key(name),
-        type="rich",
-        description=f"Report of {name}: curves, text, lineage",
-        data={"html": html, "sandbox": [], "csp": csp},
-        flow_run_id=flow_run().id,
-    )
-    with get_client(sync_client=True) as client:
-        client.create_artifact(page)
-
-
-def _artifact_key(name: str) -> str:
-    """Prefect takes small letters, digits and dashes."""
-    return re.sub("[^a-z0-9]+", "-", name).strip("-")
-
-
-@contextmanager
-def only_shown(what: str) -> Iterator[None]:
-    """For what people see on the run's page in the Prefect UI: a warning says that it is missing, and the run goes on."""
-    try:
-        yield
-    except Exception as error:
-        get_run_logger().warning("%s: not on the run's page: %s: %s", what, type(error).__name__, error)
-
-
-@only_shown("the run's tables")
-def _leave_tables(stages: list[StageResult], metrics: dict[str, Any]) -> None:
-    """The run's tables on its page in the Prefect UI."""
-    table = [
-        {
-            "stage": s.label,
-            "state": s.state,
-            **cost_cells(s.cost if s.state == "run" else {}),
-            "reference": s.reference.short,
-            "why": s.reason,
-        }
-        for s in stages
-    ]
-    table.append({"stage": "total", "state": "", **cost_cells(run_cost(stages)), "reference": "", "why": ""})
-    create_table_artifact(table=table, description="Stages of this run")
-    if steps := step_rows(stages):
-        create_table_artifact(table=steps, description="Seconds of a step, by part")
-    policies = metrics.get("policies", {})
-    if policies:
-        rows = [
-            {"policy": name, **{column: cell(values, column) for column in ("accuracy", "reward", "win_rate", "kl")}}
-            for name, values in policies.items()
-        ]
-        create_table_artifact(table=rows, description="Policies on the held-out prompts")
 
 
 def project_file(*parts: str) -> Path:

@@ -77,6 +77,10 @@ class EventStream:
 
     def ended(self, completed: bool) -> None: ...
 
+    def left(self, report: str) -> None:
+        """The run ends before it is complete, and this is its report."""
+        self._say("report", f"report of what there is: {report}", report=report)
+
     def warn(self, sentence: str, **more: Any) -> None:
         """Say something that the run goes on in spite of."""
         self._say("warning", f"warning: {sentence}", **more, sentence=sentence)

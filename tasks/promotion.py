@@ -14,7 +14,7 @@ from alignment_core.recipes import PromotionConfig
 from tasks.graph import CURRENT
 
 
-@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
+@task(name="promote", task_run_name="promotion", cache_policy=NO_CACHE, persist_result=False)
 def promote(
     section: PromotionConfig,
     policy: Reference,

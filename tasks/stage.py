@@ -17,7 +17,7 @@ from prefect.futures import PrefectFuture
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of
-from alignment_core.errors import AlignmentError
+from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.host.client import Host
 from alignment_core.journal import Journal
 from alignment_core.recipes import ResourcesConfig
@@ -159,7 +159,7 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
             try:
                 result = run.host.run(call, on_progress, order, on_wait)
             except AlignmentError as error:
-                run.journal.stage(label, "failed", reason=str(error))
+                run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
                 raise
         logger.info(
             "%s: %s (%s), %.1f s, %s", label, result.state, result.reason, result.seconds, result.reference.short

@@ -28,9 +28,10 @@ MARKDOWN, PAGE = "report.md", "report.html"
 SAMPLES = 6
 """Prompts of which the report shows text."""
 STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; color: #1c2126; background: #fff; max-width: 62em; margin: 1em auto; }
+body { font: 14px/1.5 system-ui, sans-serif; color: #1c2126; background: #fff; max-width: 62em; margin: 0 auto; padding: 1em; }
 table { border-collapse: collapse; } td, th { padding: 0.15em 0.8em; border-bottom: 1px solid #dde2e7; text-align: left; }
 pre { background: #f4f6f8; padding: 0.6em; white-space: pre-wrap; } img { max-width: 100%; }
+p { overflow-x: auto; } img[alt=lineage] { max-width: none; }
 """
 
 
@@ -82,22 +83,34 @@ class RunReport:
 
 
 def run_report(
-    store: Store, name: str, run_id: str, results: Sequence[StageResult], outputs: Mapping[str, Reference]
+    store: Store,
+    name: str,
+    run_id: str,
+    results: Sequence[StageResult],
+    outputs: Mapping[str, Reference],
+    promotion: str | None = None,
 ) -> RunReport:
-    """The report of a run whose stages came to ``results``, in their order."""
+    """The report of a run whose stages came to ``results``, in their order; ``promotion`` is a line about what was decided."""
     report = RunReport()
     report.say(f"# Run {name}", "", f"Run `{run_id}`.")
+    if promotion:
+        report.say(*fenced({"promotion": promotion}))
+    of_stages(report, store, run_id, results)
+    report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), stage_rows(results)))
+    report.say("## Where the outputs come from")
+    report.say(*(f"- {role}: `{reference}`" for role, reference in outputs.items()))
+    report.show("lineage", "lineage", picture(Graph.of(store), outputs.values()))
+    return report
+
+
+def of_stages(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:
+    """Add what stages have to show: warnings, policies, curves (also of stages that are not done), text."""
     for result in results:
         for sentence in result.warnings:
             report.say(f"**Warning:** {result.label}: {sentence}")
     _policies(report, store, results)
     _curves(report, store, run_id, results)
     _text(report, store, run_id)
-    report.say("## Stages", "", *_table(("stage", "state", "seconds", "key metrics"), map(_stage_row, results)))
-    report.say("## Where the outputs come from")
-    report.say(*(f"- {role}: `{reference}`" for role, reference in outputs.items()))
-    report.show("lineage", "lineage", picture(Graph.of(store), outputs.values()))
-    return report
 
 
 def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
@@ -106,8 +119,8 @@ def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -
         return
     made = tables[-1]  # what a promotion was compared with comes later, and has the other policies, too
     with suppress(OSError, AlignmentError):
-        _, *table = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
-        report.say("## Policies on held-out prompts", *table)
+        _, *lines = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
+        report.say("## Policies on held-out prompts", *lines)
     report.show("policies", "metrics of the policies", over_policies(dict(COLUMNS), policies_of(store, made)))
 
 
@@ -121,26 +134,31 @@ def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]
 
 def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[StageResult]) -> None:
     """A picture for each kind of stage whose key metrics were reported while it ran, of all its rounds."""
-    points = {result.label: found for result in results if (found := _points(store, run_id, result))}
-    kinds = dict.fromkeys(result.stage for result in results if result.label in points)
-    pictures = {
-        kind: over_steps(
-            load_stage(kind).shows, {r.label: points[r.label] for r in results if r.stage == kind and r.label in points}
-        )
-        for kind in kinds
+    kinds: dict[str, dict[str, Points]] = {}
+    done = {result.label: result for result in results}
+    stages = {
+        **{label: line.stage for label, line in journal.stages(run_id).items()},
+        **{r.label: r.stage for r in results},
     }
+    here = read_points(journal.folder_of(run_id))
+    for label, kind in stages.items():
+        points = _points(store, here, done[label]) if label in done else here.get(label)
+        if points:
+            kinds.setdefault(kind, {})[label] = points
+    pictures = {kind: over_steps(load_stage(kind).shows, points) for kind, points in kinds.items()}
     if any(pictures.values()):
         report.say("## Curves")
     for kind, drawn in pictures.items():
-        report.show(f"curves-{kind.replace('_', '-')}", kind.replace("_", " "), drawn)
+        if drawn is not None:
+            report.say(f"### {', '.join(kinds[kind])}")
+            report.show(f"curves-{kind.replace('_', '-')}", kind.replace("_", " "), drawn)
 
 
-def _points(store: Store, run_id: str, result: StageResult) -> Points:
-    """What a stage reported, here or in the run of this machine that made it."""
-    label, made_in = result.label, run_id
-    if result.state != "run" and (record := store.find(result.key)) is not None:
-        label, made_in = record.label, record.run_ids.get("prefect", run_id)
-    return read_points(journal.folder_of(made_in)).get(label, [])
+def _points(store: Store, here: Mapping[str, Points], result: StageResult) -> Points:
+    """What a stage reported, ``here`` or in the run of this machine that made it."""
+    if result.state != "run" and (record := store.find(result.key)) is not None and "prefect" in record.run_ids:
+        return read_points(journal.folder_of(record.run_ids["prefect"])).get(record.label, [])
+    return here.get(result.label, [])
 
 
 def _text(report: RunReport, store: Store, run_id: str) -> None:
@@ -171,11 +189,20 @@ def fenced(row: Row) -> list[str]:
     return [f"{fence}text", text, fence]
 
 
-def _stage_row(result: StageResult) -> tuple[str, ...]:
-    seconds = f"{result.seconds:.1f}" if result.state == "run" else ""
-    return result.label, result.state, seconds, headline(load_stage(result.stage).shows, result.metrics)
+def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:
+    """Cells of a table: label, state, seconds, key metrics."""
+    return [
+        (
+            result.label,
+            result.state,
+            f"{result.seconds:.1f}" if result.state == "run" and result.seconds else "",
+            headline(load_stage(result.stage).shows, result.metrics),
+        )
+        for result in results
+    ]
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return [lines[0], "|---" * (lines[0].count("|") - 1) + "|", *lines[1:]]

@@ -52,6 +52,9 @@ class Server:
     def read_task_runs(self, **_: Any) -> list[Any]:
         return []
 
+    def read_artifacts(self, **_: Any) -> list[Any]:
+        return []
+
     def looked_at(self, reconciler: Reconciler, seconds: float) -> list[str]:
         """What the reconciler does in so many seconds."""
         did = []
@@ -165,7 +168,7 @@ def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_h
     monkeypatch.setattr("alignment_core.journal.STOPPING_SECONDS", 0)
     monkeypatch.setattr("flows.runs.flow_run", lambda: run)
     monkeypatch.setattr("flows.runs.get_client", lambda **_: nullcontext())
-    monkeypatch.setattr("flows.runs.close_task_runs", lambda *args: closed.append(args))
+    monkeypatch.setattr("flows.runs.clear_page", lambda *args: closed.append(args))
     monkeypatch.setattr("flows.runs._listeners", lambda *_: _fails())  # far enough
     recipe, token = recipe_with({}), COMMAND_LINE.set(CommandLine(None, None))
     try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from prefect.context import FlowRunContext
 
+from alignment_core.journal import Journal, new_record
+from flows import cli_services
 from flows.any_recipe import LONGEST_NAME, _run_name
 from flows.early import COMMAND_LINE, CommandLine
 from tests.tracking.watched import recipe_with
@@ -31,3 +35,14 @@ def test_a_run_is_named_by_its_recipe_and_by_what_differs() -> None:
 
 def test_a_long_name_is_cut() -> None:
     assert len(name(*(f"sft.data.sources.{number}.rows=100" for number in range(20)))) == LONGEST_NAME
+
+
+def test_a_run_that_is_taken_up_again_keeps_what_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_up: list[Any] = []
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    monkeypatch.setattr("flows.cli.run_here", lambda *given: taken_up.append(given))
+    content = recipe_with({}).model_dump(mode="json")
+    with Journal(new_record("0" * 8, "small", content, "store", overrides=("seed=3",))).open() as journal:
+        journal.end("stopped")
+    cli_services.resume("last")
+    assert [given[-1] for given in taken_up] == [("seed=3",)]

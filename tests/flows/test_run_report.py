@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.canonical import digest_of
-from alignment_core.journal import folder_of
+from alignment_core.errors import Stopped, UserError
+from alignment_core.journal import Journal, folder_of, new_record
 from alignment_core.lineage.samples import Row
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
+from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import markdown
 from alignment_core.tracking import Progress
@@ -52,7 +55,7 @@ def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(
     report = run_report(store, "small", NOW, [cached, second], {"policy": second.reference})
     assert "**Warning:** again: it is odd" in report.markdown
     assert "| again | run | 1.0 | loss 1.000 → 0.250 |" in report.markdown
-    assert "![sft](curves-sft.svg)" in report.markdown
+    assert "### sft, again\n\n![sft](curves-sft.svg)" in report.markdown
     curves = report.pictures["curves-sft.svg"]
     assert all(f">{text}</text>" in curves for text in ("loss", "steps", "sft", "again"))
     assert ">again</text>" in report.pictures["lineage.svg"]
@@ -133,7 +136,7 @@ def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
 ) -> None:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows import runs
+    from flows import run_page
 
     class Refuses(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -143,10 +146,67 @@ def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
 
         def log_message(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(runs, "get_run_logger", lambda: logging.getLogger("run"))  # there is no run here
+    monkeypatch.setattr(run_page, "get_run_logger", lambda: logging.getLogger("run"))  # there is no run here
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api"}):
-            runs._leave_tables([], {})
+            run_page.leave_tables([], {})
         server.shutdown()
     assert "the run's tables: not on the run's page: PrefectHTTPStatusError" in caplog.text
+
+
+def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Store, tmp_path: Path) -> None:
+    """``sft`` is done, ``again`` was cached, ``rl`` failed at its third step, and ``report`` never began."""
+    for label, run_id in (("sft", NOW), ("again", EARLIER)):
+        made(store, tmp_path, label, run_id, loss=0.3)
+    record = new_record(NOW, "small", {}, store.uri)
+    file = MetricsFile(folder_of(NOW))
+    for step in (1, 2):
+        file.progress("rl", Progress(step, 20, "steps", {"reward": step / 8}))
+    file.ended(False)
+    with Journal(record).open() as journal:
+        for label in ("sft", "again"):
+            journal.stage(label, "running", stage="sft", key=digest_of(label), key_parts={"inputs": {}})
+        journal.stage("again", "cached")
+        journal.stage("rl", "running", stage="rl", key=digest_of("rl"), key_parts={"inputs": {}})
+        journal.progress("rl", 2, 20, "steps")
+        journal.stage("rl", "failed", reason="rl: ![x](http://127.0.0.1/x.png)")
+        journal.end("failed", "it failed")
+    why = Unfinished("failed", "rl: ![x](http://127.0.0.1/x.png)", "`align resume 11111111` goes on.", "/logs/x.log")
+    report = unfinished_report(store, "small", NOW, ["sft", "again", "rl", "report"], why)
+    for line in (
+        "# Run small failed",
+        "problem: rl: ![x](http://127.0.0.1/x.png)",
+        "`align resume 11111111` goes on.",
+        "Its log is `/logs/x.log`.",
+        "| sft | run |  |  |",
+        "| again | cached |  |  |",
+        "| rl | failed |  | 2 of 20 steps |",
+        "| report | not begun |  |  |",
+    ):
+        assert line in report.lines or line in report.markdown.splitlines()
+    assert "### sft, again\n\n![sft](curves-sft.svg)" in report.markdown
+    assert ">reward</text>" in report.pictures["curves-rl.svg"]
+    assert "http://127.0.0.1/x.png" not in re.findall('src="([^"]*)"', report.html)
+
+
+@pytest.mark.parametrize(
+    ("error", "cancelled", "what", "sentence", "how"),
+    [
+        (UserError("row 3 has no label"), False, "failed", "row 3 has no label", "Once that is mended, `align resume"),
+        (ZeroDivisionError("by zero"), False, "failed", "ZeroDivisionError: by zero", "goes on where it stopped"),
+        (KeyboardInterrupt(), False, "was interrupted", None, "goes on where it stopped"),
+        (SystemExit(143), False, "was stopped", None, "goes on where it stopped"),
+        (Stopped("the run was stopped"), True, "was cancelled", None, "goes on where it stopped"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_report_says_why_a_run_is_not_complete(
+    error: BaseException, cancelled: bool, what: str, sentence: str | None, how: str
+) -> None:
+    from flows.run_page import why_unfinished
+
+    found = why_unfinished("0123456789", error, cancelled, "/logs/x.log")
+    assert (found.what, found.sentence) == (what, sentence)
+    assert how in found.how
+    assert "`align resume 01234567`" in found.how

@@ -1,0 +1,70 @@
+"""The report of a run that ended before it was complete: why, how it goes on, and what came of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignment_core import journal
+from alignment_core.artifacts import Store
+from alignment_core.reporting.run_report import Row, RunReport, fenced, of_stages, stage_rows, table
+from alignment_core.stages.base import StageResult
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Why a run is not complete."""
+
+    what: str
+    """``failed``, ``was interrupted``, ``was stopped`` or ``was cancelled``."""
+    sentence: str | None
+    """What was wrong, if something was."""
+    how: str
+    """How it goes on, as Markdown."""
+    log: str
+    """Path of the run's log."""
+
+
+def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str], unfinished: Unfinished) -> RunReport:
+    """The report of a run of which ``labels`` are the stages, as far as they were known; the journal says what they did."""
+    results, lines, progress = results_so_far(store, run_id), journal.stages(run_id), journal.progress(run_id)
+    report = RunReport()
+    report.say(f"# Run {name} {unfinished.what}", "", f"Run `{run_id}`.")
+    if unfinished.sentence:
+        problem: Row = {"problem": unfinished.sentence}
+        report.say(*fenced(problem))
+    report.say(unfinished.how, "", f"Its log is `{unfinished.log}`.")
+    of_stages(report, store, run_id, results)
+    done = {row[0]: row for row in stage_rows(results)}
+    rows = []
+    for label in dict.fromkeys([*lines, *labels]):
+        line, far = lines.get(label), progress.get(label)
+        state = "not begun" if line is None else "not finished" if line.state == "running" else line.state
+        came = "" if far is None else f"{far.done:g}{f' of {far.total:g}' if far.total else ''} {far.unit}"
+        rows.append(done.get(label, (label, state, "", came)))
+    report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), rows))
+    return report
+
+
+def results_so_far(store: Store, run_id: str) -> list[StageResult]:
+    """What came of the stages of a run that are done, also where the run ended before it could say so."""
+    results = []
+    for label, line in journal.stages(run_id).items():
+        record = store.find(line.key)
+        if record is None:
+            continue
+        state = "run" if record.run_ids.get("prefect") == run_id and line.state != "cached" else "cached"
+        results.append(
+            StageResult(
+                label=label,
+                stage=line.stage,
+                key=line.key,
+                state=state,
+                reason=line.reason,
+                seconds=line.seconds,
+                reference=record.output,
+                metrics=record.metrics,
+                cost=record.cost,
+            )
+        )
+    return results

@@ -1,0 +1,153 @@
+"""What a run leaves for people to look at: its report, in its folder and on its page in the Prefect UI, and tables there.
+
+They are views: a run whose report or page cannot be written goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from alignment_core.artifacts import Reference
+from alignment_core.errors import AlignmentError, Stopped, UserError
+from alignment_core.reporting.run_report import RunReport, run_report
+from alignment_core.reporting.unfinished import Unfinished, unfinished_report
+from alignment_core.stages.base import StageResult
+from alignment_core.stages.report import cell
+from flows.costs import cost_cells, run_cost, step_rows
+from flows.display import promotion_line
+from tasks.stage import Run
+
+NONE = "there is none"
+
+
+def leave_report(
+    name: str,
+    run: Run,
+    stages: Sequence[StageResult],
+    outputs: Mapping[str, Reference],
+    promotion: Mapping[str, Any] | None = None,
+) -> str | None:
+    """The report of a run that completed; where its Markdown lies, None if there is none."""
+    with only_shown("the run's report", NONE):
+        decided = promotion_line(promotion) if promotion else None
+        report = run_report(run.store, name, run.journal.record.run_id, stages, outputs, decided)
+        return _leave(name, run, report)
+    return None
+
+
+def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool = False) -> str | None:
+    """The report of a run that ends before it is complete: what it came to, why it ended, and how it goes on.
+
+    Nobody waits for it: a server that does not answer is not asked again and again.
+    """
+    with only_shown("the run's report", NONE), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        unfinished = why_unfinished(run.journal.record.run_id, error, cancelled, str(run.host.log))
+        report = unfinished_report(
+            run.store, name, run.journal.record.run_id, [one.label for one in run.steps], unfinished
+        )
+        return _leave(name, run, report)
+    return None
+
+
+def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str) -> Unfinished:
+    """Why a run is not complete, and how it goes on."""
+    resume = f"`align resume {run_id[:8]}` goes on"
+    kept = "finished stages are kept"
+    if cancelled:
+        return Unfinished("was cancelled", None, f"{resume} where it stopped: {kept}.", log)
+    if not isinstance(error, Exception) or isinstance(error, Stopped):
+        what = "was interrupted" if isinstance(error, KeyboardInterrupt) else "was stopped"
+        return Unfinished(what, None, f"{resume} where it stopped: {kept}.", log)
+    sentence = str(error) if isinstance(error, AlignmentError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError):
+        how = f"Once that is mended, {resume}, and so does `align run` with a recipe that was changed: {kept}."
+        return Unfinished("failed", sentence, how, log)
+    return Unfinished("failed", sentence, f"{resume} where it stopped: {kept}.", log)
+
+
+def _leave(name: str, run: Run, report: RunReport) -> str:
+    """Write a report where people look for it; its path."""
+    place = str(report.write(run.journal.folder))
+    with only_shown("the run's report"):
+        for listener in run.listeners:
+            listener.texts("samples", report.texts)
+        _show_page(name, UUID(run.journal.record.run_id), report.html)
+    return place
+
+
+def _show_page(name: str, flow_run: UUID, html: str) -> None:
+    """The report as an artifact of the run, which the UI shows in a frame that runs no scripts and loads nothing.
+
+    Of a run's artifacts it alone has a key, so that the UI's page of artifacts holds one line a recipe, with the reports
+    of all its runs: for artifacts with a key the server emits an event while its SQLite transaction is open, and has been
+    seen to block itself for a minute where many came at once. A run that goes on under its old id replaces its report.
+    """
+    csp = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    page = ArtifactCreate(
+        key=_artifact_key(name),
+        type="rich",
+        description=f"Report of {name}: curves, text, lineage",
+        data={"html": html, "sandbox": [], "csp": csp},
+        flow_run_id=flow_run,
+    )
+    of_this_run = ArtifactFilter(
+        flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), key=ArtifactFilterKey(any_=[_artifact_key(name)])
+    )
+    with get_client(sync_client=True) as client:
+        for earlier in client.read_artifacts(artifact_filter=of_this_run):
+            client.delete_artifact(earlier.id)
+        client.create_artifact(page)
+
+
+def _artifact_key(name: str) -> str:
+    """Prefect takes small letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", name).strip("-")
+
+
+@contextmanager
+def only_shown(what: str, problem: str = "not on the run's page") -> Iterator[None]:
+    """For what people look at: a warning says that it is missing, and the run goes on."""
+    try:
+        yield
+    except Exception as error:
+        get_run_logger().warning("%s: %s: %s: %s", what, problem, type(error).__name__, error)
+
+
+def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> None:
+    """The run's tables on its page in the Prefect UI."""
+    with only_shown("the run's tables"):
+        table = [
+            {
+                "stage": s.label,
+                "state": s.state,
+                **cost_cells(s.cost if s.state == "run" else {}),
+                "reference": s.reference.short,
+                "why": s.reason,
+            }
+            for s in stages
+        ]
+        table.append({"stage": "total", "state": "", **cost_cells(run_cost(stages)), "reference": "", "why": ""})
+        create_table_artifact(table=table, description="Stages of this run")
+        if steps := step_rows(stages):
+            create_table_artifact(table=steps, description="Seconds of a step, by part")
+        policies = metrics.get("policies", {})
+        if policies:
+            rows = [
+                {
+                    "policy": name,
+                    **{column: cell(values, column) for column in ("accuracy", "reward", "win_rate", "kl")},
+                }
+                for name, values in policies.items()
+            ]
+            create_table_artifact(table=rows, description="Policies on the held-out prompts")
