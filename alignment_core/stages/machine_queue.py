@@ -44,6 +44,7 @@ class MachineQueue:
         name = boot_id()
         self._tickets = make_like_parent(make_like_parent(folder) / f"{name}.queue")
         self._machine, self._holder = folder / f"{name}.lock", folder / f"{name}.json"
+        self._numbering = folder / f"{name}.numbers"
         self._give_up = give_up
         self._condition = threading.Condition()
         self._lock: IO[bytes] | None = None
@@ -132,16 +133,23 @@ class MachineQueue:
             with contextlib.suppress(OSError):  # as below
                 file.write(self._words(turn.run, [turn.label]))
                 file.flush()
-            with self._condition:
-                ticket = self._tickets / f"{time.time_ns():020d}-{os.getpid()}-{Path(temporary).name}"
-                self._mine.add(ticket)
-            os.rename(temporary, ticket)
+            ticket = self._place(Path(temporary))
             try:
                 yield ticket
             finally:
                 ticket.unlink(missing_ok=True)
                 with self._condition:
                     self._mine.discard(ticket)
+
+    def _place(self, temporary: Path) -> Path:
+        """Put a ticket at the end of the queue. Its number follows the last one that is there: no clock is asked."""
+        with self._condition, open_lock(self._numbering) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            last = max((int(ticket.name.partition("-")[0]) for ticket in self._tickets.iterdir()), default=0)
+            ticket = self._tickets / f"{last + 1:020d}-{os.getpid()}-{temporary.name}"
+            self._mine.add(ticket)
+            os.rename(temporary, ticket)
+        return ticket
 
     def _first(self) -> Path | None:
         """The oldest ticket whose owner lives; those of the dead are removed."""

@@ -115,6 +115,13 @@ def test_stages_of_one_run_use_the_machine_together_and_it_is_kept_while_nobody_
     assert run.hears() == ["score", "has it"], "without having given it up in between"
 
 
+def test_a_clock_that_steps_back_lets_nobody_overtake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, clock = MachineQueue(tmp_path), iter(range(10**18, 0, -(10**17)))
+    monkeypatch.setattr("time.time_ns", lambda: next(clock))
+    with machine._ticket(Turn()) as first, machine._ticket(Turn()) as second, machine._ticket(Turn()) as third:
+        assert sorted([third, second, first]) == [first, second, third]
+
+
 def test_a_run_that_has_the_machine_queues_behind_another_that_waits(new_run: NewRun) -> None:
     first, second = new_run("first"), new_run("second")
     first.tell("start", "generate")
