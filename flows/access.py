@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 URL, TOKEN = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 OLDER_DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
+LOOPBACK = ("localhost", "::1", "0.0.0.0")
 OF_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
 """Beginnings of the variables that may hold a password of the database."""
 
@@ -29,6 +30,18 @@ def new_token() -> str:
 def url_of(port: int) -> str:
     """Address of a server's API."""
     return f"http://127.0.0.1:{port}/api"
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether two addresses of APIs are of one server: this machine's own names are one."""
+    return _normal(one) == _normal(other)
+
+
+def _normal(url: str) -> tuple[str, str, int | None, str]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, "127.0.0.1" if host in LOOPBACK else host, port, parts.path.rstrip("/")
 
 
 def of_client(url: str, token: str) -> dict[str, str]:

@@ -251,7 +251,7 @@ def _end_runs(url: str) -> None:
     threads = [
         threading.Thread(target=_end_run, args=(record,))
         for record in journal.runs()
-        if (record.deployed or record.server == url) and journal.is_alive(record)
+        if (record.deployed or access.same_server(record.server, url)) and journal.is_alive(record)
     ]
     for thread in threads:
         thread.start()

@@ -215,7 +215,8 @@ def test_the_end_of_the_services_ends_the_runs_that_use_their_server(home: Path)
         "    with Journal(record).open(): print('open', flush=True); sys.stdin.read()\n"
         "finally: time.sleep(0.5)\n"
     )
-    servers = {"ours": access.url_of(4200), "elsewhere": "http://server.example/api", "older": ""}
+    ours = {"ours": access.url_of(4200), "spelled": "http://localhost:4200/api/"}
+    servers = {**ours, "elsewhere": "http://server.example/api", "neighbour": access.url_of(4201), "older": ""}
     runs = {
         name: subprocess.Popen([sys.executable, "-c", holds, name, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for name, url in servers.items()
@@ -225,8 +226,8 @@ def test_the_end_of_the_services_ends_the_runs_that_use_their_server(home: Path)
             assert process.stdout is not None
             assert process.stdout.readline() == b"open\n"
         services_process._end_runs(access.url_of(4200))
-        assert runs["ours"].poll() == 143, "it had no time to tell the server how it ended"
-        assert [runs[name].poll() for name in ("elsewhere", "older")] == [None, None]
+        assert {runs[name].poll() for name in ours} == {143}, "it had no time to tell the server how it ended"
+        assert {runs[name].poll() for name in servers.keys() - ours.keys()} == {None}
     finally:
         for process in runs.values():
             process.kill()
