@@ -26,6 +26,12 @@ class Compared:
     problem: str | None = None
     """Why it could not be compared with what the tag names."""
 
+    def beside(self, tag: str) -> str:
+        """What gates compare with, in words."""
+        if self.baseline == PRODUCTION and self.expected is not None:
+            return f"{tag} ({self.expected.short})"
+        return f"`{self.baseline}` of this run" if self.baseline else "nothing"
+
 
 def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
     """Judge what the promotion's tag names beside the run's policy, once that is known, if a gate asks for it.

@@ -266,7 +266,8 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
     if recipe.promotion and outputs.policy is not None:
         final, baseline = policies.get(compared.final, {}), policies.get(compared.baseline, {})
         policy, expected = reference_of(outputs.policy), compared.expected
-        promotion = promote(recipe.promotion, policy, final, baseline, expected, compared.problem)
+        beside = compared.beside(recipe.promotion.tag)
+        promotion = promote(recipe.promotion, policy, final, baseline, beside, expected, compared.problem)
         promotion["compared_with"] = (
             compared.baseline if any(gate.compares for gate in recipe.promotion.gates) else None
         )

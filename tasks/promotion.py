@@ -20,13 +20,14 @@ def promote(
     policy: Reference,
     metrics: dict[str, float],
     baseline: dict[str, float],
+    beside: str,
     expected: Reference | None,
     problem: str | None = None,
 ) -> dict[str, Any]:
     """Move the recipe's tag from ``expected`` to ``policy`` if every gate holds; what was decided, as plain data.
 
-    ``problem`` says why the two could not be compared. A policy that the tag has named before does not replace what came
-    after it: that would be a rollback, which somebody has to ask for.
+    ``beside`` names what ``baseline`` was measured on. ``problem`` says why the two could not be compared. A policy that the
+    tag has named before does not replace what came after it: that would be a rollback, which somebody has to ask for.
     """
     store, logger = CURRENT.get().store, get_run_logger()
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
@@ -38,7 +39,7 @@ def promote(
         said = f"{section.tag} named it before (move {earlier.number}) and has moved on; align rollback goes back to it"
         logger.warning("not promoted: %s", said)
         return {**outcome, "state": "refused", "reasons": [said]}
-    failed = [problem] if problem else refusals(section.gates, metrics, baseline)
+    failed = [problem] if problem else refusals(section.gates, metrics, baseline, beside)
     if failed:
         logger.warning("not promoted: %s", "; ".join(failed))
         return {**outcome, "state": "refused", "reasons": failed}

@@ -8,23 +8,29 @@ from alignment_core.errors import UserError
 from alignment_core.recipes import Gate
 
 
-def refusals(gates: tuple[Gate, ...], metrics: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+def refusals(
+    gates: tuple[Gate, ...], metrics: Mapping[str, float], baseline: Mapping[str, float], beside: str
+) -> list[str]:
     """One sentence per condition that does not hold: its name, what was measured, and by how much it failed.
 
+    ``beside`` says in words what ``baseline`` and comparing metrics such as the win rate were measured on.
     Raises UserError if a gate names a metric that was not measured.
     """
     failed: list[str] = []
     for gate in gates:
         value = _measured(gate.metric, metrics)
+        measured = f"{gate.metric} is {value:.4g}" + (
+            f" against {beside}" if gate.metric.startswith("win_rate") else ""
+        )
         if gate.min is not None and not value >= gate.min:
-            failed.append(f"{gate.metric} is {value:.4g}, {gate.min - value:.4g} below the least of {gate.min:g}")
+            failed.append(f"{measured}, {gate.min - value:.4g} below the least of {gate.min:g}")
         if gate.max is not None and not value <= gate.max:
-            failed.append(f"{gate.metric} is {value:.4g}, {value - gate.max:.4g} above the most of {gate.max:g}")
+            failed.append(f"{measured}, {value - gate.max:.4g} above the most of {gate.max:g}")
         if gate.min_gain is not None:
             gain = value - _measured(gate.metric, baseline)
             if not gain >= gate.min_gain:
                 failed.append(
-                    f"{gate.metric} gained {gain:.4g} over the baseline, {gate.min_gain - gain:.4g} less than the "
+                    f"{gate.metric} gained {gain:.4g} over {beside}, {gate.min_gain - gain:.4g} less than the "
                     f"{gate.min_gain:g} that is asked for"
                 )
     return failed

@@ -13,7 +13,7 @@ BASELINE = {"accuracy": 0.4}
 
 
 def check(**gate: object) -> list[str]:
-    return refusals((Gate.model_validate(gate),), METRICS, BASELINE)
+    return refusals((Gate.model_validate(gate),), METRICS, BASELINE, "policy/production")
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,13 @@ def test_a_bound_that_is_reached_or_kept_passes(gate):
     [
         ({"metric": "accuracy", "min": 0.75}, "accuracy is 0.5, 0.25 below the least of 0.75"),
         ({"metric": "kl", "max": 10}, "kl is 12, 2 above the most of 10"),
-        ({"metric": "win_rate.low", "min": 0.5}, "win_rate.low is 0.45, 0.05 below the least of 0.5"),
+        (
+            {"metric": "win_rate.low", "min": 0.5},
+            "win_rate.low is 0.45 against policy/production, 0.05 below the least of 0.5",
+        ),
         (
             {"metric": "accuracy", "min_gain": 0.3},
-            "accuracy gained 0.1 over the baseline, 0.2 less than the 0.3 that is asked for",
+            "accuracy gained 0.1 over policy/production, 0.2 less than the 0.3 that is asked for",
         ),
     ],
 )
@@ -47,11 +50,11 @@ def test_a_refusal_says_what_was_measured_and_by_how_much_it_failed(gate, senten
 
 def test_every_condition_that_does_not_hold_has_its_sentence():
     gates = (Gate(metric="accuracy", min=0.6, min_gain=0.5), Gate(metric="kl", max=20), Gate(metric="kl", max=1))
-    assert [line.split()[0] for line in refusals(gates, METRICS, BASELINE)] == ["accuracy", "accuracy", "kl"]
+    assert [line.split()[0] for line in refusals(gates, METRICS, BASELINE, "sft")] == ["accuracy", "accuracy", "kl"]
 
 
 def test_no_gates_refuse_nothing():
-    assert refusals((), {}, {}) == []
+    assert refusals((), {}, {}, "sft") == []
 
 
 def test_a_metric_that_was_not_measured_is_an_error_that_lists_those_that_were():
@@ -62,4 +65,4 @@ def test_a_metric_that_was_not_measured_is_an_error_that_lists_those_that_were()
 def test_a_metric_that_is_no_number_passes_nothing():
     for bound in ("min", "max", "min_gain"):
         gate = Gate.model_validate({"metric": "accuracy", bound: 0.0})
-        assert len(refusals((gate,), {"accuracy": float("nan")}, BASELINE)) == 1
+        assert len(refusals((gate,), {"accuracy": float("nan")}, BASELINE, "sft")) == 1

@@ -14,12 +14,13 @@ from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
 from flows.cli import not_promoted
+from flows.comparison import Compared
 from flows.runs import _check_from_stage
 from tasks.graph import CURRENT
 from tasks.promotion import promote
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
-BETTER: tuple[dict[str, float], dict[str, float]] = ({"accuracy": 0.9}, {"accuracy": 0.5})
+BETTER: tuple[dict[str, float], dict[str, float], str] = ({"accuracy": 0.9}, {"accuracy": 0.5}, "`sft` of this run")
 
 
 @pytest.fixture
@@ -67,9 +68,15 @@ def test_a_candidate_that_is_production_moves_nothing(store, model):
 
 
 def test_a_gate_that_does_not_hold_refuses_and_says_by_how_much(store, model):
-    outcome = promote.fn(SECTION, model("first"), {"accuracy": 0.25}, {"accuracy": 0.5}, expected=None)
-    assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", None)
-    assert "accuracy gained -0.25 over the baseline" in outcome["reasons"][0]
+    policy, production = model("first"), model("second")
+    for compared, said in (
+        (Compared(production, "candidate", "production", None), f"policy/production ({production.short})"),
+        (Compared(None, "dpo", "sft", None), "`sft` of this run"),
+    ):
+        beside = compared.beside(SECTION.tag)
+        outcome = promote.fn(SECTION, policy, {"accuracy": 0.25}, {"accuracy": 0.5}, beside, expected=None)
+        assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", None)
+        assert f"accuracy gained -0.25 over {said}, 0.25 less than" in outcome["reasons"][0]
 
 
 def test_what_the_tag_named_before_does_not_replace_what_came_after_it(store, model):
