@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from alignment_core.artifacts import open_store
@@ -38,7 +39,8 @@ def check(
     ]
     if as_json:
         data = [answer.model_dump(mode="json", exclude={"samples", "problem", "lengths"}) for answer in findings.seen]
-        return print_json({"status": "checked", "stages": stages, "data": data})
+        found = {"stages": stages, "data": data, "not_promoted": planned.not_promoted}
+        return print_json({"status": "checked", **found})
     table = Table("stage", "", box=None)
     for stage in stages:
         table.add_row(str(stage["stage"]), WORDS[str(stage["state"])] + ", ".join(stage["waits_for"]))
@@ -46,6 +48,8 @@ def check(
     for answer in findings.seen:
         dropped = "".join(f", {count} {reason}" for reason, count in sorted(answer.dropped.items()))
         out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
+    if planned.not_promoted:
+        return out.print(f"[yellow]not to be promoted:[/] {escape(planned.not_promoted)}")
     return out.print("nothing is wrong so far")
 
 

@@ -33,7 +33,7 @@ def plan(recipe: BaseRecipe, store: Store) -> Plan:
             arriving = PlannedStage("the night's rows", "rows", StageConfig(), {}, "runs")
             night.compose(recipe, store.tag(recipe.promotion.tag), arriving, number=0)
         else:
-            compare(recipe, store, COMPOSITIONS[recipe.method](recipe))
+            composed.not_promoted = compare(recipe, store, COMPOSITIONS[recipe.method](recipe)).problem
     finally:
         CURRENT.reset(token)
     return composed

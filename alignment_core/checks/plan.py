@@ -59,6 +59,8 @@ class Plan:
     store: Store
     seed: int
     stages: list[PlannedStage] = field(default_factory=list)
+    not_promoted: str | None = None
+    """Why the run's policy, whatever the gates say, would not be promoted; known once it is in the store."""
 
     def submit(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Store
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
 from alignment_core.checks import Findings, check, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, answers_to
@@ -21,6 +21,8 @@ from alignment_core.errors import DataError
 from alignment_core.recipes import parse_recipe
 from alignment_core.stages.base import StageCall
 from alignment_core.stages.key import stage_key
+from alignment_core.stages.runner import cached_result
+from flows import cli_check
 from flows.planning import plan
 
 ROOT = Path(__file__).parents[2]
@@ -343,3 +345,41 @@ def test_align_check_lists_stages_and_data(rows, tmp_path):
     assert (done.returncode, found["status"]) == (0, "checked")
     assert [one["state"] for one in found["stages"]] == ["runs", "depends", "depends"]
     assert [(one["label"], one["read"]) for one in found["data"]] == [("sft/data", 100)]
+
+
+def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_names(rows, tmp_path, monkeypatch, capsys):
+    prompts = {"path": str(rows), "columns": {"label": "completion"}}
+    gates = [{"metric": "kl", "max": 1}, {"metric": "length", "min_gain": 0}]
+    content = {**sft(rows), "evaluation": {"prompts": prompts}, "promotion": {"gates": gates}}
+    content["store"] = str(tmp_path / "store")
+    store = open_store(content["store"])
+
+    def publish(name: str, draft: ProvenanceDraft | None = None) -> Reference:
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "tokenizer.json").write_text("words" if draft is None else "bytes")
+        return store.publish(tmp_path / name, "dataset" if name == "sft/data" else "model", draft)
+
+    calls: dict[str, StageCall] = {}
+
+    def looked_up(store: Store, call: StageCall) -> Any:
+        calls[call.label] = call
+        return cached_result(store, call)
+
+    monkeypatch.setattr("alignment_core.checks.plan.cached_result", looked_up)
+    store.move_tag("policy/production", publish("production"), None, "imported")
+    for label in ("model", "sft/data", "sft"):  # stand-ins, as real ones would have to be trained
+        planned = plan(parse_recipe(content), store)
+        assert planned.not_promoted is None, "nobody knows before the policy is there"
+        publish(label, ProvenanceDraft(key=stage_key(calls[label]), stage=calls[label].stage, label=label))
+
+    (tmp_path / "recipe.json").write_text(json.dumps(content))
+    monkeypatch.setattr(
+        "alignment_core.checks.check", lambda *_: Findings()
+    )  # the stand-ins have no weights to look at
+    for as_json in (False, True):
+        cli_check.check(tmp_path / "recipe.json", [], None, as_json)
+    said, found = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    why = "policy/production names model@"
+    assert f"not to be promoted: {why}" in said
+    assert "it cannot be compared; align promote moves the tag by hand" in said
+    assert json.loads(found)["not_promoted"].startswith(why)
