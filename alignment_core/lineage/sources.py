@@ -62,11 +62,15 @@ def _of_rows(pinned: PinnedSource) -> Iterator[Source]:
 
 
 def _listed(entries: Any) -> Iterator[Source]:
-    """Paths and numbers of rows, as the batch of a night has them."""
+    """Paths, digests and numbers of rows, as the batch of a night has them."""
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("path"), str):
-            rows = entry.get("rows")
-            yield Source(entry["path"], rows=rows if isinstance(rows, int) else None)
+            rows, digest = entry.get("rows"), entry.get("sha256")
+            yield Source(
+                entry["path"],
+                sha256=digest if isinstance(digest, str) else None,
+                rows=rows if isinstance(rows, int) else None,
+            )
 
 
 def settings_of(record: Provenance) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Store
-from alignment_core.canonical import digest_of
+from alignment_core.canonical import digest_of, digest_of_file
 from alignment_core.data import formats
 from alignment_core.data.pin import SUFFIXES
 from alignment_core.data.sources import Found, read_file
@@ -41,6 +41,8 @@ class Inbox:
     rows: list[InboxRow] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)
     """Rows and files that cannot be read, as ``file:line: reason``. They stay; mended, they are new rows."""
+    files: dict[str, str | None] = field(default_factory=dict, compare=False)
+    """SHA-256 of the files as they were just before they were read, by name; none where several have this name."""
     looked: list[str] = field(default_factory=list, compare=False)
     """Where it looked and what was there, one sentence for each source."""
 
@@ -56,6 +58,8 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
         formats.check_format(source.format, "preference")
         files, lines, before, unfinished = _files(str(source.path), store), 0, len(inbox.rows), list[str]()
         for name, path in files:
+            digest = _digest(path)
+            inbox.files[name] = digest if inbox.files.get(name, digest) == digest else None
             for number, found in _rows(name, path, inbox.malformed, unfinished):
                 lines += 1
                 where = f"{name}:{number}"
@@ -69,6 +73,13 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
                     inbox.rows.append(row)
         inbox.looked.append(_account(str(source.path), len(files), lines, len(inbox.rows) - before, unfinished))
     return inbox
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return digest_of_file(path)
+    except OSError:  # reading it says why
+        return None
 
 
 def _account(given: str, files: int, rows: int, new: int, unfinished: list[str]) -> str:

@@ -18,7 +18,7 @@ from alignment_core.canonical import digest_of
 from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
-from alignment_core.nights.inbox import InboxRow, read_inbox
+from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.recipes import NightlyRecipe
 from alignment_core.stages.dataset import ROWS
 
@@ -167,7 +167,7 @@ class Ledger:
         found |= {"inbox": tuple(inbox.looked)}
         if len(inbox.rows) < self.recipe.nightly.min_rows:
             return Claim(self._append(draft.model_copy(update={**found, "state": "empty"}), head), given_up=given_up)
-        batch = self._publish(inbox.rows, draft)
+        batch = self._publish(inbox, draft)
         if not self._hold(batch, held):
             raise Conflict("another night takes the same rows at this moment")
         production = self.store.tag(self.recipe.promotion.tag)
@@ -208,11 +208,13 @@ class Ledger:
     def _read(self, reference: Reference) -> Night:
         return Night.model_validate_json((self.store.fetch(reference) / _NIGHT).read_text())
 
-    def _publish(self, rows: list[InboxRow], draft: Night) -> Reference:
+    def _publish(self, inbox: Inbox, draft: Night) -> Reference:
         """The rows as an artifact: the same rows are the same artifact, whoever takes them."""
-        started, digests = _now(), [row.digest for row in rows]
+        started, rows = _now(), inbox.rows
+        digests = [row.digest for row in rows]
         files = Counter(row.where.rpartition(":")[0] for row in rows)
         sources = [{"path": path, "rows": count} for path, count in files.items()]
+        read = [{**source, "sha256": inbox.files.get(str(source["path"]))} for source in sources]
         lines = [
             json.dumps({**row.pair, "from": row.where, "sha256": row.digest}, ensure_ascii=False, default=str)
             for row in rows
@@ -223,7 +225,7 @@ class Ledger:
                 key=digest_of({"stage": "preference-batch", "rows": digests, "sources": sources}),
                 stage="preference-batch",
                 label=f"{self.tag.removesuffix('/nights')}/rows",
-                config={"sources": sources},
+                config={"sources": read},
                 started_at=started,
                 finished_at=_now(),
                 metrics={"rows": len(rows)},

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import open_store
+from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.lineage import Graph
 from alignment_core.nights.ledger import ATTEMPTS, LISTED, AlreadyRuns, Claim, Ledger, Night, summary
@@ -122,12 +123,15 @@ def test_an_inbox_that_does_not_exist_is_refused_and_takes_nothing(store, recipe
     assert ledger.nights() == []
 
 
-def test_a_batch_says_in_its_lineage_which_files_it_is_from(ledger, drop):
+def test_a_batch_says_in_its_lineage_which_files_it_is_from(ledger, drop, inbox):
     drop("a.jsonl", pair(1), pair(2))
     drop("b.jsonl", pair(3))
+    digests = {name: digest_of_file(inbox / name) for name in ("a.jsonl", "b.jsonl")}
     night = whole_night(ledger, "mon").night
+    drop("a.jsonl", pair(4))  # the digest is of the file as the night read it
     tree = Graph.of(ledger.store).up(night.batch)
-    assert [(source.path, source.rows) for source in tree.sources] == [("a.jsonl", 2), ("b.jsonl", 1)]
+    found = [(source.path, source.rows, source.sha256) for source in tree.sources]
+    assert found == [("a.jsonl", 2, digests["a.jsonl"]), ("b.jsonl", 1, digests["b.jsonl"])]
 
 
 def test_the_garbage_collector_keeps_the_rows_of_every_night(ledger, drop):
