@@ -25,7 +25,7 @@ class DataSource(Config):
     verifiers: str | None = Field(None, exclude_if=lambda name: name is None)
     """Name of a taskset of verifiers (extra `environments`), for prompts; its environments give the reward."""
     format: RowFormat = "auto"
-    """How a row is to be read; `auto` decides by the columns of the first row."""
+    """Format of the rows; `auto` infers it from the columns of the first row."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names by role, where they differ from the role: `{prompt: question, completion: answer}`."""
     split: str = "train"
@@ -35,7 +35,7 @@ class DataSource(Config):
     revision: str | None = None
     """Branch, tag or commit of a Hub data set, pinned when the run starts."""
     rows: int | None = Field(None, ge=1)
-    """Use at most this many rows; for a procedural task, how many to make (default 1000)."""
+    """Use at most this many rows; for a procedural task, the number of rows to generate (default 1000)."""
     weight: float | None = Field(None, gt=0)
     """Probability of this source in the mixture; give it for every source or for none."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -73,20 +73,20 @@ class DataConfig(Config):
     sources: tuple[DataSource, ...] = Field(min_length=1)
     """Where the rows come from."""
     chat_template: str | None = None
-    """Jinja chat template for these rows; none means the tokenizer's own, or plain text where it has none."""
+    """Jinja chat template for these rows. Default: the tokenizer's own, or plain text if it has none."""
     max_length: int = Field(1024, ge=2)
-    """Longest row in tokens, prompt and completion together."""
+    """Maximum length of a row in tokens, prompt and completion together."""
     max_prompt_length: int | None = Field(None, ge=1)
-    """Longest prompt in tokens; none means that only max_length counts."""
+    """Maximum length of a prompt in tokens. Default: only `max_length` counts."""
     overlong: Literal["drop", "truncate"] = "drop"
-    """Drop rows that are too long, or cut them (prompts from the left, completions from the right)."""
+    """Drop rows that are too long, or truncate them (prompts from the left, completions from the right)."""
     max_bad_rows: float = Field(0.0, ge=0, lt=1)
-    """Share of malformed rows that may be skipped; one more and the data set is refused."""
+    """Largest share of malformed rows that may be skipped; with more, the data set is refused."""
     mixing: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
-    """With weights: stop when the first source runs dry, or repeat the smaller ones until all were read."""
+    """With weights: stop when the first source is exhausted, or repeat the smaller ones until all have been read."""
     test_rows: int = Field(0, ge=0)
-    """Rows held out for evaluation, about as many: chosen by the digest of their prompt, so that no prompt is on both
-    sides."""
+    """Approximate number of rows to hold out for evaluation. They are chosen by the digest of their prompt, so that no
+    prompt is in both splits."""
     shuffle: bool = True
     """Shuffle the rows (by the recipe's seed)."""
 

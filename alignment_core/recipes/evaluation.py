@@ -13,21 +13,21 @@ from alignment_core.recipes.rollout import GenerationConfig
 
 
 class EvaluationConfig(Config):
-    """Sampling on held-out prompts and the statistics made of it."""
+    """Sampling on held-out prompts and the statistics computed from it."""
 
     prompts: DataConfig
     """Held-out prompts."""
     generation: GenerationConfig = GenerationConfig()
-    """Sampling."""
+    """Sampling parameters."""
     verifier: CodePath | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
     max_overlap: float = Field(0.0, ge=0, le=1)
-    """Share of the prompts that may also be among the training prompts where `promotion.gates` depend on them; they are
-    counted in any case."""
+    """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
+    is counted in any case."""
     max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
-    """Share of the completions for which the verifier may fail or give no answer; they are counted and left out."""
+    """Largest share of completions for which the verifier may fail or give no answer; they are counted and left out."""
     win_margin: float = Field(0.0, ge=0)
     """Rewards closer than this are a tie, worth half a win."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -56,15 +56,15 @@ class Gate(Config):
     """One condition on a metric; a promotion must pass all of them."""
 
     metric: str
-    """Metric of the last policy: `accuracy`, `reward`, `win_rate`, `kl`; `win_rate.low` and `.high` are the ends of
-    its interval."""
+    """Metric of the final policy: `accuracy`, `reward`, `win_rate` or `kl`; `win_rate.low` and `win_rate.high` are the
+    ends of its interval."""
     min: float | None = None
-    """Least value."""
+    """Minimum value."""
     max: float | None = None
-    """Largest value."""
+    """Maximum value."""
     min_gain: float | None = None
-    """Least gain over the same metric of what the tag names, judged on the same prompts; over that of the policy from which
-    the run starts while there is no such tag."""
+    """Minimum gain over the same metric of the policy that the tag points to, evaluated on the same prompts; while the
+    tag does not exist, over that of the policy that the run starts from."""
 
     @property
     def compares(self) -> bool:
@@ -90,7 +90,7 @@ class Gate(Config):
 
 
 class PromotionConfig(Config):
-    """Which tag moves to the new policy, and when."""
+    """Which tag is moved to the new policy, and under which conditions."""
 
     tag: str = "policy/production"
     """The tag to move."""

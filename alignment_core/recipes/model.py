@@ -11,7 +11,7 @@ from alignment_core.recipes.paths import ModelPath
 
 
 class ScratchModel(Config):
-    """The shape of a model that is initialised at random, with a tokenizer of single bytes."""
+    """The shape of a randomly initialised model, with a byte-level tokenizer."""
 
     architecture: Literal["llama", "qwen2"] = "llama"
     """Decoder family, by its `transformers` name."""
@@ -24,7 +24,7 @@ class ScratchModel(Config):
     num_attention_heads: int = Field(4, ge=1)
     """Number of attention heads; must divide hidden_size."""
     num_key_value_heads: int | None = Field(None, ge=1)
-    """Number of key and value heads; none means as many as attention heads."""
+    """Number of key and value heads. Default: as many as attention heads."""
     max_position_embeddings: int = Field(512, ge=16)
     """Longest sequence in tokens."""
     tie_word_embeddings: bool = True
@@ -49,7 +49,7 @@ class ModelConfig(Config):
     recipe's file), or a reference or tag of the store
     (`policy/production`, `model@sha256:…`)."""
     revision: str | None = None
-    """Branch, tag or commit on the Hub; none means the head of its main branch, pinned when the run starts."""
+    """Branch, tag or commit on the Hub. Default: the head of the main branch, pinned when the run starts."""
     scratch: ScratchModel | None = None
     """Make a new model of this shape instead of loading one."""
     chat_template: str | None = None

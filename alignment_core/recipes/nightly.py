@@ -9,13 +9,13 @@ from alignment_core.recipes.data import DataConfig, DataSource
 
 
 class NightlyConfig(Config):
-    """Which rows a night takes, and where it keeps account of them."""
+    """Which rows a night takes, and the ledger in which it records them."""
 
     inbox: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9._-]*$")
-    """Name of the ledger: its nights are the history of the tag `nightly/<inbox>/nights`; none means the recipe's name.
-    Recipes that share it share the rows: each row goes to one of them."""
+    """Name of the ledger; its nights are the history of the tag `nightly/<inbox>/nights`. Default: the recipe's name.
+    Recipes with the same ledger share the rows: each row goes to one of them."""
     min_rows: int = Field(1, ge=1)
-    """With fewer new rows the night is empty, and they wait for the next one."""
+    """Minimum number of new rows; with fewer the night is empty, and they wait for the next one."""
 
 
 def check_inbox(data: DataConfig, min_rows: int) -> None:

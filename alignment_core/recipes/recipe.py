@@ -27,18 +27,18 @@ class BaseRecipe(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Name of the run in tables, logs and the Prefect UI."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """The one seed that every other follows from."""
+    """Random seed, from which all others are derived."""
     model: ModelConfig
     """The model to start from."""
     evaluation: EvaluationConfig | None = None
-    """How to judge the policy; none skips evaluation."""
+    """How the policy is evaluated. Default: no evaluation."""
     promotion: PromotionConfig | None = None
-    """Which tag to move if the gates hold; none promotes nothing."""
+    """Which tag to move, and the gates that must pass. Default: no promotion."""
     store: FolderPath | None = None
-    """Folder or URI of the artifact store; default `$ALIGN_HOME/store`."""
+    """Folder or URI of the artifact store. Default: `$ALIGN_HOME/store`."""
     resources: ResourcesConfig = ResourcesConfig()
-    """Placement, memory and deadlines; not part of any stage's key. What they change of a result is rounding, with few
-    exceptions (docs/design.md, Determinism)."""
+    """Placement, memory and deadlines; not part of any stage's key. With few exceptions (docs/design.md, Determinism)
+    they change a result by rounding at most."""
     retention: RetentionConfig = RetentionConfig()
     """What is dropped at the end of the run."""
     tracking: TrackingConfig = TrackingConfig()
@@ -103,7 +103,7 @@ class IterativeDpoRecipe(BaseRecipe):
     method: Literal["iterative-dpo"] = "iterative-dpo"
     """Iterative DPO."""
     sft: SftConfig | None = None
-    """Fine-tune on demonstrations first; none starts from `model` as it is."""
+    """Fine-tune on demonstrations first. Default: start from `model` as it is."""
     reward_model: RewardModelConfig | None = None
     """The reward model; may be left out when `iterative_dpo.selection.score` is `verifier`."""
     iterative_dpo: IterativeDpoConfig
@@ -126,9 +126,9 @@ class RlRecipe(BaseRecipe):
     method: Literal["rl"] = "rl"
     """Reinforcement learning: PPO, REINFORCE++, RLOO, GRPO and their relatives."""
     sft: SftConfig | None = None
-    """Fine-tune on demonstrations first; none starts from `model` as it is."""
+    """Fine-tune on demonstrations first. Default: start from `model` as it is."""
     reward_model: RewardModelConfig | None = None
-    """The reward model that `rl.rewards` calls `ours`; a critic starts from it, too."""
+    """The reward model that `rl.rewards` refers to as `ours`; a critic is initialised from it, too."""
     rl: RlConfig
     """The steps."""
 
@@ -164,19 +164,19 @@ class NightlyRecipe(BaseRecipe):
     method: Literal["nightly"] = "nightly"
     """A night of continued training."""
     dpo: DpoConfig
-    """How to train on the new rows; `data` says where they arrive (`store:<prefix>` means the artifacts of every tag
-    that begins so)."""
+    """Training on the new rows; `data` says where they arrive (`store:<prefix>` stands for the artifacts of every tag
+    with this prefix)."""
     nightly: NightlyConfig = NightlyConfig()
     """Which rows a night takes."""
     reward_model: RewardModelConfig | None = None
-    """The judge, trained from `model` or given; may be left out where a verifier judges."""
+    """The reward model, trained from `model` or given; optional if a verifier judges."""
     iterative_dpo: IterativeDpoConfig | None = None
-    """Rounds after the training on new rows; none runs none."""
+    """Rounds after the training on new rows. Default: no rounds."""
     evaluation: EvaluationConfig
     """How the night's candidate and production are compared."""
     promotion: PromotionConfig
-    """The tag that names production, and what a candidate must pass; while there is no such tag, nights start from
-    `model`."""
+    """The tag of the production policy, and the gates that a candidate must pass. While the tag does not exist, nights
+    start from `model`."""
 
     @model_validator(mode="after")
     def _can_run_unattended(self) -> NightlyRecipe:

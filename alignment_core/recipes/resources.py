@@ -14,53 +14,56 @@ class ResourcesConfig(Config):
     """Placement, memory and deadlines."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is a GPU."""
+    """`auto` uses CUDA if there is a GPU."""
     placement: Literal["colocated", "disaggregated"] = "colocated"
-    """Trainers and engines share the GPUs, or each have their own. On a CPU they share the cores either way."""
+    """Trainers and engines share the GPUs (`colocated`), or have GPUs of their own (`disaggregated`). On a CPU they
+    share the cores either way."""
     trainers: int | None = Field(None, ge=1)
-    """Data-parallel trainer ranks; none means one per GPU that engines do not have to themselves, or one per CPU core up
-    to 4."""
+    """Number of data-parallel trainer ranks. Default: one per GPU or, if disaggregated, per GPU that the engines leave;
+    on a CPU, one per core, up to 4."""
     engines: int | None = Field(None, ge=1)
-    """vLLM engines; none means as many as trainers, or on the GPUs that these leave, half of all where nobody says."""
+    """Number of vLLM engines. Default: one per trainer; if disaggregated, the GPUs that trainers leave, and half of all
+    GPUs if neither number is given."""
     judges: int = Field(1, ge=1)
-    """Actors per reward model that scores completions during reinforcement learning."""
+    """Number of actors per reward model that scores completions during reinforcement learning."""
     environment_processes: int = Field(2, ge=1)
-    """Processes that the environments of reinforcement learning are spread over."""
+    """Number of processes over which the environments of reinforcement learning are distributed."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs per engine; on a CPU, worker processes."""
     threads: int = Field(1, ge=1)
     """CPU threads per trainer rank and engine."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
-    """DeepSpeed ZeRO stage; none means 0 for one trainer, where there is nothing to share, and 2 for several."""
+    """DeepSpeed ZeRO stage. Default: 0 for one trainer, where there is nothing to partition, and 2 for several."""
     offload_optimizer: bool = False
-    """Keep optimiser states in CPU memory and step there; with ZeRO stage 1 and above (none means 2 then)."""
+    """Keep optimiser states in CPU memory and take the optimiser step there. Needs ZeRO stage 1 or above (default 2 in
+    this case)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     max_tokens_per_microbatch: int = Field(1024, ge=16)
     """Token budget of a packed micro-batch; 1024 is best on a CPU, 8192 and more on a GPU."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
-    """Share of a GPU's memory for each engine."""
+    """Fraction of a GPU's memory for each engine."""
     kv_cache_mib: int = Field(256, ge=16)
-    """Key-value cache of each CPU engine."""
+    """Size of each CPU engine's key-value cache, in MiB."""
     parity_check: Literal["first", "always", "never"] = "first"
-    """When an engine that sampled from another policy before is checked: whether its log-probabilities of a few tokens are
-    those of `transformers`. Each check loads a second copy of the model into the CPU memory of one engine. `first` checks
-    once, after the engine's first new weights; `always` after all. Reinforcement learning compares the engines with its
-    trainers in every step (`mismatch`) and needs no check."""
+    """When to check, after an engine received new weights, that its log-probabilities of a few tokens match those of
+    `transformers`. Each check loads a second copy of the model into the CPU memory of one engine. `first` checks once,
+    after the engine's first update; `always` after every update. Reinforcement learning needs no such check: it
+    compares engines and trainers in every step (`mismatch`)."""
     progress_seconds: float = Field(60.0, gt=0)
     """Seconds between in-stage checkpoints."""
     stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)
     """Deadline of one stage."""
     wait_timeout_seconds: float = Field(1800.0, gt=0)
-    """Deadline of one wait for an actor, an engine or a collective."""
+    """Deadline of a single wait for an actor, an engine or a collective."""
     stop_seconds: float = Field(20.0, ge=0)
-    """Seconds that the stages of a run have to save their progress when the run is stopped."""
+    """Seconds that stages have to save their progress when the run is stopped."""
     reward_timeout_seconds: float = Field(60.0, gt=0)
-    """Deadline of one answer of a function or endpoint that rewards, and of loading a function."""
+    """Deadline for an answer of a reward function or endpoint, and for loading a function."""
     actor_restarts: int = Field(3, ge=0)
-    """How often a stage begins again from its progress, in the same run host, after an actor or engine died."""
+    """How often a stage restarts from its progress, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)
-    """How often a stage is tried again in a new run host, after the host died or a deadline passed."""
+    """How often a stage is retried in a new run host, after the host died or a deadline passed."""
 
     @model_validator(mode="after")
     def _can_offload(self) -> ResourcesConfig:

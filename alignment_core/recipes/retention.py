@@ -8,12 +8,13 @@ from alignment_core.recipes.base import Config
 
 
 class RetentionConfig(Config):
-    """What is pruned at the end of every run: in the whole store, and among the journals of this ALIGN_HOME."""
+    """What is deleted at the end of every run: in the whole store, and among the journals of this ALIGN_HOME."""
 
     progress_days: float | None = Field(7.0, gt=0)
-    """Days after which the checkpoints of an interrupted stage go, if nobody went on with it; none keeps them."""
+    """Days after which the checkpoints of an interrupted stage are deleted if nobody resumed it. Null keeps them."""
     rollouts_days: float | None = Field(None, gt=0)
-    """Days after which completions and their scores that no run used lose their bytes (not their records); a run that
-    needs them again makes them again. None keeps them."""
+    """Days after which completions and scores that no run has used are deleted; their records stay, and a run that
+    needs them generates them again. Default: they are kept."""
     journal_days: float | None = Field(90.0, gt=0)
-    """Days after which `align status`, `resume` and `explain` forget a run. The store forgets nothing. None keeps it."""
+    """Days after which `align status`, `resume` and `explain` forget a run; the store forgets nothing. Null keeps
+    all."""

@@ -30,34 +30,35 @@ def _or_one_text(schema: dict[str, Any]) -> None:
 
 
 class RewardConfig(Config):
-    """One thing that completions are rewarded for: exactly one of `verifier`, `reward_model`, `function`, `urls` and
-    `environment`."""
+    """One reward: exactly one of `verifier`, `reward_model`, `function`, `urls` and `environment`."""
 
     verifier: CodePath | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
     reward_model: Literal["ours"] | ModelConfig | None = None
-    """A reward model: `ours` is that of the recipe's section `reward_model`, anything else names a model."""
+    """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model."""
     function: CodePath | None = None
-    """Function that rewards all completions of a prompt at once: `module:function` or `file.py:function`, may be `async`.
-    It is called with a list of dicts and returns as many numbers, or None for a completion without a reward."""
+    """Reward function of all completions of a prompt at once: `module:function` or `file.py:function`, optionally
+    `async`. It is called with a list of dicts and returns one number for each, or None for a completion without a
+    reward."""
     urls: tuple[str, ...] = Field((), json_schema_extra=_or_one_text)
-    """Replicas of one HTTP endpoint; the first names it and is part of what decides a result."""
+    """Replicas of one HTTP endpoint. The first URL identifies it and is part of the stage's key."""
     environment: bool = False
-    """The sum of what the environment of `rl.environment` gave in the completion's turns."""
+    """Use the sum of the rewards that `rl.environment` returned over the turns of the completion."""
     batch_size: int = Field(32, ge=1)
-    """With `urls`: completions per request."""
+    """Completions per request, with `urls`."""
     token_variable: str | None = None
-    """With `urls`: the environment variable that holds the bearer token."""
+    """Name of the environment variable that holds the bearer token, with `urls`."""
     weight: float = 1.0
-    """What it counts in the sum of all."""
+    """Weight in the sum of all rewards."""
     clip: tuple[float, float] | None = None
-    """Bounds of each reward, before anything else is done to it."""
+    """Lower and upper bound to which each reward is clipped, before anything else is done to it."""
     normalise: Literal["none", "group", "batch", "running"] = "none"
-    """Less the mean and over the standard deviation of the prompt's completions, of the step's, or of all so far."""
+    """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
+    the step (`batch`), or of all steps so far (`running`)."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
-    """Share of a step's completions that may go without this reward; they are counted and left out."""
+    """Largest share of a step's completions that may lack this reward; they are counted and left out."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> RewardConfig:
@@ -93,24 +94,26 @@ def _functions(value: Any) -> Any:
 
 
 class EnvironmentConfig(Config):
-    """What answers the policy between its turns, a class or an agent. Each completion has its own, in another process."""
+    """What responds to the policy between its turns: a class or an agent. Each completion has an instance of its own,
+    in another process."""
 
     name: CodePath | None = None
-    """A class: `module:Class` or `file.py:Class`. `reset(prompt, label)` returns what the policy is told beside its prompt,
-    or None; `step(completion)` returns a dict with `observation` (what the policy is told next: a text, or a list of
-    texts that are a message each), `reward` and `done`. Both may be `async`; a method `close()` is called at the end if there
-    is one. `alignment_core.rollout.tools:Tools` runs tools."""
+    """Environment class, `module:Class` or `file.py:Class`. `reset(prompt, label)` returns a text to append to the
+    prompt, or None; `step(completion)` returns a dict with `observation` (a text, or a list of texts that become one
+    message each), `reward` and `done`. Both may be `async`; `close()` is called at the end if it exists.
+    `alignment_core.rollout.tools:Tools` runs tools."""
     agent: CodePath | None = Field(None, exclude_if=_unset)
-    """A function, `module:function` or `file.py:function`, may be `async`: `agent(prompt, label, base_url, api_key)` asks the
-    policy by `POST {base_url}/chat/completions`, as OpenAI's API has it, and returns the episode's reward."""
+    """Agent function, `module:function` or `file.py:function`, optionally `async`: `agent(prompt, label, base_url,
+    api_key)` queries the policy by `POST {base_url}/chat/completions`, as with OpenAI's API, and returns the episode's
+    reward."""
     options: dict[str, Any] = {}
-    """Arguments that the class is made with, or further ones of the agent."""
+    """Keyword arguments of the class, or further ones of the agent."""
     max_turns: int = Field(8, ge=1)
-    """Turns of the policy after which an episode is over."""
+    """Maximum number of the policy's turns in an episode."""
     episode_seconds: float = Field(600.0, gt=0)
-    """How long an episode may take; one that takes longer has no reward."""
+    """Time limit of an episode; one that takes longer has no reward."""
     role: Literal["user", "tool"] = "user"
-    """As whom the chat template has a class speak; without a template its words follow as they are."""
+    """Role of a class's observations in the chat template; without a template they are appended as plain text."""
 
     @field_validator("options")
     @classmethod
@@ -127,27 +130,28 @@ class EnvironmentConfig(Config):
 
 
 class ShapingConfig(Config):
-    """What a completion's length does to its reward."""
+    """Length penalties that are subtracted from the reward."""
 
     overlong_buffer: int = Field(0, ge=0)
-    """The last so many of `max_completion_length` tokens cost more and more, up to `overlong_penalty` (DAPO)."""
+    """Soft overlong punishment (DAPO): over the last this many tokens before `max_completion_length`, the penalty grows
+    linearly to `overlong_penalty`."""
     overlong_penalty: float = Field(1.0, ge=0)
-    """What the longest completion loses."""
+    """Penalty of a completion of maximum length."""
     truncation_penalty: float = Field(0.0, ge=0)
-    """What a completion loses that was cut at `max_completion_length`."""
+    """Penalty of a completion that was truncated at `max_completion_length`."""
 
 
 class FilterConfig(Config):
-    """Dynamic sampling (DAPO): prompts whose completions all have the same reward teach nothing and are replaced by further
-    ones. Rewards are compared as they were given, clipped and weighted, before any normalisation and shaping."""
+    """Dynamic sampling (DAPO): prompts whose completions all have the same reward carry no gradient and are replaced by
+    others. Rewards are compared after clipping and weighting, before normalisation and shaping."""
 
     low: float | None = None
-    """Also leave out prompts whose mean reward is not above this. The bounds are meant for rewards in [0, 1], such as a
-    verifier's: `low: 0.1` leaves out what is too hard. Default: no bound."""
+    """Also exclude prompts whose mean reward is not above this value. The bounds are meant for rewards in [0, 1], such
+    as a verifier's: `low: 0.1` excludes prompts that are too hard. Default: no bound."""
     high: float | None = None
-    """Also leave out prompts whose mean reward is not below this. Default: no bound."""
+    """Also exclude prompts whose mean reward is not below this value. Default: no bound."""
     max_refills: int = Field(3, ge=0)
-    """Samplings of further prompts in one step; a step that is then short of prompts trains on fewer."""
+    """How often further prompts are sampled within a step; a step that still lacks prompts trains on fewer."""
 
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> FilterConfig:
@@ -157,133 +161,138 @@ class FilterConfig(Config):
 
 
 class AdvantageConfig(Config):
-    """What a sampled token was worth."""
+    """Advantage estimation."""
 
     estimator: Literal["gae", "returns", "group", "leave-one-out", "batch"] = "group"
-    """`gae` needs a critic. The others are the return of a token less a baseline: none (REINFORCE++), the mean of the
-    prompt's completions (REINFORCE++-baseline, GRPO, Dr. GRPO), the mean of the others (RLOO), that of the batch."""
+    """`gae` is generalized advantage estimation and needs a critic. The others are the return of a token minus a
+    baseline: none (`returns`, REINFORCE++), the mean of the prompt's completions (`group`: REINFORCE++-baseline, GRPO,
+    Dr. GRPO), the mean of the other completions (`leave-one-out`, RLOO), or the mean of the batch (`batch`)."""
     divide_by_deviation: bool = False
-    """Divide by the standard deviation of the prompt's rewards (GRPO)."""
+    """Divide by the standard deviation of the rewards of the prompt's completions (GRPO)."""
     whiten: Literal["none", "mean", "mean-and-deviation"] = "none"
-    """Subtract the mean of the whole batch's advantages, and divide by their standard deviation."""
+    """Subtract the mean of the advantages over the whole batch, and optionally divide by their standard deviation."""
     gamma: float = Field(1.0, gt=0, le=1)
-    """Discount from a token to the next."""
+    """Discount factor γ, per token."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """GAE's λ."""
+    """λ of generalized advantage estimation."""
 
 
 class PolicyLossConfig(Config):
-    """How the policy follows the advantages."""
+    """Policy loss."""
 
     loss_type: Literal["clip", "gspo", "cispo", "sapo"] = "clip"
-    """Clipped ratio (PPO), the clipped ratio of the sequence (GSPO), CISPO, or SAPO."""
+    """Clipped ratio (`clip`, PPO), clipped ratio of the sequence (`gspo`), CISPO, or SAPO."""
     clip_low: float = Field(0.2, ge=0, le=1)
-    """The ratio counts from 1 less this on."""
+    """Lower clip bound ε: the ratio is clipped below 1 − ε."""
     clip_high: float = Field(0.2, ge=0)
-    """The ratio counts up to 1 plus this (clip-higher: more than `clip_low`)."""
+    """Upper clip bound ε: the ratio is clipped above 1 + ε (clip-higher: larger than `clip_low`)."""
     dual_clip: float | None = Field(None, gt=1)
-    """With a negative advantage a ratio counts no more than this."""
+    """Dual clip: upper bound of the ratio if the advantage is negative. Default: no dual clipping."""
     sapo_temperatures: tuple[float, float] = (1.0, 1.05)
-    """SAPO's τ for positive and for other advantages."""
+    """SAPO's temperatures τ for positive and for other advantages."""
     aggregation: Literal["token-mean", "sequence-mean-token-mean", "fixed-length"] = "token-mean"
-    """Every token counts alike, every completion counts alike, or every completion counts as long as the longest allowed
-    (Dr. GRPO)."""
+    """How the losses of tokens are averaged: over all tokens, within each completion and then over completions, or by
+    the maximum completion length (Dr. GRPO)."""
 
     entropy_bonus: float = Field(0.0, ge=0)
-    """Weight of the entropy per token in nats, by which the loss is lowered."""
+    """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
 
 
 class KlConfig(Config):
-    """The pull towards the policy at the start; with a coefficient of 0 no reference model is loaded."""
+    """KL penalty to the initial policy; with a coefficient of 0 no reference model is loaded."""
 
     coefficient: float = Field(0.0, ge=0)
-    """Weight of the KL in nats per token."""
+    """KL coefficient, for the KL in nats per token."""
     place: Literal["loss", "reward"] = "loss"
-    """Part of the loss, or taken from each token's reward."""
+    """Add the KL to the loss, or subtract it from the reward of each token."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators."""
+    """KL estimator: Schulman's k1, k2 or k3."""
     unbiased_gradient: bool = False
-    """In the loss: the estimator's value with the gradient of the KL itself (that of k2)."""
+    """With the KL in the loss: keep the estimator's value, but use the unbiased gradient of the KL (that of k2)."""
     target: float | None = Field(None, gt=0)
-    """Adapt the coefficient so that the mean KL per token comes to this."""
+    """Target of the adaptive KL controller: mean KL per token. Default: the coefficient is fixed."""
     horizon: int = Field(10000, ge=1)
-    """Completions over which an adaptive coefficient moves by as much as the KL is off target."""
+    """Horizon of the adaptive KL controller, in completions."""
 
 
 class MismatchConfig(Config):
-    """The policy that samples (vLLM) is not quite the one that is trained: what is done about it."""
+    """Correction of the mismatch between the policy that samples (vLLM) and the policy that is trained."""
 
     correction: Literal["none", "clip", "mask"] = "none"
-    """Weigh each token by its importance ratio, limited (`clip`) or set to 0 (`mask`) where the two differ too much."""
+    """Weight each token by its importance ratio, and clip the ratio (`clip`) or set it to 0 (`mask`) outside the
+    bounds."""
     level: Literal["token", "sequence"] = "token"
-    """What is judged: a token, or its whole completion."""
+    """Level at which the bounds apply: the token, or the whole completion."""
     measure: Literal["ratio", "kl", "tv"] = "ratio"
-    """By what: the ratio of the two probabilities, or the binary KL or total variation of the sampled token."""
+    """Measure to which the bounds apply: the ratio of the two probabilities, or the binary KL or total variation of the
+    sampled token."""
     low: float = Field(0.0, ge=0)
-    """Least ratio."""
+    """Lower bound of the ratio."""
     high: float = Field(2.0, gt=0)
-    """Largest ratio, KL in nats, or total variation."""
+    """Upper bound of the ratio, of the KL in nats, or of the total variation."""
     stop_above: float = Field(0.1, gt=0)
-    """End the run when a step's mean mismatch is above this: the engine does not hold the policy. Nats per token."""
+    """Stop the run if a step's mean mismatch, in nats per token, exceeds this value: the engine then does not hold the
+    policy."""
 
 
 class CriticConfig(Config):
-    """The critic of GAE."""
+    """Critic for generalized advantage estimation."""
 
     learning_rate: float = Field(1e-5, gt=0)
-    """Its own peak learning rate."""
+    """Peak learning rate of the critic."""
     clip: float | None = Field(0.2, gt=0)
-    """Values may move this far from those before the update; none leaves them free."""
+    """Value clipping: how far values may move from those before the update. Null disables it."""
     steps_ahead: int = Field(0, ge=0)
-    """Steps that it trains before the policy does."""
+    """Number of initial steps in which only the critic is trained."""
 
 
 class ExecutionConfig(Config):
-    """How sampling and training share the time. Where they run is a matter of `resources.placement`."""
+    """How sampling and training are scheduled. Where they run is decided by `resources.placement`."""
 
     max_staleness: int = Field(0, ge=0)
-    """Steps that the weights of a completion's first token may be behind those that train on it: 0 samples and trains in
-    turn, more lets the engines sample while the policy trains."""
+    """Maximum number of steps between the weights that began a completion and those that are trained on it. 0 samples
+    and trains in turn; above 0 the engines sample while the policy trains."""
     partial_rollouts: bool = True
-    """With `max_staleness` above 0: completions under way go on with new weights as soon as there are some. Otherwise the
-    new weights wait until these completions are done."""
+    """With `max_staleness` above 0: completions in progress continue with new weights as soon as there are some.
+    Otherwise new weights wait until these completions are done."""
 
 
 class PretrainingConfig(Config):
-    """Demonstrations or texts whose loss is mixed into each of the policy's optimiser steps (PPO-ptx)."""
+    """Demonstrations or texts whose loss is added to each optimiser step of the policy (PPO-ptx)."""
 
     data: DataConfig
     """Demonstrations or texts, as for `sft`."""
     coefficient: float = Field(0.05, gt=0)
-    """Weight of their mean loss per token beside the policy's own."""
+    """Weight of their mean loss per token."""
     batch_size: int = Field(32, ge=1)
-    """Rows of each optimiser step; an epoch takes each once."""
+    """Rows per optimiser step; each row is used once per epoch."""
 
 
 class EmaConfig(Config):
-    """The exponential moving average of the policy's weights, in fp32."""
+    """Exponential moving average of the policy's weights, in fp32."""
 
     decay: float = Field(0.992, gt=0, lt=1)
-    """What the average keeps of itself at each optimiser step; the rest are the new weights."""
+    """Decay per optimiser step: average ← decay · average + (1 − decay) · weights."""
 
 
 class BestConfig(Config):
-    """Keep the weights whose completions of held-out prompts are rewarded best."""
+    """Keep the weights with the highest mean reward on held-out prompts."""
 
     prompts: DataConfig
-    """Held-out prompts; all are sampled for each time, as the steps sample."""
+    """Held-out prompts; completions of all of them are sampled at each evaluation, with the settings of training."""
     eval_steps: int = Field(10, ge=1)
-    """Look after every so many steps, and after the last. Rewards count as they were given, weighted, before any
-    normalisation and shaping."""
+    """Evaluate every this many steps, and after the last. The reward is the weighted sum before normalisation and
+    shaping."""
 
 
 class TrajectoriesConfig(Config):
-    """Which steps' completions stay in the run's artifact, with tokens, log-probabilities, rewards and advantages."""
+    """Which steps' trajectories stay in the run's artifact: completions with tokens, log-probabilities, rewards and
+    advantages."""
 
     keep: Literal["all", "last", "every"] = "all"
-    """Those of all steps, of the last `steps`, or of every `steps`-th."""
+    """Keep all steps, the last `steps`, or every `steps`-th."""
     steps: int = Field(10, ge=1)
-    """How many, or how far apart."""
+    """Number of last steps, or interval, for `keep`."""
 
     def keeps(self, step: int, total: int) -> bool:
         """Whether those of this step (from 0) stay."""
@@ -293,48 +302,49 @@ class TrajectoriesConfig(Config):
 
 
 class RlConfig(Config):
-    """Steps of sample → reward → advantages → update."""
+    """Reinforcement learning: every step samples completions, rewards them, computes advantages and updates the
+    policy."""
 
     prompts: DataConfig
-    """Prompts to sample for; every step takes the next ones, and an epoch takes each once."""
+    """Prompts to sample from; every step takes the next ones, and each is used once per epoch."""
     steps: int = Field(100, ge=1)
     """Number of steps."""
     prompts_per_step: int = Field(64, ge=1)
-    """Prompts in each step."""
+    """Number of prompts in each step."""
     generation: GenerationConfig = GenerationConfig()
-    """Sampling."""
+    """Sampling parameters."""
     environment: EnvironmentConfig | None = None
-    """What answers the policy between its turns; none asks for one turn. All turns and answers of a completion share its
-    `max_completion_length`."""
+    """Environment or agent for episodes of several turns, which together share `max_completion_length`. Default: one
+    turn."""
     rewards: tuple[RewardConfig, ...] = Field(min_length=1)
-    """What completions are rewarded for; the weighted sum counts."""
+    """Rewards of a completion; their weighted sum is used."""
     shaping: ShapingConfig = ShapingConfig()
-    """What length does to the reward."""
+    """Length penalties."""
     filter: FilterConfig | None = None
-    """Dynamic filtering; none trains on every prompt."""
+    """Dynamic sampling. Default: train on every prompt."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """What tokens were worth."""
+    """Advantage estimation."""
     loss: PolicyLossConfig = PolicyLossConfig()
-    """How the policy follows."""
+    """Policy loss."""
     kl: KlConfig = KlConfig()
-    """The pull towards the start."""
+    """KL penalty to the initial policy."""
     mismatch: MismatchConfig = MismatchConfig()
-    """What is done about the difference between sampling and training."""
+    """Correction of the mismatch between sampling and training."""
     critic: CriticConfig | None = None
-    """With the estimator `gae`: the critic."""
+    """Critic, for the estimator `gae`."""
     execution: ExecutionConfig = ExecutionConfig()
     """Whether sampling runs ahead of training."""
     pretraining: PretrainingConfig | None = Field(None, exclude_if=_unset)
-    """Mix in the loss on other rows; none mixes in nothing."""
+    """Add the loss on other rows (PPO-ptx). Default: none."""
     ema: EmaConfig | None = Field(None, exclude_if=_unset)
-    """Keep a moving average of the policy; none keeps none."""
+    """Keep an exponential moving average of the policy. Default: none."""
     best: BestConfig | None = Field(None, exclude_if=_unset)
-    """Keep the best weights by held-out prompts; none looks at none."""
+    """Evaluate on held-out prompts during training and keep the best weights. Default: none."""
     result: Literal["last", "average", "best"] = "last"
-    """The run's policy, which is evaluated and promoted: the last weights, their average (`ema`) or the best (`best`). All
-    that there are stay in the run's artifact."""
+    """Weights that are evaluated and promoted: the last, their average (`ema`) or the best (`best`). All that exist
+    stay in the run's artifact."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
-    """What is kept of what was sampled."""
+    """Which trajectories are kept."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
     """Optimiser and schedule; `batch_size` counts completions, and `num_train_epochs` passes over each step's."""
 

@@ -12,35 +12,36 @@ from alignment_core.recipes.training import DpoLossConfig, TrainingConfig
 
 
 class GenerationConfig(Config):
-    """Sampling. The names are vLLM's and TRL's."""
+    """Sampling parameters, named as in vLLM and TRL."""
 
     num_generations: int = Field(4, ge=1)
-    """Completions per prompt."""
+    """Number of completions per prompt."""
     max_completion_length: int = Field(256, ge=1)
-    """Longest completion in tokens."""
+    """Maximum length of a completion in tokens."""
     temperature: float = Field(1.0, ge=0)
-    """Softmax temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to this."""
     top_k: int = Field(0, ge=0)
-    """Sample among the k likeliest tokens; 0 means all."""
+    """Sample from the k most likely tokens; 0 means all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Drop tokens less likely than this share of the likeliest."""
+    """Exclude tokens whose probability is below this fraction of the most likely token's."""
     shard_size: int = Field(64, ge=1)
-    """Prompts per shard: the unit of work that is whole or absent after a crash."""
+    """Prompts per shard, the unit of work that is either complete or absent after a crash."""
 
 
 class SelectionConfig(Config):
-    """Which completions of a prompt become a pair of chosen and rejected."""
+    """How pairs of chosen and rejected completions are selected."""
 
     strategy: Literal["best_worst", "best_random", "random_pair", "all_pairs"] = "best_worst"
-    """Best against worst, best against a random other, two at random, or every pair; the higher score is chosen."""
+    """Best against worst, best against a random other, two at random, or every pair; the completion with the higher
+    score is chosen."""
     score: Literal["reward", "verifier"] = "reward"
     """What ranks the completions."""
     min_margin: float = Field(0.0, ge=0)
-    """Least difference of score; equal scores are never a pair."""
+    """Minimum difference in score; completions with equal scores are never paired."""
     max_pairs_per_prompt: int = Field(1, ge=1)
-    """With `all_pairs`: keep those with the largest margins."""
+    """With `all_pairs`: keep the pairs with the largest margins, at most this many per prompt."""
 
 
 class IterativeDpoConfig(Config):
@@ -49,11 +50,12 @@ class IterativeDpoConfig(Config):
     rounds: int = Field(2, ge=1)
     """Number of rounds."""
     prompts: DataConfig
-    """Prompts to sample for; every round takes the next slice, so that no prompt is used twice before all were."""
+    """Prompts to sample from; every round takes the next slice, so that no prompt is used twice before all have
+    been."""
     prompts_per_round: int = Field(1024, ge=1)
-    """Prompts in each round."""
+    """Number of prompts in each round."""
     generation: GenerationConfig = GenerationConfig()
-    """Sampling."""
+    """Sampling parameters."""
     selection: SelectionConfig = SelectionConfig()
     """Pair selection."""
     loss: DpoLossConfig = DpoLossConfig()
@@ -61,4 +63,5 @@ class IterativeDpoConfig(Config):
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
     """Optimiser and schedule of one round."""
     reference: Literal["previous", "initial"] = "previous"
-    """The reference policy of a round: the policy at its start, or the one before the first round."""
+    """Reference policy of a round: the policy at the start of that round (`previous`), or the one before the first
+    round (`initial`)."""

@@ -11,14 +11,14 @@ from alignment_core.recipes.paths import FolderPath
 
 
 class WandbConfig(Config):
-    """A run in Weights & Biases. The key comes from the environment or `wandb login`, never from here."""
+    """A run in Weights & Biases. The API key comes from the environment or `wandb login`, never from the recipe."""
 
     project: str = Field(min_length=1)
     """Project of the run."""
     entity: str | None = None
-    """User or team that owns it; none means your default."""
+    """User or team that owns the run. Default: your own default entity."""
     mode: Literal["auto", "online", "offline"] = "auto"
-    """`auto` is online where you are logged in; offline runs wait below `$ALIGN_HOME/tracking` for `wandb sync`."""
+    """`auto` is online if you are logged in; offline runs are kept below `$ALIGN_HOME/tracking` until `wandb sync`."""
 
 
 class TrackingConfig(Config):
