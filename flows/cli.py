@@ -74,8 +74,7 @@ def run_here(
     services.use_if_running()
     environment.prepare()
     api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
-    early.check_recipe(recipe, opened)
-    host = early.early_host(recipe, opened)
+    host = early.early_host(recipe, early.check_recipe(recipe, opened))
     with early.closing(host):
         caller = early.CommandLine(None, host, resumes, overrides)
         outcome = _run_flow(recipe, api, from_stage, caller, as_json)

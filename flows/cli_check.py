@@ -23,7 +23,7 @@ def check(
 
     Exit code 2 if the recipe cannot run. What is found in rows that were not read yet is said by the run itself.
     """
-    from alignment_core.checks import check as look
+    from alignment_core.checks.findings import check as look
     from alignment_core.recipes import load_recipe
     from alignment_core.tracking import require
     from flows.planning import plan

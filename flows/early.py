@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.artifacts import Store, align_home
+from alignment_core.checks.plan import Plan
+from alignment_core.checks.shapes import SAMPLING
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
 from alignment_core.recipes import BaseRecipe, NightlyRecipe
-from alignment_core.stages.base import StageCall
-from alignment_core.stages.base_model import in_store, pin_model
-from alignment_core.stages.runner import cached_result
 
 
 @dataclass(frozen=True)
@@ -32,27 +31,26 @@ class CommandLine:
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
 
 
-def check_recipe(recipe: BaseRecipe, store: Store) -> None:
-    """Look at the rows, functions and shapes of all that would run. Raises UserError with a sentence for each mistake."""
-    from alignment_core.checks import check
+def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
+    """Look at the rows, functions and shapes of all that would run, and return the plan of it.
+
+    Raises UserError with a sentence for each mistake.
+    """
+    from alignment_core.checks.findings import check
     from flows.planning import plan
 
-    check(plan(recipe, store), recipe.resources).refuse()
+    planned = plan(recipe, store)
+    check(planned, recipe.resources).refuse()
+    return planned
 
 
-def early_host(recipe: BaseRecipe, store: Store) -> Host | None:
-    """A host that is starting, if the recipe's first stage has to run; none if it is cached or not to be foreseen.
-
-    Raises UserError if the recipe's model is none.
-    """
-    if isinstance(recipe, NightlyRecipe) or in_store(store, recipe.model) is not None:
+def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
+    """A host that is starting, if a stage is certain to run; it warms engines up if one that samples may."""
+    if isinstance(recipe, NightlyRecipe) or not any(stage.state == "runs" for stage in planned.stages):
         return None  # a night may be empty
-    config = pin_model(recipe.model).model_dump(mode="json")
-    call = StageCall(stage="base_model", label="model", config=config, inputs={}, seed=recipe.seed)
-    if cached_result(store, call) is not None:
-        return None
+    samples = any(stage.stage in SAMPLING for stage in planned.stages if stage.state != "cached")
     log = align_home() / "logs" / f"starting-{os.getpid()}.log"
-    host = Host(store.uri, recipe.resources, log, recipe=recipe.name, samples=recipe.samples)
+    host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, samples=samples)
     host.start()
     return host
 

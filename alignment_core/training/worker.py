@@ -23,6 +23,7 @@ class TrainWorker:
             import deepspeed
             import torch
             import transformers
+            from transformers import AutoModelForCausalLM  # noqa: F401 (imported on first use, and so while a stage waits)
         torch.set_num_threads(resources.threads)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
-from alignment_core.checks import Findings, check, shapes
+from alignment_core.checks import shapes
+from alignment_core.checks.findings import Findings, check
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, answers_to
 from alignment_core.data.context import check_context, longest_sampled, longest_trained

@@ -1,12 +1,10 @@
-"""What can be known of a recipe's plan before anything heavy starts: rows, functions and shapes that cannot work.
-
-No torch, Ray, vLLM or Prefect is imported here.
-"""
+"""The look at a plan before anything heavy starts. No torch, Ray, vLLM or Prefect is imported here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +40,25 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     if problems := list(_wrong_heads(plan, todo, resources)):
         return Findings(problems=problems)
-    seen = {answer.label: answer for answer in rows.ask([_question(plan, one) for one in todo if _reads(one)])}
-    problems = [f"{answer.label}: {answer.problem}" for answer in seen.values() if answer.problem]
+    called, timeout = _functions(todo), resources.reward_timeout_seconds
+    read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
+    seen: dict[str, rows.Answer] = {}
+    with closing(rows.ask([_question(plan, stage) for stage in read])) as answers:
+        for answer in answers:
+            seen[answer.label] = answer
+            if answer.problem:
+                problems.append(f"{answer.label}: {answer.problem}")
+            elif not problems:  # the reader goes on with the next data set meanwhile
+                functions_of_it = called.pop(answer.label, {}).values()
+                if broken := list(_broken(functions_of_it, answer.samples, timeout)):
+                    return Findings(problems=broken)
     problems = problems or list(_too_long(plan.store, todo, seen))
-    problems = problems or list(_broken_functions(plan.store, todo, seen, resources.reward_timeout_seconds))
-    return Findings(problems=list(dict.fromkeys(problems)), seen=list(seen.values()))
+    made = {stage.label: stage.reference for stage in plan.stages if stage.reference is not None}
+    for label, others in called.items() if not problems else ():
+        if label in made:
+            problems += _broken(others.values(), rows.samples_of(plan.store.fetch(made[label])), timeout)
+    found = [seen[stage.label] for stage in todo if stage.label in seen]
+    return Findings(problems=list(dict.fromkeys(problems)), seen=found)
 
 
 def _reads(stage: PlannedStage) -> bool:
@@ -82,16 +94,19 @@ def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:
         yield from (one for one in found if isinstance(one, PlannedStage))
 
 
-def _broken_functions(
-    store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer], timeout: float
-) -> Iterator[str]:
-    called = set()
+def _broken(called: Iterable[functions.Called], samples: list[dict[str, Any]], timeout: float) -> Iterator[str]:
+    """What is wrong with functions that are called on these samples; nothing where there are none."""
+    if samples:
+        yield from (problem for function in called if (problem := function.problem(samples, timeout)))
+
+
+def _functions(todo: list[PlannedStage]) -> dict[str, dict[str, functions.Called]]:
+    """The user's functions by the label of the data set whose prompts they judge, and by the field that names them."""
+    found: dict[str, dict[str, functions.Called]] = {}
     for stage in todo:
         for prompts, function in _functions_of(stage):
-            if (prompts.label, function.field) not in called:
-                called.add((prompts.label, function.field))
-                if (samples := _samples(store, prompts, seen)) and (problem := function.problem(samples, timeout)):
-                    yield problem
+            found.setdefault(prompts.label, {})[function.field] = function
+    return found
 
 
 def _functions_of(stage: PlannedStage) -> Iterator[tuple[PlannedStage, functions.Called]]:
@@ -102,13 +117,6 @@ def _functions_of(stage: PlannedStage) -> Iterator[tuple[PlannedStage, functions
     elif stage.stage == "score" and config.verifier is not None and isinstance(stage.inputs["rollouts"], PlannedStage):
         verifier = functions.of_verifier(config.verifier, config.max_failed_rewards)
         yield from ((prompts, verifier) for prompts in _prompts_of(stage.inputs["rollouts"]))
-
-
-def _samples(store: Store, prompts: PlannedStage, seen: dict[str, rows.Answer]) -> list[dict[str, Any]]:
-    """A few prompts as functions see them, with completions."""
-    if prompts.reference is None:
-        return seen[prompts.label].samples if prompts.label in seen else []
-    return rows.samples_of(store.fetch(prompts.reference))
 
 
 def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
