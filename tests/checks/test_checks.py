@@ -15,15 +15,17 @@ from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_sto
 from alignment_core.checks import shapes
 from alignment_core.checks.findings import Findings, check
 from alignment_core.checks.plan import Plan, PlannedStage
-from alignment_core.checks.rows import Answer, answers_to
+from alignment_core.checks.rows import Answer, Question, TokenizerSource, answers_to
 from alignment_core.data.context import check_context, longest_sampled, longest_trained
+from alignment_core.data.pin import pin
 from alignment_core.data.tables import compact, to_table
 from alignment_core.errors import DataError
 from alignment_core.recipes import parse_recipe
-from alignment_core.stages.base import StageCall
+from alignment_core.stages.base import StageCall, StageConfig
+from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.key import stage_key
 from alignment_core.stages.runner import cached_result
-from flows import cli_check
+from flows import cli_check, early
 from flows.planning import plan
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,13 @@ def rl(rows: Path, reward: dict[str, Any], **model: Any) -> dict[str, Any]:
 def look(store: Store, recipe: dict[str, Any]) -> Findings:
     parsed = parse_recipe(recipe)
     return check(plan(parsed, store), parsed.resources)
+
+
+def questions(recipe: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the reader is asked of a data set that needs no tokenizer to be found wrong."""
+    (source,) = parse_recipe(recipe).sft.data.sources
+    dataset = DatasetConfig(data=parse_recipe(recipe).sft.data, sources=(pin(source),), purpose="sft")
+    return [Question(label="sft/data", dataset=dataset, tokenizer=TokenizerSource()).model_dump(mode="json")]
 
 
 # ---------------------------------------------------------------- rows
@@ -209,6 +218,37 @@ def test_a_function_that_may_fail_often_is_loaded_and_left_to_the_run(store, row
     (tmp_path / "calls.py").write_text(CALLS)
     recipe = rl(rows, {"function": f"{tmp_path}/calls.py:fails", "max_failed": 0.5})
     assert look(store, recipe).problems == []
+
+
+def test_a_function_that_always_fails_is_said_before_any_other_data_set_is_rendered(store, rows, tmp_path, monkeypatch):
+    (tmp_path / "calls.py").write_text(CALLS)
+    rendered = []
+
+    def ask(questions):
+        for answer in answers_to(questions):
+            rendered.append(answer.label)
+            yield answer
+
+    monkeypatch.setattr("alignment_core.checks.rows.ask", ask)
+    recipe = rl(rows, {"function": f"{tmp_path}/calls.py:fails"}) | {"sft": sft(rows)["sft"]}
+    (problem,) = look(store, recipe).problems
+    assert "ZeroDivisionError" in problem
+    assert rendered == ["rl/prompts"], "sft/data comes first in the recipe, and takes as long again"
+
+
+def test_the_reader_of_rows_tells_a_malformed_one_without_transformers_and_without_what_calls_functions(rows):
+    rows.write_text("{broken\n")
+    (question,) = questions(sft(rows))
+    code = (
+        "import sys\nfrom alignment_core.checks import rows\nrows.main()\n"
+        "names = ('transformers', 'torch', 'ray', 'prefect', 'alignment_core.checks.functions')\n"
+        "print([name for name in names if sys.modules.get(name)], file=sys.__stdout__)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps([question]), cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert "rows.jsonl:1: is not valid JSON" in said[0]
+    assert said[1] == "[]"
 
 
 # ---------------------------------------------------------------- shapes
@@ -384,3 +424,27 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
     assert f"not to be promoted: {why}" in said
     assert "it cannot be compared; align promote moves the tag by hand" in said
     assert json.loads(found)["not_promoted"].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("states", "starts"),
+    [
+        ({"base_model": "cached", "sft": "cached"}, None),  # neither the host nor its Ray
+        ({"base_model": "cached", "sft": "runs", "generate": "cached"}, False),
+        ({"base_model": "runs", "sft": "depends", "generate": "depends"}, True),
+    ],
+)
+def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, rows, monkeypatch, states, starts):
+    started = []
+
+    class Starting:
+        def __init__(self, *_, samples, **__):
+            self.samples = samples
+
+        def start(self):
+            started.append(self.samples)
+
+    monkeypatch.setattr(early, "Host", Starting)
+    planned = Plan(store, 0, [PlannedStage(name, name, StageConfig(), {}, state) for name, state in states.items()])
+    assert (early.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
+    assert started == [one for one in [starts] if one is not None], "engines only where a stage may sample"

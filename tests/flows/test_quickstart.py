@@ -121,6 +121,7 @@ def test_the_same_recipe_again_is_all_cached_without_prefects_database(
     again = run_small(align, home)
     assert set(states(again).values()) == {"cached"}
     assert digests(again) == digests(first)
+    assert not (home / "logs" / f"{again['run_id']}.log").exists(), "a host has written it, which starts Ray"
 
 
 @pytest.mark.slow
