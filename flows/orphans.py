@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -15,7 +17,8 @@ from prefect.client.schemas.filters import (
     TaskRunFilterState,
     TaskRunFilterStateType,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
+from prefect.futures import PrefectFuture
 from prefect.states import Crashed
 
 OPEN = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED, StateType.PAUSED, StateType.CANCELLING]
@@ -30,6 +33,18 @@ def clear_page(client: SyncPrefectClient, flow_run: UUID, why: str) -> None:
     )
     for bar in client.read_artifacts(artifact_filter=bars):
         client.delete_artifact(bar.id)
+
+
+def close_not_begun(client: SyncPrefectClient, futures: Iterable[PrefectFuture[Any]]) -> None:
+    """Give the tasks of a run that ends a final state that could not begin, because what they need did not complete.
+
+    Prefect's own state for them, NotReady, is one of type Pending: the page would show them as waiting for ever.
+    """
+    for future in futures:
+        state = future.state
+        if state.is_pending():
+            final = State(type=StateType.CANCELLED, name=state.name, message=state.message)
+            client.set_task_run_state(future.task_run_id, final, force=True)
 
 
 def close_task_runs(client: SyncPrefectClient, flow_run: UUID, why: str) -> int:

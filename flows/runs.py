@@ -16,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.futures import as_completed
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 from pydantic import BaseModel
 
@@ -36,11 +37,11 @@ from flows.comparison import Compared, compare
 from flows.costs import run_cost
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
-from flows.orphans import clear_page
+from flows.orphans import clear_page, close_not_begun
 from flows.outputs import Outputs
 from flows.planning import plan
 from flows.progress import ProgressArtifacts
-from flows.run_page import leave_report, leave_tables, leave_unfinished
+from flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
 from flows.watch import Watch
 from tasks.graph import CURRENT, Input, is_part
 from tasks.promotion import promote
@@ -116,6 +117,12 @@ def _settle(run: Run) -> None:
 
 def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancelled: bool) -> None:
     """The report of a run that is not complete; whoever waits at a terminal is told where it lies."""
+    with (
+        only_shown("stages that never began"),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True) as client,
+    ):
+        close_not_begun(client, [step.future for step in run.steps])
     place, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
     if place and caller:
         caller.display.left(place)

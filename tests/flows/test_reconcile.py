@@ -11,11 +11,12 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import Cancelling, Crashed, Pending, Running, Scheduled
+from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from alignment_core.errors import UserError
 from alignment_core.journal import Journal, new_record
 from flows.early import COMMAND_LINE, CommandLine
+from flows.orphans import close_not_begun
 from flows.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
 from flows.runs import _open_run
 from tests.tracking.watched import recipe_with
@@ -185,3 +186,14 @@ def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_h
 
 def _fails() -> Any:
     raise RuntimeError("far enough")
+
+
+def test_a_task_that_waits_for_one_that_failed_is_closed_and_the_others_say_how_they_ended() -> None:
+    closed: dict[UUID, State] = {}
+    waits = Pending(name="NotReady", message="Upstream task run did not complete")
+    futures: Any = [SimpleNamespace(task_run_id=uuid4(), state=state) for state in (Failed(), waits, Completed())]
+    client: Any = SimpleNamespace(set_task_run_state=lambda one, state, force: closed.update({one: state}))
+    close_not_begun(client, futures)
+    assert {one: (state.type.value, state.message) for one, state in closed.items()} == {
+        futures[1].task_run_id: ("CANCELLED", "Upstream task run did not complete")
+    }
