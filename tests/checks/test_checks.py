@@ -415,7 +415,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
 
     (tmp_path / "recipe.json").write_text(json.dumps(content))
     monkeypatch.setattr(
-        "alignment_core.checks.check", lambda *_: Findings()
+        "alignment_core.checks.findings.check", lambda *_: Findings()
     )  # the stand-ins have no weights to look at
     for as_json in (False, True):
         cli_check.check(tmp_path / "recipe.json", [], None, as_json)
