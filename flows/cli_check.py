@@ -47,6 +47,7 @@ def check(
     out.print(table)
     for answer in findings.seen:
         dropped = "".join(f", {count} {reason}" for reason, count in sorted(answer.dropped.items()))
+        dropped += f", {answer.shortened} shortened" if answer.shortened else ""
         out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
     if planned.not_promoted:
         return out.print(f"[yellow]not to be promoted:[/] {escape(planned.not_promoted)}")

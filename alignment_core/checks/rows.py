@@ -71,6 +71,7 @@ class Answer(BaseModel):
     """Why nobody looked."""
     read: int = 0
     dropped: dict[str, int] = {}
+    shortened: int = 0
     whole: bool = False
     """Whether these were all rows that there are."""
     longest: int = 0
@@ -173,6 +174,7 @@ def _render(question: Question) -> dict[str, Any]:
     rows = [row.columns for row in kept_rows(pinned, limits, ledger, config.purpose, question.seed, None)]
     _judge(ledger, config.data)
     found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
+    found |= {"shortened": ledger.shortened.total()}
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:
         if whole:

@@ -127,6 +127,7 @@ def kept_rows(
                 if isinstance(columns, str):
                     ledger.dropped[number][columns] += 1
                 else:
+                    ledger.shortened[number] += filters.SHORTENED in columns
                     columns = tables.compact({**columns, "source": row.where}, purpose)
                     yield _Kept(number, example_number, digest, prompts, columns)
     if on_progress:

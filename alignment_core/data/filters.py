@@ -21,6 +21,8 @@ REASONS = {
 """Why a row may fall, in words that continue "12 rows …"."""
 
 Columns = dict[str, Any]
+SHORTENED = "shortened"
+"""Among the columns of a row of which something was cut off; no column of the table."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Limits:
         kept = cut_prompt(text.input_ids[:prompt], head, self.bos)
         ids = kept + text.input_ids[prompt : prompt + tail]
         mask = [0] * len(kept) + text.loss_mask[prompt : prompt + tail]
-        return {"input_ids": ids, "loss_mask": mask, "text": self.renderer.decode(ids)}
+        return {"input_ids": ids, "loss_mask": mask, "text": self.renderer.decode(ids), SHORTENED: True}
 
     def pair(self, pair: Pair, margin: float | None) -> Columns | str:
         """Columns of a preference row, or the reason why it falls."""
@@ -88,7 +90,7 @@ class Limits:
     def _cut(self, columns: Columns, name: str, ids: list[int]) -> None:
         """Put shorter ids and, as text is a view of ids, their text."""
         if ids != columns[f"{name}_ids"]:
-            columns |= {f"{name}_ids": ids, name: self.renderer.decode(ids)}
+            columns |= {f"{name}_ids": ids, name: self.renderer.decode(ids), SHORTENED: True}
 
 
 def cut_prompt(ids: Sequence[int], room: int, bos: int | None) -> list[int]:

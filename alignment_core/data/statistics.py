@@ -26,6 +26,7 @@ class Ledger:
         self._bad: list[str] = []
         self.read: Counter[int] = Counter()
         self.split: Counter[int] = Counter()
+        self.shortened: Counter[int] = Counter()
         self.dropped: list[Counter[str]] = [Counter() for _ in pinned]
 
     def bad(self, source: int, where: str, reason: str) -> None:
@@ -55,7 +56,8 @@ class Ledger:
     ) -> dict[str, Any]:
         """Counts of rows, by source and together.
 
-        One source row may give several table rows (``split``); ``unused`` ones were never drawn by a mixture.
+        One source row may give several table rows (``split``); ``unused`` ones were never drawn by a mixture. Of those
+        that were kept, ``shortened`` ones had something cut off.
         """
         columns: dict[str, Counter[int] | Sequence[int]] = {
             "read": self.read,
@@ -70,11 +72,13 @@ class Ledger:
                 name: sum(counts[source] for source in range(len(self._names))) for name, counts in columns.items()
             },
             "dropped": dict(sorted(self._total().items())),
+            "shortened": self.shortened.total(),
             "sources": [
                 {
                     "name": name,
                     **{column: counts[source] for column, counts in columns.items()},
                     "dropped": dict(sorted(self.dropped[source].items())),
+                    "shortened": self.shortened[source],
                 }
                 for source, name in enumerate(self._names)
             ],
@@ -95,21 +99,29 @@ class Ledger:
 
 
 def account(summary: Mapping[str, Any]) -> str:
-    """What became of the rows: ``288 of 400: 62 too_long, 50 test``; ``summary`` is the ledger's."""
+    """What became of the rows: ``288 of 400: 62 too_long, 50 test; 9 shortened``; ``summary`` is the ledger's."""
     rows = summary["rows"]
     gone = {**summary["dropped"], "test": rows["test"], "not drawn": rows["unused"]}
     parts = ", ".join(f"{count} {reason}" for reason, count in gone.items() if count)
-    return f"{rows['train']} of {rows['read']}" + (f": {parts}" if parts else "")
+    shortened = f"{summary['shortened']} shortened" if summary["shortened"] else ""
+    said = "; ".join(part for part in (parts, shortened) if part)
+    return f"{rows['train']} of {rows['read']}" + (f": {said}" if said else "")
 
 
 def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
-    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped or never drawn."""
+    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn."""
     said = []
     for source in summary["sources"]:
         dropped, read = sum(source["dropped"].values()), source["read"]
         if dropped > WARNING_SHARE * read:
             why = "; ".join(f"{count} {REASONS[reason]} ({reason})" for reason, count in source["dropped"].items())
             said.append(f"{source['name']}: {dropped} of {_rows(read)} ({dropped / read:.0%}) are left out: {why}")
+        shortened, kept = source["shortened"], source["kept"]
+        if shortened > WARNING_SHARE * kept:
+            said.append(
+                f"{source['name']}: {shortened} of {_rows(kept)} ({shortened / kept:.0%}) are shortened to max_length or "
+                "max_prompt_length, as `overlong: truncate` says"
+            )
         drawable = source["kept"] - source["test"]
         if source["unused"] > WARNING_SHARE * drawable:
             said.append(

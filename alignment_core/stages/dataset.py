@@ -62,6 +62,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
         "rows": account(built.statistics),
         **{f"{name}_rows": rows[name] for name in ("read", "train", "test", "unused")},
         "dropped": built.statistics["dropped"],
+        **({"shortened": shortened} if (shortened := built.statistics["shortened"]) else {}),
         **({"warnings": warnings} if warnings else {}),
     }
 

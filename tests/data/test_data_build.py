@@ -367,6 +367,25 @@ def test_rows_that_vanish_are_said_with_the_reason(built: Build, jsonl: Write) -
     assert losses(few.statistics, "first_exhausted") == []
 
 
+CUT = {"overlong": "truncate"}
+
+
+def test_rows_that_are_shortened_are_said_too(built: Build, jsonl: Write) -> None:
+    long = [{"prompt": "p", "completion": "c" * 50}, {"prompt": "p" * 50, "completion": "c"}]
+    data = built(jsonl([*PAIRS[:8], *long]), "sft", max_length=20, overlong="truncate")
+    assert (data.statistics["shortened"], data.statistics["sources"][0]["shortened"]) == (2, 2)
+    assert account(data.statistics) == "10 of 10: 2 shortened"
+    (said,) = losses(data.statistics, "first_exhausted")
+    assert said.startswith("train.jsonl: 2 of 10 rows (20%) are shortened to max_length or max_prompt_length")
+    pairs = [{"prompt": "p" * 9, "chosen": "yes", "rejected": "no"}, {"prompt": "p", "chosen": "y", "rejected": "n"}]
+    for purpose in ("preference", "prompts"):
+        cut = built(
+            jsonl([*pairs, {"prompt": "q", "chosen": " ", "rejected": "n"}]), purpose, max_prompt_length=6, **CUT
+        )
+        assert cut.statistics["shortened"] == 1
+    assert built(jsonl(PAIRS), "sft", **CUT).statistics["shortened"] == 0
+
+
 def test_a_source_that_a_mixture_cuts_is_said(built: Build) -> None:
     sources = [{"task": "max", "rows": 20, "weight": 1}, {"task": "sort", "rows": 200, "weight": 1}]
     data = built({"sources": sources}, "sft")
