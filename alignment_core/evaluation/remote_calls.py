@@ -7,6 +7,7 @@ imports nothing of this package.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import collections
 import datetime
@@ -47,8 +48,8 @@ OF_TEXT = {of.__name__: read for of, (_, read) in TEXTS.items()}
 PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex, dict, list, tuple, set, frozenset)
 CHANGEABLE = (list, dict, set, bytearray, collections.deque)
 
-COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-ARITHMETIC = [
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+ARITHMETIC = (
     "add",
     "sub",
     "mul",
@@ -62,66 +63,123 @@ ARITHMETIC = [
     "xor",
     "lshift",
     "rshift",
-]
-UNARY = ["neg", "invert", "index", "getitem", "setitem", "delitem"]
+)
+UNARY = ("neg", "invert", "index", "getitem", "setitem", "delitem")
 OPERATORS: dict[str, Callable[..., Any]] = {
-    f"__{name.rstrip('_')}__": getattr(operator, name) for name in COMPARISONS + ARITHMETIC
+    f"__{name.rstrip('_')}__": getattr(operator, name) for name in (*COMPARISONS, *ARITHMETIC)
 }
 OPERATORS |= {
     f"__r{name.rstrip('_')}__": functools.partial(lambda of, a, b: of(b, a), getattr(operator, name))
     for name in ARITHMETIC
 }
+OPERATORS |= {f"__i{name.rstrip('_')}__": getattr(operator, f"i{name.rstrip('_')}") for name in ARITHMETIC}
 OTHERS: dict[str, Callable[..., Any]] = {f"__{name}__": getattr(operator, name) for name in UNARY}
 OTHERS |= {
     f"__{of.__name__}__": of
     for of in (bool, len, iter, next, reversed, hash, int, float, abs, round, str, repr, format)
 }
+OTHERS |= {
+    "__contains__": operator.contains,
+    "__enter__": lambda one: type(one).__enter__(one),
+    "__exit__": lambda one, *error: type(one).__exit__(one, *error),
+}
+COMPARING = {f"__{name}__" for name in COMPARISONS}
+AS_NUMBER = {f"__{name}__" for name in ("bool", "int", "float", "index", "abs", "round")}
+OPERANDS: tuple[type, ...] = (bool, int, float, complex, fractions.Fraction, decimal.Decimal, str, list, tuple)
+"""Plain values that an object's arithmetic may be given."""
 
 
 class Remote:
     """An object of the other process.
 
-    With a plain value its operators work here, on its own plain value, or not at all: so it never learns what it is compared
-    with, and cannot claim to equal it.
+    It never learns what it is compared with, and cannot claim to equal it: comparisons with a plain value work here, on its own
+    plain value, or not at all. So do its other operators, unless it is of a class that the tests name; then they give another
+    such object (``_mixed``), and that is no number.
     """
 
     _channel: Channel
     _number: int
+    _made: bool
+    """Whether the tests made it, by calling a class that they name, and nothing that they called or read gave it again."""
+    _mixed: bool
+    """Whether it was computed with a plain value of the tests, which may be what they expect."""
 
     def __init__(self, channel: Channel, number: int) -> None:
-        self.__dict__.update(_channel=channel, _number=number)
+        self.__dict__.update(_channel=channel, _number=number, _made=False, _mixed=False)
+
+    @property  # type: ignore[misc]  # as the documentation of Python has it for what stands for another object
+    def __class__(self) -> Any:
+        try:
+            return self._channel.class_named(*self._channel.ask("class", self))
+        except AttributeError:  # closed
+            return Remote
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array"):
+            raise AttributeError(name)  # NumPy would read memory where the other side says that an array is
         return self._channel.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._channel.ask("set", self, name, value)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        return self._channel.ask("call", self, named, *given)
+        found = self._channel.ask("call", self, named, *given)
+        if type(found) is Remote and any(self is one for one in self._channel.classes):
+            found.__dict__["_made"] = True
+        return found
+
+    def __contains__(self, one: Any) -> bool:
+        if self._made:
+            return bool(self._channel.ask("special", self, "__contains__", one))
+        return any(each is one or each == one for each in iter(self))
+
+    def __enter__(self) -> Any:
+        return self._channel.ask("special", self, "__enter__")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        # whatever it answers: what went wrong in the tests is not for the program to suppress
+        self._channel.ask("special", self, "__exit__", kind, error, None)
 
     def __instancecheck__(self, one: Any) -> bool:
-        return isinstance(one, Remote) and bool(self._channel.ask("isinstance", one, self))
+        return type(one) is Remote and bool(self._channel.ask("isinstance", one, self))
+
+    def __subclasscheck__(self, one: Any) -> bool:
+        return type(one) is Remote and bool(self._channel.ask("issubclass", one, self))
 
 
 def _forward(name: str) -> Callable[..., Any]:
     def method(self: Remote, *operands: Any) -> Any:
-        return self._channel.ask("special", self, name, *operands)
+        if self._mixed and name in AS_NUMBER:
+            raise TypeError("an object that was computed with a plain value is no number")
+        found = self._channel.ask("special", self, name, *operands)
+        return _mixed(found) if self._mixed and type(found) is Remote else found
 
     return method
 
 
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: Remote, other: Any) -> Any:
-        if isinstance(other, Remote):
-            return self._channel.ask("special", self, name, other)
+        if type(other) is Remote:
+            found = self._channel.ask("special", self, name, other)
+            return _mixed(found) if type(found) is Remote and (self._mixed or other._mixed) else found
         value = self._channel.ask("plain", self)
-        return NotImplemented if value is None else OPERATORS[name](value[0], other)
+        if value is not None:
+            return OPERATORS[name](value[0], other)
+        if name in COMPARING or type(other) not in OPERANDS or not self._channel.is_named(self):
+            return NotImplemented
+        return _mixed(self._channel.ask("special", self, name, other))
 
     return method
 
 
-for _name in OTHERS:
+def _mixed(found: Any) -> Remote:
+    if type(found) is not Remote:
+        raise TypeError("of an object and a plain value, an operator makes another object")
+    found.__dict__["_mixed"] = True
+    return found
+
+
+for _name in OTHERS.keys() - vars(Remote).keys():
     setattr(Remote, _name, _forward(_name))
 for _name in OPERATORS:
     setattr(Remote, _name, _operator(_name))
@@ -135,6 +193,11 @@ class Channel:
         self._open_to = open_to
         self._ours: dict[int, Any] = {}
         self._theirs: dict[int, Any] = {}
+        self._numbers: dict[type, int] = {}
+        """Of exceptions that stand here for classes of the other side."""
+        self._classes: dict[tuple[int, str], type] = {}
+        self.classes: list[Remote] = []
+        """Those of the other side that the tests name."""
 
     def ask(self, action: str, *operands: Any) -> Any:
         """Have the other side do it. Raises what that raised; ends this process if it is gone."""
@@ -149,6 +212,19 @@ class Channel:
             if "raised" in said:
                 raise self._exception(*said["raised"])
             return self._decoded(said["gives"])
+
+    def is_named(self, one: Remote) -> bool:
+        """Whether an object of the other side is of a class that the tests name."""
+        return any(self.ask("isinstance", one, of) for of in self.classes)
+
+    def class_named(self, number: int, name: str, base: str) -> type:
+        """What stands here for a class of the other side: of its name, and of Python's class that it derives from."""
+        if (number, base) not in self._classes:
+            try:
+                self._classes[number, base] = type(name, (_type_named(base, object),), {})
+            except TypeError:  # nothing can derive from it
+                self._classes[number, base] = type(name, (), {})
+        return self._classes[number, base]
 
     def keep(self, number: int, one: Any) -> None:
         """Let the other side call it by its number."""
@@ -167,7 +243,7 @@ class Channel:
         try:
             answer = {"gives": self._encoded(self._done(asked["do"], *operands))}
         except Exception as error:
-            answer = {"raised": [self._encoded(type(error)), [self._encoded(one) for one in error.args]]}
+            answer = {"raised": self._told(error)}
         changed = [
             [place, now]
             for place, one in enumerate(operands)
@@ -186,8 +262,15 @@ class Channel:
             return target(*operands[1:], **operands[0])
         if action == "special":
             return {**OTHERS, **OPERATORS}[operands[0]](target, *operands[1:])
+        if action == "class":
+            if not self._open_to(target, "__class__"):
+                raise AttributeError("closed to the other side")
+            base = next(one for one in type(target).__mro__ if getattr(builtins, one.__name__, None) is one)
+            return id(type(target)), type(target).__name__, base.__name__
         if action == "isinstance":
-            return isinstance(target, operands[0])
+            return isinstance(operands[0], type) and isinstance(target, operands[0])
+        if action == "issubclass":
+            return issubclass(target, operands[0])
         return _plain(target)
 
     def _encoded(self, one: Any) -> Any:
@@ -206,13 +289,17 @@ class Channel:
             return ["module", one.__name__]
         if kind is Remote:
             return ["yours", one._number]
+        if isinstance(one, type) and one in self._numbers:
+            return ["yours", self._numbers[one]]
+        if isinstance(one, Exception):
+            return ["error", self._told(one)]
         name = one.__name__ if isinstance(one, type) else ""  # of no function: `exec` is one
         if getattr(builtins, name, ...) is one:
             return ["type", name]
         self.keep(id(one), one)
         if isinstance(one, type) and issubclass(one, Exception):
-            bases = [each.__name__ for each in one.__mro__ if hasattr(builtins, each.__name__)]
-            return ["exception", [id(one), name, bases[0]]]
+            bases = [each for each in one.__bases__ if issubclass(each, Exception)]
+            return ["exception", [id(one), name, [self._encoded(each) for each in bases]]]
         return ["mine", id(one)]
 
     def _decoded(self, said: Any) -> Any:
@@ -234,14 +321,39 @@ class Channel:
         if kind == "yours":
             return self._ours[held]
         if kind == "exception":
-            return self._theirs.setdefault(held[0], type(held[1], (_type_named(held[2], Exception),), {}))
-        return self._theirs.setdefault(held, Remote(self, held))
+            return self._exception_class(*held)
+        if kind == "error":
+            return self._exception(*held)
+        found = self._theirs.setdefault(held, Remote(self, held))
+        if type(found) is Remote:
+            found.__dict__["_made"] = False  # unless this answers the call that made it
+        return found
 
-    def _exception(self, kind: Any, given: list[Any]) -> Exception:
+    def _told(self, error: Exception) -> list[Any]:
+        """Class, arguments, public fields and text of an exception."""
+        fields = {name: self._encoded(value) for name, value in vars(error).items() if not name.startswith("_")}
+        text = None if getattr(builtins, type(error).__name__, None) is type(error) else str(error)
+        return [self._encoded(type(error)), [self._encoded(one) for one in error.args], fields, text]
+
+    def _exception_class(self, number: int, name: str, bases: list[Any]) -> type:
+        if number not in self._theirs:
+            kinds = tuple(self._decoded(one) for one in bases)
+            if not all(isinstance(one, type) and issubclass(one, Exception) for one in kinds):
+                raise ValueError("what the other side raises is no exception")
+            made = type(name, kinds, {"__str__": lambda self: vars(self).get("_text") or kinds[0].__str__(self)})
+            self._theirs[number], self._numbers[made] = made, number
+        return self._theirs[number]
+
+    def _exception(self, kind: Any, given: list[Any], fields: dict[str, Any], text: str | None) -> Exception:
         of = self._decoded(kind)
         if not (isinstance(of, type) and issubclass(of, Exception)):
             raise ValueError("what the other side raised is no exception")
-        return of(*map(self._decoded, given))
+        arguments = [self._decoded(one) for one in given]
+        found: Exception = (
+            of.__new__(of, *arguments) if any(of is one for one in self._ours.values()) else of(*arguments)
+        )
+        vars(found).update({name: self._decoded(value) for name, value in fields.items()}, _text=text)
+        return found
 
     def _write(self, message: dict[str, Any]) -> None:
         self._file.write(json.dumps(message).encode() + b"\n")
@@ -285,7 +397,13 @@ def answer_calls(end: socket.socket, names: dict[str, Any]) -> None:
     channel.serve()
 
 
-def names_of_program(end: socket.socket, tests: str) -> dict[str, Any]:
-    """What the program defined. It may see public fields of instances of classes of the module ``tests``, and no more."""
+def names_of_program(end: socket.socket, tests: str, source: str) -> dict[str, Any]:
+    """What the program defined. It may see public fields of instances of classes of the module ``tests``, and no more.
+
+    Classes, by their capital letter, are those of its names that the ``source`` of the tests has.
+    """
     channel = Channel(end, lambda one, name: type(one).__module__ == tests and not name.startswith("_"))
-    return dict(Remote(channel, 0)())
+    names = dict(Remote(channel, 0)())
+    named = {one.id for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Name) and one.id[:1].isupper()}
+    channel.classes = [one for name, one in names.items() if name in named and type(one) is Remote]
+    return names

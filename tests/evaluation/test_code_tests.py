@@ -23,7 +23,7 @@ from alignment_core.errors import DataError, EnvironmentFault, Stopped
 from alignment_core.evaluation import code_tests, sandbox, sandboxed, system_calls
 from alignment_core.evaluation.code_tests import CodeTests, code_of
 from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.sandbox import Ended, run_program
+from alignment_core.evaluation.sandbox import Ended, passes_tests, run_program
 
 DOUBLES = json.dumps({"tests": "assert double(2) == 4\nassert abs(double(-3) + 6) == 0"})
 ADDS = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]})
@@ -153,6 +153,194 @@ def test_tests_call_a_program_in_another_process_as_if_it_were_in_theirs() -> No
     label = json.dumps({"tests": TESTS})
     assert verify("code", [row(PROGRAM, label)]) == [1.0]
     assert verify("code", [row(PROGRAM.replace("k * k", "k + k"), label)]) == [0.0]
+
+
+USUAL = {
+    "numbers": (
+        "def area(r): return 3.14159 * r * r",
+        "assert abs(area(2) - 12.566) < 1e-2 and round(area(1), 2) == 3.14",
+    ),
+    "a function that checks": (
+        "def twice(x): return 2 * x",
+        "def check(candidate):\n assert candidate(2) == 4\ncheck(twice)",
+    ),
+    "containers": (
+        "def group(words):\n d = {}\n for w in words: d.setdefault(len(w), set()).add(w)\n return d",
+        "assert group(['a', 'bb', 'b']) == {1: {'a', 'b'}, 2: {'bb'}} and set(group(['a'])) == {1}",
+    ),
+    "types": (
+        "def split(x): return (int(x), str(x), [x], {'x': x}, None, x > 1)",
+        "for one, of in zip(split(1.5), (int, str, list, dict, type(None), bool)): assert isinstance(one, of), of",
+    ),
+    "a generator": ("def up(n):\n for i in range(n): yield i", "g = up(3)\nassert next(g) == 0 and list(g) == [1, 2]"),
+    "an error of Python's": (
+        "def pop(x):\n if not x: raise ValueError('empty list')\n return x.pop()",
+        "try:\n pop([])\n assert False, 'no error'\nexcept ValueError as e:\n assert str(e) == 'empty list'",
+    ),
+    "a helper like pytest.raises": (
+        "def root(x):\n if x < 0: raise ValueError(f'negative: {x}')\n return x ** 0.5",
+        "class raises:\n"
+        " def __init__(self, kind): self.kind = kind\n"
+        " def __enter__(self): return self\n"
+        " def __exit__(self, kind, error, trace): self.error = error; return kind is not None and issubclass(kind, self.kind)\n"
+        "with raises(ValueError) as e: root(-1)\nassert 'negative' in str(e.error)",
+    ),
+    "errors of its own that derive from each other": (
+        "class BankError(Exception): ...\n"
+        "class Insufficient(BankError):\n"
+        " def __init__(self, needed): super().__init__('too little'); self.needed = needed\n"
+        " def __str__(self): return f'{self.needed} more needed'\n"
+        "def pay(a, b):\n if b > a: raise Insufficient(b - a)\n return a - b",
+        "try: pay(1, 3)\nexcept BankError as e: assert e.needed == 2 and str(e) == '2 more needed' "
+        "and isinstance(e, Insufficient)\n"
+        "else: assert False\nassert issubclass(Insufficient, BankError)",
+    ),
+    "an object with operators": (
+        "class Vector:\n"
+        " def __init__(self, x, y): self.x, self.y = x, y\n"
+        " def __add__(self, o): return Vector(self.x + o.x, self.y + o.y)\n"
+        " def __mul__(self, k): return Vector(self.x * k, self.y * k)\n"
+        " __rmul__ = __mul__\n"
+        " def __neg__(self): return self * -1\n"
+        " def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5\n"
+        " def __eq__(self, o): return isinstance(o, Vector) and (self.x, self.y) == (o.x, o.y)\n"
+        " def __iter__(self): return iter((self.x, self.y))\n"
+        " def __repr__(self): return f'Vector({self.x}, {self.y})'\n",
+        "v = Vector(1, 2)\n"
+        "assert v * 3 == Vector(3, 6) and 3 * v == v * 3 and (v * 3).x == 3 and list(v * 2) == [2, 4] "
+        "and repr(v * 2) == 'Vector(2, 4)'\n"
+        "assert v + v == v * 2 and -v == Vector(-1, -2) and abs(Vector(3, 4)) == 5 and v != (1, 2)\n"
+        "v *= 2\nassert v.y == 4",
+    ),
+    "operators with texts and lists": (
+        "class Path:\n def __init__(self, s): self.s = s\n def __truediv__(self, o): return Path(self.s + '/' + o)\n"
+        "class Bag:\n def __init__(self, i): self.i = list(i)\n def __add__(self, o): return Bag(self.i + list(o))\n"
+        " def __len__(self): return len(self.i)",
+        "assert (Path('a') / 'b' / 'c').s == 'a/b/c'\nassert len(Bag([1]) + [2]) == 2 and (Bag([1]) + [2]).i == [1, 2]",
+    ),
+    "in-place operators and items": (
+        "class Acc:\n def __init__(self): self.total, self.seen = 0, {}\n"
+        " def __iadd__(self, n): self.total += n; return self\n"
+        " def __getitem__(self, k): return self.seen[k]\n def __setitem__(self, k, v): self.seen[k] = v\n"
+        " def __delitem__(self, k): del self.seen[k]\n def __contains__(self, k): return k in self.seen\n"
+        " def __len__(self): return len(self.seen)\n def __bool__(self): return bool(self.seen)",
+        "a = Acc()\nassert not a\na += 3\na += 4\nassert a.total == 7\n"
+        "a = Acc()\na['x'] = 1\nassert a['x'] == 1 and 'x' in a and 'y' not in a and len(a) == 1 and a\ndel a['x']\n"
+        "assert 'x' not in a",
+    ),
+    "a context manager": (
+        "class Timer:\n def __init__(self): self.log = []\n def __enter__(self): self.log.append('in'); return self\n"
+        " def __exit__(self, kind, error, trace): self.log.append(kind and kind.__name__)",
+        "t = Timer()\nwith t as inside: assert inside is t and t.log == ['in']\nassert t.log == ['in', None]\n"
+        "try:\n with t: raise KeyError('k')\nexcept KeyError: pass\nassert t.log[-1] == 'KeyError'",
+    ),
+    "a manager that is a generator": (
+        "from contextlib import contextmanager\nlog = []\n@contextmanager\ndef section(n):\n"
+        " log.append(n)\n try: yield n * 2\n finally: log.append(-n)\ndef seen(): return log",
+        "with section(3) as s: assert s == 6 and seen() == [3]\nassert seen() == [3, -3]",
+    ),
+    "an iterator": (
+        "class Down:\n def __init__(self, n): self.n = n\n def __iter__(self): return self\n"
+        " def __next__(self):\n  if self.n == 0: raise StopIteration\n  self.n -= 1\n  return self.n + 1",
+        "assert list(Down(3)) == [3, 2, 1] and sum(Down(3)) == 6 and [x for x in Down(2)] == [2, 1] and max(Down(4)) == 4",
+    ),
+    "classes that derive from each other": (
+        "from abc import ABC, abstractmethod\nclass Shape(ABC):\n @abstractmethod\n def area(self): ...\n"
+        "class Square(Shape):\n def __init__(self, a): self.a = a\n def area(self): return self.a ** 2\n"
+        " @property\n def side(self): return self.a\n @classmethod\n def unit(cls): return cls(1)\n @staticmethod\n"
+        " def corners(): return 4",
+        "s = Square(3)\nassert isinstance(s, Shape) and s.area() == 9 and s.side == 3 and Square.unit().a == 1 "
+        "and Square.corners() == 4\n"
+        "assert issubclass(Square, Shape) and not issubclass(Shape, Square) and s.__class__.__name__ == 'Square'\n"
+        "try: Shape(); assert False\nexcept TypeError: pass",
+    ),
+    "what derives from a class of Python's": (
+        "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\nclass Celsius(float): ...\n"
+        "class Names(list):\n def first(self): return self[0]\nclass Conf(dict): __getattr__ = dict.get",
+        "assert isinstance(Pair(1, 2), tuple) and Pair(1, 2) == (1, 2) and Pair(1, b=2)._asdict() == {'a': 1, 'b': 2}\n"
+        "assert isinstance(Celsius(3), float) and Celsius(3) + 1 == 4 and isinstance(Names('ab'), list) "
+        "and Names('ab').first() == 'a'\n"
+        "assert isinstance(Conf(a=1), dict) and Conf(a=1).a == 1 and not isinstance(Conf(), list)",
+    ),
+    "data classes and enumerations": (
+        "from dataclasses import dataclass\nfrom enum import Enum\n@dataclass(order=True, frozen=True)\nclass Card:\n"
+        " rank: int\n suit: str = 'x'\n"
+        "class Color(Enum): RED, BLUE = 1, 2\ndef best(cards): return max(cards)",
+        "assert Card(1) == Card(1, 'x') and Card(1) < Card(2) and best([Card(1), Card(3), Card(2)]).rank == 3 "
+        "and len({Card(1), Card(1)}) == 1\n"
+        "assert sorted([Card(2), Card(1)])[0] == Card(1) and Color.RED.value == 1 and Color(2) is Color.BLUE "
+        "and Color.RED != Color.BLUE",
+    ),
+    "functions that take and return functions": (
+        "def compose(*fs):\n def run(x):\n  for f in fs: x = f(x)\n  return x\n return run\n"
+        "def memo(f):\n seen = {}\n def g(x):\n  if x not in seen: seen[x] = f(x)\n  return seen[x]\n return g",
+        "calls = []\n@memo\ndef slow(x): calls.append(x); return x * x\n"
+        "assert compose(str, len, lambda n: n + 1)(1234) == 5 and (slow(3), slow(3), calls) == (9, 9, [3])",
+    ),
+    "a linked structure": (
+        "class Node:\n def __init__(self, val=0, next=None): self.val, self.next = val, next\n"
+        "def flip(head):\n back = None\n while head: head.next, back, head = back, head, head.next\n return back",
+        "def build(xs):\n head = None\n for x in reversed(xs): head = Node(x, head)\n return head\n"
+        "def walk(n):\n out = []\n while n: out.append(n.val); n = n.next\n return out\n"
+        "assert walk(flip(build([1, 2, 3]))) == [3, 2, 1] and flip(None) is None",
+    ),
+    "a unittest case": (
+        "class Stack:\n def __init__(self): self.items = []\n def push(self, x): self.items.append(x)\n"
+        " def pop(self):\n  if not self.items: raise IndexError('pop from empty stack')\n  return self.items.pop()",
+        "import unittest\nclass T(unittest.TestCase):\n def test(self):\n"
+        "  s = Stack(); s.push(1); self.assertEqual(s.pop(), 1)\n  with self.assertRaisesRegex(IndexError, 'empty'): s.pop()\n"
+        "  self.assertIsInstance(s, Stack)\nresult = unittest.TestResult()\nT('test').run(result)\n"
+        "assert result.wasSuccessful(), result",
+    ),
+    "arrays": (
+        "import numpy as np\ndef norm(x): return np.asarray(x) / np.sum(x)\ndef mean(x): return np.mean(x)",
+        "import numpy as np\nassert np.allclose(norm([1, 3]), [0.25, 0.75]) and mean([1, 2]) == 1.5 "
+        "and norm([1]).tolist() == [1]\n"
+        "assert isinstance(mean([1]), float) and abs(mean([1, 2]) - 1.5) < 1e-9",
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "tests"), USUAL.values(), ids=USUAL.keys())
+def test_usual_tests_hold_of_right_programs_and_not_of_wrong_ones(program: str, tests: str) -> None:
+    assert passes_tests(program, tests, threading.Event())
+    assert not passes_tests("", tests, threading.Event())
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert abs(Thing(2).value() - 5) < 1e-9",
+        "assert round(Thing(2) - 5) == 0",
+        "assert Thing(2) == 5",
+        "assert Thing(2) - 5 == 0",
+        "assert not Thing(2) - 5",
+        "assert -(Thing(2) - 5) <= 0",
+        "import math\nassert math.isclose(Thing(2).value(), 5)",
+        "import numpy as np\nassert np.allclose(Thing(2).value(), [5])",
+        "assert int(Thing(2) + 1 - Thing(3)) == 0",
+        "with Thing(2) as thing: assert thing.x == 5",
+        "with Thing(2) as thing: raise ValueError",
+        "assert 5 in Thing(2).value()",
+    ],
+)
+def test_no_object_of_a_program_passes_for_the_number_that_is_expected(tests: str) -> None:
+    """A class whose operators agree with everything, and which the tests name."""
+    agrees = """
+def same(self, *others): return self
+class Thing:
+    def __init__(self, *given): pass
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __neg__ = __abs__ = __getitem__ = value = __enter__ = same
+    def __eq__(self, *others): return True
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __exit__ = __eq__
+    def __float__(self): return 0.0
+    def __int__(self): return 0
+    __round__ = __len__ = __bool__ = __index__ = __int__
+    __array_interface__ = {"shape": (1,), "typestr": "<f8", "data": (4096, False), "version": 3}
+    @property
+    def x(self): raise KeyError
+"""
+    assert not passes_tests(agrees, tests, threading.Event())
 
 
 def test_a_program_sees_nothing_of_its_tests_but_what_they_pass() -> None:
