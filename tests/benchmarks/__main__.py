@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-PARTS = ("startup", "training", "generation", "reinforcement", "pipeline")
+PARTS = ("startup", "store", "training", "generation", "reinforcement", "pipeline")
 ON_REQUEST = ("soak",)
 """Parts that take long: `python -m tests.benchmarks soak`."""
 CPU = {
@@ -25,7 +25,7 @@ def main() -> int:
     """Run each part in a process of its own; the exit code is that of the first that failed."""
     wanted = sys.argv[1:] or list(PARTS)
     for part in wanted:
-        environment = {**os.environ, **({} if part in ("startup", "pipeline", *ON_REQUEST) else CPU)}
+        environment = {**os.environ, **({} if part in ("startup", "store", "pipeline", *ON_REQUEST) else CPU)}
         done = subprocess.run(
             [sys.executable, "-m", f"tests.benchmarks.{part}"],
             env=environment,
