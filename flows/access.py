@@ -65,12 +65,8 @@ def headers() -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-OF_PAGES = {
-    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-}
-"""Of a server with pages: a request that changes something has to show that a page of its own made it. And Prefect's login
-page takes a missing password for a fault, of which it advises to use its maker's cloud."""
+OF_PAGES = {"PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true"}
+"""Of a server with pages: a request that changes something has to show that a page of its own made it."""
 
 
 def split(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -87,6 +83,23 @@ def shown_database(settings: Mapping[str, str]) -> str | None:
     parts = urlsplit(url)
     place = parts.hostname or ""
     return urlunsplit(parts._replace(netloc=f"{place}:{parts.port}" if parts.port else place, query=""))
+
+
+def lost_server(error: BaseException | None) -> str | None:
+    """What to tell about an error that means: the server of the run is away, or does not know its token any more."""
+    import httpx
+
+    while error is not None:
+        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
+        if refused or isinstance(error, httpx.TransportError):
+            what = "does not know this run's token any more" if refused else "does not answer any more"
+            why = "where the process behind `align up` ends, its token ends with it"
+            return (
+                f"the Prefect server at {os.environ.get(URL)} {what} ({why}); finished stages are kept, and `align resume "
+                "last` goes on with the server that runs then"
+            )
+        error = error.__cause__
+    return None
 
 
 def write(file: Path, token: str) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from alignment_core.artifacts import Reference, open_store
-from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
+from alignment_core.errors import AlignmentError, EnvironmentFault, InfrastructureError, UserError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.journal import RunRecord
 from flows import cli_check, cli_deploy, cli_doctor, cli_fields, cli_samples, cli_services, cli_store
@@ -94,6 +94,7 @@ def not_promoted(outcome: dict[str, Any]) -> bool:
 
 def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_json: bool) -> dict[str, Any]:
     with uncollected(), hidden("pandas"):  # Prefect imports it to know its tables as a task's parameters
+        from flows.access import lost_server
         from flows.any_recipe import alignment
         from flows.display import display_of
         from flows.early import COMMAND_LINE
@@ -108,6 +109,10 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
                 mark_if_open(caller.resumes.run_id, "`align resume` takes it up again")
             outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
             return outcome
+        except Exception as error:
+            if not isinstance(error, AlignmentError) and (sentence := lost_server(error)):
+                raise InfrastructureError(sentence) from error
+            raise
         finally:
             COMMAND_LINE.reset(token)
 

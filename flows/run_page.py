@@ -24,6 +24,7 @@ from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
+from flows import access
 from flows.costs import cost_cells, run_cost, step_rows
 from flows.display import promotion_line
 from tasks.stage import Run
@@ -69,7 +70,8 @@ def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str)
     if not isinstance(error, Exception) or isinstance(error, Stopped):
         what = "was interrupted" if isinstance(error, KeyboardInterrupt) else "was stopped"
         return Unfinished(what, None, f"{resume} where it stopped: {kept}.", log)
-    sentence = str(error) if isinstance(error, AlignmentError) else f"{type(error).__name__}: {error}"
+    known = str(error) if isinstance(error, AlignmentError) else access.lost_server(error)
+    sentence = known or f"{type(error).__name__}: {error}"
     if isinstance(error, UserError):
         how = f"Once that is mended, {resume}, and so does `align run` with a recipe that was changed: {kept}."
         return Unfinished("failed", sentence, how, log)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import sqlalchemy.exc
@@ -30,6 +31,8 @@ from flows import services as up
 from flows.prefect_api import start_prefect_api
 from tests.deployments.up import BIN, PASSWORD, Services
 from tests.processes import processes_of, wait_until
+
+REQUEST = httpx.Request("GET", "http://127.0.0.1:4200/api/version")
 
 
 @pytest.mark.slow
@@ -262,3 +265,21 @@ def test_the_log_of_the_server_holds_no_transaction_that_is_tried_again(caplog: 
     for error in (sqlalchemy.exc.OperationalError("UPDATE deployment", {}, locked), ValueError("wrong")):
         tasks.error("a task failed", exc_info=error)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (httpx.HTTPStatusError("401", request=REQUEST, response=httpx.Response(401)), "does not know this run's token"),
+        (httpx.ConnectError("refused"), "does not answer any more"),
+        (httpx.HTTPStatusError("404", request=REQUEST, response=httpx.Response(404)), None),
+        (ValueError("401"), None),
+    ],
+    ids=["another token", "away", "not found", "something else"],
+)
+def test_a_run_whose_server_is_gone_says_why_and_how_it_goes_on(error: Exception, said: str | None) -> None:
+    wrapped = RuntimeError("the state was not set")
+    wrapped.__cause__ = error
+    found = access.lost_server(wrapped)
+    assert found == access.lost_server(error)
+    assert found is None if said is None else said in str(found) and "`align resume last`" in str(found)
