@@ -1,11 +1,13 @@
 """The deployments' flows, all named ``alignment``: the functions differ only in the recipe that their form asks for.
 
-Their forms take a second to make: `align run` does without this module.
+Each becomes a flow when somebody asks this module for it: making the forms of all takes longer than a cached stage.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from prefect import Flow
 
 from alignment_core.recipes import (
     DpoRecipe,
@@ -25,7 +27,6 @@ def _shipped(name: str) -> Any:
     return load_recipe(path, working_folder=path.parent)  # whatever lies where this is imported
 
 
-@alignment_flow
 def deployed_quickstart(
     recipe: IterativeDpoRecipe = _shipped("quickstart"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -33,7 +34,6 @@ def deployed_quickstart(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_iterative_dpo(
     recipe: IterativeDpoRecipe = _shipped("iterative-dpo"),
     overrides: list[str] = [],
@@ -43,7 +43,6 @@ def deployed_iterative_dpo(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_sft(
     recipe: SftRecipe = _shipped("sft"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -51,7 +50,6 @@ def deployed_sft(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_reward_model(
     recipe: RewardModelRecipe = _shipped("reward-model"),
     overrides: list[str] = [],
@@ -61,7 +59,6 @@ def deployed_reward_model(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_dpo(
     recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -69,7 +66,6 @@ def deployed_dpo(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_ppo(
     recipe: RlRecipe = _shipped("ppo"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -77,7 +73,6 @@ def deployed_ppo(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_grpo(
     recipe: RlRecipe = _shipped("grpo"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -85,7 +80,6 @@ def deployed_grpo(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_reinforce_baseline(
     recipe: RlRecipe = _shipped("reinforce-baseline"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -93,7 +87,6 @@ def deployed_reinforce_baseline(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_agent(
     recipe: RlRecipe = _shipped("agent"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -101,7 +94,6 @@ def deployed_agent(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_rlhf(
     recipe: RlRecipe = _shipped("rlhf"), overrides: list[str] = [], from_stage: str | None = None
 ) -> dict[str, Any]:
@@ -109,7 +101,6 @@ def deployed_rlhf(
     return run_any(recipe, overrides, from_stage)
 
 
-@alignment_flow
 def deployed_nightly(
     recipe: NightlyRecipe = _shipped("nightly"),
     overrides: list[str] = [],
@@ -118,3 +109,14 @@ def deployed_nightly(
 ) -> dict[str, Any]:
     """Production → new preference rows → evaluation → promotion. `night` names the night; default when the run was due."""
     return run_any(recipe, overrides, from_stage, night)
+
+
+_FUNCTIONS = {name: globals().pop(name) for name in list(globals()) if name.startswith("deployed_")}
+
+
+def __getattr__(name: str) -> Flow[..., Any]:
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made: Flow[..., Any] = alignment_flow(_FUNCTIONS[name])
+    globals()[name] = made
+    return made

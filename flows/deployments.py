@@ -36,16 +36,22 @@ from flows.run_form import run_form
 
 FLOW = "alignment"
 PROJECT = Path(__file__).resolve().parent.parent
-FUNCTIONS: dict[str, Flow[..., Any]] = {
-    "sft": alignment.deployed_sft,
-    "reward-model": alignment.deployed_reward_model,
-    "dpo": alignment.deployed_dpo,
-    "iterative-dpo": alignment.deployed_iterative_dpo,
-    "rl": alignment.deployed_grpo,
-    "nightly": alignment.deployed_nightly,
+FUNCTIONS = {
+    "sft": "deployed_sft",
+    "reward-model": "deployed_reward_model",
+    "dpo": "deployed_dpo",
+    "iterative-dpo": "deployed_iterative_dpo",
+    "rl": "deployed_grpo",
+    "nightly": "deployed_nightly",
 }
-"""Whose form a recipe of one's own has, by its method."""
+"""The flow whose form a recipe of one's own has, by its method."""
 PAGE = 200
+
+
+def flow_of(method: str) -> Flow[..., Any]:
+    """The flow that runs recipes of a method."""
+    found: Flow[..., Any] = getattr(alignment, FUNCTIONS[method])
+    return found
 
 
 def shipped() -> dict[str, dict[str, Any]]:
@@ -82,7 +88,7 @@ def register_recipe(
         raise UserError(f"--name {name}: a deployment of this name comes with the project; choose another one")
     parameters = {"recipe": recipe.model_dump(mode="json")}
     schedules = [due] if due else None
-    _register(client, name, FUNCTIONS[recipe.method], parameters, f"Recipe {recipe.name}", schedules, folder)
+    _register(client, name, flow_of(recipe.method), parameters, f"Recipe {recipe.name}", schedules, folder)
 
 
 def _register(

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from alignment_core.errors import EnvironmentFault, InfrastructureError
+from alignment_core.imports import uncollected
 
 OBJECT_STORE_BYTES = 128 << 20
 DAEMONS = ("raylet", "gcs_server")
@@ -50,7 +51,8 @@ def connect(temporary: Path) -> Any:
     ``temporary``. Raises InfrastructureError if Ray does not come up, EnvironmentFault if there is none at ``RAY_ADDRESS``.
     """
     prepare_environment()
-    import ray
+    with uncollected():
+        import ray
 
     if ray.is_initialized():
         return ray

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from alignment_core.artifacts import align_home
+from alignment_core.imports import uncollected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +34,9 @@ def as_svg(draw: Callable[P, Figure | None]) -> Callable[P, str | None]:
     @functools.wraps(draw)
     def drawn(*arguments: P.args, **named: P.kwargs) -> str | None:
         os.environ.setdefault("MPLCONFIGDIR", str(align_home() / "cache" / "matplotlib"))
-        import matplotlib
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        with uncollected():
+            import matplotlib
+            from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         with matplotlib.rc_context(SETTINGS):
             figure = draw(*arguments, **named)

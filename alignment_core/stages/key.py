@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import Any
 
 from alignment_core.canonical import canonical_json, derive_seed, digest_of
@@ -19,9 +20,10 @@ log = logging.getLogger(__name__)
 def _stamps() -> dict[str, tuple[int, int]]:
     """Time and size of every source file of the package."""
     found = {}
-    for path in (ROOT / PACKAGE).rglob("*.py"):
-        stat = path.stat()
-        found[path.relative_to(ROOT).as_posix()] = (stat.st_mtime_ns, stat.st_size)
+    for folder, _, names in os.walk(ROOT / PACKAGE):  # with plain strings: it is asked for at each key
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            stat = os.stat(path)
+            found[path.removeprefix(f"{ROOT}{os.sep}")] = (stat.st_mtime_ns, stat.st_size)
     return found
 
 

@@ -19,7 +19,7 @@ import flows.cli, alignment_core.recipes
 from alignment_core.imports import hidden, uncollected
 with uncollected(), hidden("pandas"):
     import flows.any_recipe""",
-    "deployed flows": "import flows.alignment",
+    "a deployed flow": "from flows.alignment import deployed_quickstart",
     "prefect's server": "import flows.prefect_server",
 }
 TIMES = 3

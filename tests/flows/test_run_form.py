@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import Flow
 
-from flows.deployments import FUNCTIONS
+from flows import alignment
+from flows.deployments import FUNCTIONS, flow_of, shipped
 from flows.run_form import run_form
+
+ROOT = Path(__file__).parents[2]
 
 
 def shown(schema: dict[str, Any], field: dict[str, Any], path: str = "") -> list[str]:
@@ -22,7 +29,7 @@ def shown(schema: dict[str, Any], field: dict[str, Any], path: str = "") -> list
 
 @pytest.mark.parametrize("method", FUNCTIONS)
 def test_the_form_is_short_with_overrides_on_top(method: str) -> None:
-    form = run_form(FUNCTIONS[method].parameters.model_dump())
+    form = run_form(flow_of(method).parameters.model_dump())
     leaves = shown({"definitions": {**form["definitions"], "all": form}}, {"$ref": "/all"})
     assert leaves[0] == ".overrides"
     assert leaves[-1] == ".from_stage"
@@ -33,7 +40,7 @@ def test_the_form_is_short_with_overrides_on_top(method: str) -> None:
 
 
 def test_what_a_method_takes_in_numbers_comes_first_and_objects_are_boxes_with_their_defaults() -> None:
-    form = run_form(FUNCTIONS["iterative-dpo"].parameters.model_dump())
+    form = run_form(flow_of("iterative-dpo").parameters.model_dump())
     section = form["definitions"]["IterativeDpoConfig"]["properties"]
     assert section["rounds"]["type"] == "integer"
     assert section["rounds"]["description"] == "Number of rounds."
@@ -46,7 +53,7 @@ def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
     from jsonschema import Draft202012Validator
 
     for method in [*FUNCTIONS, "iterative-dpo"]:
-        form = run_form(FUNCTIONS[method].parameters.model_dump())
+        form = run_form(flow_of(method).parameters.model_dump())
         validator = Draft202012Validator(form)
         default = form["properties"]["recipe"]["default"]
         assert list(validator.iter_errors({"recipe": default, "overrides": ["seed=3"]})) == []
@@ -54,3 +61,21 @@ def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
     assert [error.message for error in validator.iter_errors({"recipe": {**shorthand, "seed": "x"}})] == [
         "'x' is not of type 'integer'"
     ]
+
+
+def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
+    code = (
+        "from flows import alignment\n"
+        "from prefect import Flow\n"
+        "alignment.deployed_sft\n"
+        "print([name for name, value in vars(alignment).items() if isinstance(value, Flow)])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "['deployed_sft']"
+
+
+def test_every_deployment_names_a_flow() -> None:
+    for written in shipped().values():
+        assert isinstance(getattr(alignment, written["entrypoint"].rpartition(":")[2]), Flow)
+    with pytest.raises(AttributeError, match="has no attribute 'deployed_nothing'"):
+        getattr(alignment, "deployed_nothing")  # noqa: B009
