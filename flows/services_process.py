@@ -28,7 +28,7 @@ import psutil
 from alignment_core import journal
 from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, EnvironmentFault
-from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.processes import ProcessId
 from flows import access
 from flows.console import say
@@ -94,11 +94,12 @@ class _Service:
         self._running: Supervised | None = None
 
     def begin(self) -> None:
-        temporary = fresh_folder(align_home() / "tmp", "s-")
+        temporary = short_folder()  # a run of the worker may put Ray's sockets below it
         log = folder() / f"{self.name}.log"
         self._running = Supervised(
             self.command,
-            {**os.environ, **self.secrets},
+            # Its own, since Prefect's worker cannot use what the worker of another user made in /tmp.
+            {**os.environ, **self.secrets, "TMPDIR": str(temporary)},
             log,
             temporary,
             inherited=self.inherited,

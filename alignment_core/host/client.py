@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,14 +16,13 @@ from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
-from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.inherited import inherited
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.base import StageCall, StageResult
 
 OnProgress = Callable[[dict[str, Any]], None]
 OnWait = Callable[[str | None], None]
-LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
 
 
 def placed(error: AlignmentError, label: str, log: Path) -> AlignmentError:
@@ -242,11 +240,3 @@ def _environment(resources: ResourcesConfig, temporary: Path) -> dict[str, str]:
         VLLM_NO_USAGE_STATS="1",
     )
     return environment
-
-
-def short_folder() -> Path:
-    """A folder for Ray's sockets and the trainers' rendezvous: below ALIGN_HOME if its path is short enough."""
-    parent = align_home() / "tmp"
-    if len(str(parent)) <= LONGEST_SOCKET_FOLDER:
-        return fresh_folder(parent, "r")
-    return fresh_folder(Path(tempfile.gettempdir()), "align-")

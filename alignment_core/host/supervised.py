@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from alignment_core.artifacts import align_home
 from alignment_core.host.supervisor import IN_USE, discard
 
 YOUNG_SECONDS = 60.0
+LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
 CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the command's grace
 
 
@@ -26,6 +28,14 @@ def fresh_folder(parent: Path, prefix: str) -> Path:
             if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not _in_use(old):
                 discard(old)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+def short_folder() -> Path:
+    """A folder for Ray's sockets and the trainers' rendezvous: below ALIGN_HOME if its path is short enough."""
+    parent = align_home() / "tmp"
+    if len(str(parent)) <= LONGEST_SOCKET_FOLDER:
+        return fresh_folder(parent, "r")
+    return fresh_folder(Path(tempfile.gettempdir()), "align-")
 
 
 def _in_use(folder: Path) -> bool:

@@ -14,9 +14,8 @@ from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
 
 from alignment_core.errors import AlignmentError
-from alignment_core.host.client import short_folder
 from alignment_core.host.protocol import Channel
-from alignment_core.host.supervised import Supervised
+from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.inherited import inherited
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.tracking import WandbConfig

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Running
@@ -61,6 +62,12 @@ def test_status_says_what_runs(services: Services) -> None:
     status = services.align("status")["services"]
     assert status["phase"] == "ready"
     assert [one["name"] for one in status["services"]] == ["server", "worker", "reconciler"]
+
+
+def test_the_worker_leaves_nothing_where_another_users_worker_would(services: Services) -> None:
+    folder = Path(psutil.Process(services.pid("worker")).environ()["TMPDIR"])
+    assert folder.stat().st_mode & 0o077 == 0
+    assert wait_until((folder / "runner_storage").is_dir, 60)
 
 
 def test_up_again_changes_nothing_and_a_taken_port_is_said(services: Services, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
 
         def log_message(self, *_: object) -> None: ...
 
-    logger = logging.Logger("run")  # there is no run here; and Prefect, when it sets up logging, takes the root's handlers
+    logger = logging.Logger("run")  # there is no run here, and Prefect may take the root logger's handlers
     logger.addHandler(caplog.handler)
     monkeypatch.setattr(run_page, "get_run_logger", lambda: logger)
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
