@@ -102,6 +102,11 @@ def pin(source: DataSource) -> PinnedSource:
         return PinnedSource(source=source, hub_commit=commit_of(given, source.revision, "dataset", _nearest(path)))
     else:
         raise UserError(f"{given}: no such file or folder{_nearest(path)} ({BEGINS})")
+    for name in ("subset", "revision"):
+        if getattr(source, name) is not None:
+            raise UserError(
+                f"{given}: `{name}` is for data sets of the Hub, and this is a file or folder; leave it out"
+            )
     return PinnedSource(source=source, files=tuple(_pinned_file(file) for file in found))
 
 

@@ -64,6 +64,8 @@ class DataSource(Config):
             )
         if self.options and self.path is not None:
             raise ValueError("`options` belong to a `task`, to `reasoning_gym` or to `verifiers`, not to a `path`")
+        if self.path is None:
+            self.refuse_unused(("subset", "revision"), "without a data set of the Hub in `path`")
         return self
 
 
@@ -117,4 +119,6 @@ class DataConfig(Config):
         given = [source.weight is not None for source in self.sources]
         if any(given) and not all(given):
             raise ValueError("give `weight` for every source or for none")
+        if not any(given):
+            self.refuse_unused(("mixing",), "without a `weight` of each source: every row is used once")
         return self

@@ -70,4 +70,6 @@ class ModelConfig(Config):
     def _one_origin(self) -> ModelConfig:
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give exactly one of `name` (Hub name, folder or reference) and `scratch` (a new model)")
+        if self.scratch is not None:
+            self.refuse_unused(("revision",), "with `scratch`: a new model has none")
         return self

@@ -66,6 +66,8 @@ class RewardConfig(Config):
             raise ValueError(f"a reward needs exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
         if self.token_variable is not None and not self.urls:
             raise ValueError("`token_variable` is for `urls`")
+        if not self.urls:
+            self.refuse_unused(("batch_size",), "without `urls`")
         if self.clip and self.clip[0] >= self.clip[1]:
             raise ValueError("`clip` needs a lower and then an upper bound")
         return self
@@ -176,6 +178,12 @@ class AdvantageConfig(Config):
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """λ of generalized advantage estimation."""
 
+    @model_validator(mode="after")
+    def _has_a_lambda(self) -> AdvantageConfig:
+        if self.estimator != "gae":
+            self.refuse_unused(("gae_lambda",), f"with `estimator: {self.estimator}`")
+        return self
+
 
 class PolicyLossConfig(Config):
     """Policy loss."""
@@ -196,6 +204,13 @@ class PolicyLossConfig(Config):
 
     entropy_bonus: float = Field(0.0, ge=0)
     """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
+
+    @model_validator(mode="after")
+    def _reads_its_fields(self) -> PolicyLossConfig:
+        unread = {"sapo": ("clip_low", "clip_high", "dual_clip"), "cispo": ("dual_clip", "sapo_temperatures")}
+        names = unread.get(self.loss_type, ("sapo_temperatures",))
+        self.refuse_unused(names, f"with `loss_type: {self.loss_type}`")
+        return self
 
 
 class KlConfig(Config):
@@ -373,6 +388,12 @@ class RlConfig(Config):
             raise ValueError(
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )
+        if self.training.max_steps is not None:
+            raise ValueError(
+                "`rl.training.max_steps` has no effect: `rl.steps` says how many steps there are; leave it out"
+            )
+        if self.kl.place == "reward":
+            self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
         if self.result == "average" and self.ema is None:

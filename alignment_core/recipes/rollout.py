@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
@@ -42,6 +42,12 @@ class SelectionConfig(Config):
     """Minimum difference in score; completions with equal scores are never paired."""
     max_pairs_per_prompt: int = Field(1, ge=1)
     """With `all_pairs`: keep the pairs with the largest margins, at most this many per prompt."""
+
+    @model_validator(mode="after")
+    def _has_pairs_to_keep(self) -> SelectionConfig:
+        if self.strategy != "all_pairs":
+            self.refuse_unused(("max_pairs_per_prompt",), f"with `strategy: {self.strategy}`, which makes one pair")
+        return self
 
 
 class IterativeDpoConfig(Config):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
@@ -90,6 +90,12 @@ class RewardModelConfig(Config):
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule."""
 
+    @model_validator(mode="after")
+    def _trains(self) -> RewardModelConfig:
+        if self.model is not None:
+            self.refuse_unused(("loss_type", "training"), "where `model` names a reward model, which is not trained")
+        return self
+
 
 class DpoLossConfig(Config):
     """The preference loss."""
@@ -102,6 +108,12 @@ class DpoLossConfig(Config):
     """Assumed fraction of flipped labels (conservative DPO); only with `sigmoid`."""
     nll_weight: float = Field(0.0, ge=0)
     """Weight of the chosen completion's mean negative log-likelihood per token, added to the loss."""
+
+    @model_validator(mode="after")
+    def _has_labels_to_smooth(self) -> DpoLossConfig:
+        if self.loss_type == "ipo":
+            self.refuse_unused(("label_smoothing",), "with `loss_type: ipo`")
+        return self
 
 
 class DpoConfig(Config):

@@ -131,12 +131,19 @@ def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)
             raise UserError(f"model: {error}") from None
     if known is not None and known.kind not in kinds:
         raise UserError(f"model: {name} names a {known.kind}; a {' or '.join(kinds)} is needed")
+    if known is not None:
+        _check_no_revision(model, f"{name} is an artifact")
     if known is not None and model.chat_template is not None:
         raise UserError(
             f"model.chat_template: {name} is an artifact, which has its own chat template; leave the field out, or give "
             "the model's folder instead"
         )
     return known
+
+
+def _check_no_revision(model: ModelConfig, why: str) -> None:
+    if model.revision is not None:
+        raise UserError(f"model.revision: {why}, and revisions are of models on the Hub; leave the field out")
 
 
 def check_same_tokenizer(store: Store, base: Reference, policy: Reference) -> None:
@@ -166,6 +173,7 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
         return BaseModelConfig(model=model)
     folder = Path(str(model.name)).expanduser()
     if folder.is_dir():
+        _check_no_revision(model, f"{folder} is a folder")
         paths = sorted({path for pattern in _patterns(model) for path in folder.glob(pattern)})
         if not (folder / "config.json").is_file():
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")

@@ -262,3 +262,10 @@ def test_flow_process_stays_light() -> None:
     code = f"import sys; {imports}; import alignment_core.models.tokenizer; sys.exit(str({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "set()"
+
+
+@pytest.mark.parametrize("field", ["subset", "revision"])
+def test_what_is_for_the_hub_is_refused_of_a_file(jsonl: Any, field: str) -> None:
+    path = jsonl([{"text": "a"}])
+    with pytest.raises(UserError, match=rf"train.jsonl: `{field}` is for data sets of the Hub, and this is a file"):
+        pin(DataSource.model_validate({"path": str(path), field: "main"}))

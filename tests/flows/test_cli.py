@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
+from flows import cli
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "flows.cli"]
@@ -393,3 +396,15 @@ def test_a_command_that_only_shows_something_fails_on_a_full_disk_and_not_for_a_
     tmp_path, stream, code
 ):
     assert ending(stream, [*COMMAND, "fields"], tmp_path) == code
+
+
+def test_every_command_takes_json() -> None:
+    def commands(group: Any, path: str) -> Iterator[tuple[str, bool]]:
+        for one in group.registered_commands:
+            yield f"{path} {one.name or one.callback.__name__}", "as_json" in inspect.signature(one.callback).parameters
+        for inner in group.registered_groups:
+            yield from commands(inner.typer_instance, f"{path} {inner.name}")
+
+    found = dict(commands(cli.app, "align"))
+    assert {"align env", "align tags history"} <= found.keys()
+    assert [name for name, takes in found.items() if not takes] == []

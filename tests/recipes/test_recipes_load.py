@@ -439,6 +439,28 @@ RL: dict[str, Any] = {
             ["rl.generation.num_generations=1", "rl.advantage.estimator=batch", "rl.filter={}"],
             "`rl.filter` would leave out all: raise it, or drop the filter",
         ),
+        (
+            ["rl.training.max_steps=5"],
+            "`rl.training.max_steps` has no effect: `rl.steps` says how many steps there are",
+        ),
+        (
+            ["rl.loss={loss_type: sapo, clip_high: 0.3}"],
+            "`clip_high` has no effect with `loss_type: sapo`: leave it out",
+        ),
+        (["rl.loss={loss_type: cispo, dual_clip: 3}"], "`dual_clip` has no effect with `loss_type: cispo`"),
+        (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
+        (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
+        (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
+        (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect without `urls`"),
+        (
+            ["rl.prompts={task: reverse, subset: main}"],
+            "`subset` has no effect without a data set of the Hub in `path`",
+        ),
+        (
+            ["rl.prompts={path: p.jsonl, mixing: all_exhausted}"],
+            "`mixing` has no effect without a `weight` of each source",
+        ),
+        (["model={scratch: {}, revision: main}"], "`revision` has no effect with `scratch`"),
         (["rl.filter={low: 0.5, high: 0.5}"], "`low` 0.5 is not below `high` 0.5, so that no prompt would stay"),
     ],
 )
@@ -448,3 +470,23 @@ def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, sa
 
 def test_a_plain_section_rl_is_enough(load):
     assert load(RL).samples
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["iterative_dpo.loss={loss_type: ipo, label_smoothing: 0.1}"], "`label_smoothing` has no effect with"),
+        (["iterative_dpo.selection.max_pairs_per_prompt=3"], "has no effect with `strategy: best_worst`"),
+        (
+            ["reward_model={model: some/judge, training: {batch_size: 8}}"],
+            "`training` has no effect where `model` names",
+        ),
+        (["reward_model={model: some/judge, loss_type: logexp}"], "`loss_type` has no effect where `model` names"),
+    ],
+)
+def test_fields_that_nothing_would_read_are_refused(load, overrides, says):
+    assert says in refusal(load, ROUNDS, *overrides)
+    loaded = load(ROUNDS, "reward_model={model: some/judge}")
+    assert alignment_core.recipes.parse_recipe(loaded.model_dump(mode="json")) == loaded, (
+        "defaults that are written out are none"
+    )

@@ -9,7 +9,7 @@ import pytest
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
-from alignment_core.stages.base_model import in_store, near_tags
+from alignment_core.stages.base_model import in_store, near_tags, pin_model
 
 
 @pytest.fixture
@@ -37,3 +37,12 @@ def test_digits_that_nothing_has_are_refused_and_not_asked_of_the_hub(store, mad
 def test_a_tag_that_is_misspelled_is_suggested(store, made):
     assert near_tags(store, ModelConfig(name="policy/prodution")) == " (did you mean the tag policy/production?)"
     assert near_tags(store, ModelConfig(name="org/model")) == ""
+
+
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(store, made, tmp_path):
+    with pytest.raises(
+        UserError, match=r"^model.revision: policy/production is an artifact, and revisions are of models"
+    ):
+        in_store(store, ModelConfig(name="policy/production", revision="v2"))
+    with pytest.raises(UserError, match="one is a folder, and revisions are of models on the Hub"):
+        pin_model(ModelConfig(name=str(tmp_path / "one"), revision="v2"))
