@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import sys
 from contextlib import suppress
@@ -105,7 +106,7 @@ def _register(
         "parameters": parameters,
         "description": description,
         "entrypoint": f"{flow.fn.__module__}.{flow.fn.__name__}",
-        "parameter_openapi_schema": run_form(flow.parameters.model_dump()),
+        "parameter_openapi_schema": form_of(flow),
         "enforce_parameter_schema": True,
         "work_pool_name": pool["name"],
         "job_variables": {**pool["job_variables"], "working_dir": str(folder)},
@@ -119,6 +120,14 @@ def _register(
     if schedules is not None:
         content["schedules"] = [DeploymentScheduleUpdate(schedule=one, active=True) for one in schedules]
     client.update_deployment(found.id, DeploymentUpdate(**content))
+
+
+def form_of(flow: Flow[..., Any]) -> dict[str, Any]:
+    """The run form of one of our flows. Of its recipe it shows what the file says, not what every field is by default."""
+    form = run_form(flow.parameters.model_dump())
+    shipped_recipe: BaseRecipe = inspect.signature(flow.fn).parameters["recipe"].default
+    form["properties"]["recipe"]["default"] = shipped_recipe.model_dump(mode="json", exclude_unset=True)
+    return form
 
 
 def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:

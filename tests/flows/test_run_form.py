@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from prefect import Flow
 
+from alignment_core.recipes import parse_recipe
 from flows import alignment
-from flows.deployments import FUNCTIONS, flow_of, shipped
+from flows.deployments import FUNCTIONS, flow_of, form_of, shipped
 from flows.run_form import run_form
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
     from jsonschema import Draft202012Validator
 
     for method in [*FUNCTIONS, "iterative-dpo"]:
-        form = run_form(flow_of(method).parameters.model_dump())
+        form = form_of(flow_of(method))
         validator = Draft202012Validator(form)
         default = form["properties"]["recipe"]["default"]
         assert list(validator.iter_errors({"recipe": default, "overrides": ["seed=3"]})) == []
@@ -79,3 +80,11 @@ def test_every_deployment_names_a_flow() -> None:
         assert isinstance(getattr(alignment, written["entrypoint"].rpartition(":")[2]), Flow)
     with pytest.raises(AttributeError, match="has no attribute 'deployed_nothing'"):
         getattr(alignment, "deployed_nothing")  # noqa: B009
+
+
+@pytest.mark.parametrize("method", FUNCTIONS)
+def test_the_form_shows_what_the_recipe_says_and_means_the_same(method: str) -> None:
+    every_field = run_form(flow_of(method).parameters.model_dump())["properties"]["recipe"]["default"]
+    written = form_of(flow_of(method))["properties"]["recipe"]["default"]
+    assert parse_recipe(written) == parse_recipe(every_field)
+    assert len(str(written)) < len(str(every_field)) / 2
