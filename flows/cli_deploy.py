@@ -47,12 +47,12 @@ def deploy(
 
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:
     """Follow a run to its end, through crashes after which it goes on. Exit code 1 if it does not complete."""
-    from flows.follow import follow
+    from flows.follow import follow, last
 
     try:
         run_id = str(UUID(run))  # a run that is scheduled has no journal yet
     except ValueError:
-        run_id = journal.find(run).run_id
+        run_id = last() if run == journal.LAST else journal.find(run).run_id
     ending = follow(run_id, lambda line: err.print(f"{datetime.now():%H:%M:%S}  {line}", markup=False))
     if as_json:
         print_json(ending.model_dump())

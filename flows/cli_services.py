@@ -99,8 +99,12 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
         out.print(f"{state.phase}: {state.url}, database {state.database}", markup=False)
         _print_problems(state)
         for service in state.services:
-            restarts = f", restarted {service.restarts} times" if service.restarts else ""
-            out.print(f"  {service.name:<12} {'pid ' + str(service.pid) if service.pid else 'starts again'}{restarts}")
+            again = (
+                f", restarted {service.restarts} times: see {services.log_of(service.name)}" if service.restarts else ""
+            )
+            out.print(
+                f"  {service.name:<12} {f'pid {service.pid}' if service.pid else 'starts again'}{again}", markup=False
+            )
     for row in latest:
         attempt = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
         by = "a worker's" if row["deployed"] else "align run's"

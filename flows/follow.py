@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,6 +15,7 @@ from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
 from flows import access, services
 
+FLOW = "alignment"
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
@@ -51,6 +54,40 @@ class Ending(BaseModel):
     """``completed``, ``failed``, ``cancelled``, or ``crashed`` for good."""
     attempt: int
     message: str | None
+
+
+def last() -> str:
+    """The run that was asked for last: of those that this machine's journal has and those that the services' server has,
+    where a worker may not have begun it. Raises UserError if there is none."""
+    begun = journal.runs()
+    services.use_if_running()
+    url = os.environ.get(access.URL)
+    asked = _asked_for_last() if url else None
+    if asked is None:
+        return journal.find(journal.LAST).run_id
+    elsewhere = [one for one in begun if not access.same_server(one.server or "", url or "")]
+    if elsewhere and datetime.fromisoformat(elsewhere[-1].started_at) > asked[0]:
+        return elsewhere[-1].run_id
+    return asked[1]
+
+
+def _asked_for_last() -> tuple[datetime, str] | None:
+    """When the newest run that is due at the server was due, and its id; None where there is none, or no answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    due = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
+            flow_run_filter=FlowRunFilter(expected_start_time=due),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=1,
+        ):
+            if run.expected_start_time is not None:
+                return run.expected_start_time, str(run.id)
+    return None
 
 
 def follow(run_id: str, say: Say) -> Ending:

@@ -59,6 +59,11 @@ def folder() -> Path:
     return align_home() / "services"
 
 
+def log_of(service: str) -> Path:
+    """Where the output of a service goes."""
+    return folder() / f"{service}.log"
+
+
 def token_file() -> Path:
     """Holds what the server asks for (see :mod:`flows.access`) while the background process lives."""
     return folder() / "token"
@@ -177,7 +182,7 @@ def start(port: int, database: str | None) -> State:
     """Start the background process and wait until all is ready. Raises EnvironmentFault with what went wrong."""
     settings = database_settings(database)
     _prepare()
-    log = folder() / "services.log"
+    log = log_of("services")
     with log.open("ab") as output:
         process = subprocess.Popen(
             command(port),

@@ -42,6 +42,7 @@ from flows.services import (
     folder,
     issue,
     latest,
+    log_of,
     stop_seconds,
     token_file,
 )
@@ -95,7 +96,7 @@ class _Service:
 
     def begin(self) -> None:
         temporary = short_folder()  # a run of the worker may put Ray's sockets below it
-        log = folder() / f"{self.name}.log"
+        log = log_of(self.name)
         self._running = Supervised(
             self.command,
             # Its own, since Prefect's worker cannot use what the worker of another user made in /tmp.
@@ -114,7 +115,7 @@ class _Service:
         What the machine refuses (a full disk takes no log) is tried again later.
         """
         with suppress(OSError):
-            trim(folder() / f"{self.name}.log")
+            trim(log_of(self.name))
         if self._running is not None and self._running.process.poll() is not None:
             self._running.close()
             self._running = None
@@ -214,7 +215,7 @@ class Services:
                     return
             process = server._running
             if process is None or process.process.poll() is not None or time.monotonic() > deadline:
-                raise EnvironmentFault(f"the Prefect server did not start; see {folder() / 'server.log'}")
+                raise EnvironmentFault(f"the Prefect server did not start; see {log_of('server')}")
             time.sleep(0.2)
 
     def _write(self, phase: str, error: str | None = None) -> None:
