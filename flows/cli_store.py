@@ -219,7 +219,7 @@ def promote(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a tag to an artifact, if it still names what you think it names."""
+    """Move a tag to an artifact, only if it still points to what --if-current says."""
     from alignment_core.artifacts.promotion import promote
 
     opened = open_store(store)

@@ -47,7 +47,7 @@ class State(ProcessId):
     database: str
     """Without its password."""
     phase: str
-    """``starting``, ``ready``, ``stopping`` or ``failed``."""
+    """``starting``, ``ready``, ``stopping``, ``stopped`` or ``failed``."""
     services: tuple[ServiceState, ...] = ()
     problems: dict[str, str] = {}
     """Why a deployment cannot run, by its name."""

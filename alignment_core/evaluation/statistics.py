@@ -18,9 +18,6 @@ class Interval:
     low: float
     high: float
 
-    def as_dict(self) -> dict[str, float]:
-        return {"mean": self.mean, "low": self.low, "high": self.high}
-
 
 def bootstrap(values_P: np.ndarray, confidence: float, resamples: int, seed: int) -> Interval:
     """Mean of per-prompt values with a percentile bootstrap interval (Efron 1979).

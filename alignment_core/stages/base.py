@@ -89,6 +89,7 @@ class StageResult(BaseModel):
     """``run`` or ``cached``."""
     reason: str
     seconds: float
+    """Without waits; 0 if it is cached."""
     reference: Reference
     metrics: dict[str, Any]
     cost: dict[str, float] = {}

@@ -106,7 +106,12 @@ def _run(
     stage = call.definition()
     reason = why_it_runs(parts, store.records(), call.label)
     config = stage.config.model_validate(call.config)
-    started, clock = datetime.now(UTC), time.monotonic()
+    started, clock, waited = datetime.now(UTC), time.monotonic(), meter.cost()["waited_seconds"]
+
+    def seconds() -> float:
+        """Of this attempt, without waits, as in its cost."""
+        return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
+
     with store.scratch() as output:
         context = StageContext(
             inputs={role: store.fetch(reference) for role, reference in call.inputs.items()},
@@ -123,7 +128,7 @@ def _run(
         )
         metrics = plain_metrics(stage.run(context, config))
         check_key(call, parts, files)
-        seconds, measured = time.monotonic() - clock, meter.cost()
+        measured = meter.cost()
         draft = ProvenanceDraft(
             key=digest_of(parts),
             stage=stage.name,
@@ -137,14 +142,14 @@ def _run(
             hardware=machines.hardware(resources if measured["device_seconds"] else None),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
-            seconds=round(seconds, 3),
+            seconds=seconds(),
             cost={**measured, **{name: float(value) for name, value in context.cost.items()}},
             metrics=metrics,
             run_ids=run_ids,
         )
         reference = store.publish(output, stage.output, draft)
     record = Provenance(**draft.model_dump(), output=reference)
-    return _result(call, record, "run", reason, time.monotonic() - clock)
+    return _result(call, record, "run", reason, seconds())
 
 
 def _result(call: StageCall, record: Provenance, state: str, reason: str, seconds: float = 0.0) -> StageResult:

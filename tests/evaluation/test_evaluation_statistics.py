@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignment_core.evaluation.statistics import bootstrap, per_prompt, wilson, win_rate_per_prompt
+from alignment_core.evaluation.statistics import Interval, bootstrap, per_prompt, wilson, win_rate_per_prompt
 
 
 def rows(*scores: tuple[int, float]) -> list[dict]:
@@ -40,7 +40,7 @@ def test_the_number_of_completions_may_differ_but_the_prompts_may_not():
 
 def test_equal_values_have_an_interval_of_no_width():
     interval = bootstrap(np.full(5, 0.25), 0.95, 100, seed=0)
-    assert interval.as_dict() == {"mean": 0.25, "low": 0.25, "high": 0.25}
+    assert interval == Interval(0.25, 0.25, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_proportion_of_few_prompts_has_the_interval_of_wilson(right, low, high
 
 def test_one_prompt_says_almost_nothing():
     # z² / (1 + z²) = 3.841 / 4.841
-    assert wilson(np.ones(1), 0.95).as_dict() == {"mean": 1.0, "low": pytest.approx(1 - 0.7935, abs=1e-4), "high": 1.0}
+    assert wilson(np.ones(1), 0.95) == Interval(1.0, pytest.approx(1 - 0.7935, abs=1e-4), 1.0)
 
 
 def test_ties_are_half_a_win_and_vary_less_than_wins_and_losses_do():

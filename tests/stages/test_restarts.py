@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -83,6 +84,23 @@ def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_ho
     assert "round-1/patient: trainers: an actor died during `train`; restart 2 of 3" in caplog.text
     assert store.find(result.key).cost["restarts"] == 2  # type: ignore[union-attr]
     assert [path.name for path in store.fetch(result.reference).iterdir()] == ["result"]
+
+
+def test_seconds_of_a_stage_are_those_of_the_attempt_that_made_its_result_without_waits(run: Any, store: Store) -> None:
+    def wait(context: StageContext) -> None:
+        context.turn.waits("the engines")
+        time.sleep(0.3)
+        context.turn.waits(None)
+
+    def wait_and_die(context: StageContext) -> None:
+        wait(context)
+        raise InfrastructureError("trainers: an actor died during `train`")
+
+    began = time.monotonic()
+    result = run(wait_and_die, wait)
+    worked = time.monotonic() - began - result.cost["waited_seconds"]
+    assert result.cost["waited_seconds"] >= 0.6
+    assert max(result.seconds, store.find(result.key).seconds) <= worked + 0.01  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
