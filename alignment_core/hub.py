@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from alignment_core.errors import UserError
+from alignment_core.recipes.paths import BEGINS
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -33,14 +34,14 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
         raise UserError(f"{name}: this Hub {kind} has no revision {wanted!r}") from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"{name}: neither a file or folder here{hint} nor a {kind} on the Hub that you may see "
+            f"{name}: neither a file or folder{hint} ({BEGINS}) nor a {kind} on the Hub that you may see "
             "(a private or gated one asks for HF_TOKEN)"
         ) from None
     except Exception as error:  # the client's transport errors have no common base of their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{name}: no such file or folder here{hint}, and the Hub cannot be asked for a {kind} of this name ({reason}); "
-            "set HF_HUB_OFFLINE=1 to use what was downloaded before"
+            f"{name}: no such file or folder{hint} ({BEGINS}), and the Hub cannot be asked for a {kind} of this name "
+            f"({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
         ) from None
     _remember(_ref(name, wanted, kind), commit)
     return commit
@@ -68,6 +69,6 @@ def _cached_commit(name: str, revision: str, kind: str, hint: str) -> str:
         return _ref(name, revision, kind).read_text().strip()
     except OSError:
         raise UserError(
-            f"{name}: no such file or folder here{hint}, HF_HUB_OFFLINE is set, and the local Hub cache holds no revision "
-            f"{revision!r} of a {kind} of this name"
+            f"{name}: no such file or folder{hint} ({BEGINS}), HF_HUB_OFFLINE is set, and the local Hub cache holds no "
+            f"revision {revision!r} of a {kind} of this name"
         ) from None

@@ -240,7 +240,11 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
     (tmp_path / "gsm8k.d").mkdir()
     with pytest.raises(UserError) as caught:
         pin(DataSource(path="gsm8k"))
-    assert str(caught.value).startswith("gsm8k: no such file or folder here; did you mean gsm8k.d?, and the Hub cannot")
+    said = str(caught.value)
+    assert said.startswith(
+        "gsm8k: no such file or folder; did you mean gsm8k.d? (relative paths begin at the recipe's file"
+    )
+    assert "), and the Hub cannot be asked for a dataset of this name" in said
     assert "set HF_HUB_OFFLINE=1" in str(caught.value)
 
 

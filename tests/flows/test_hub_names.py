@@ -56,7 +56,10 @@ def test_a_run_from_the_hub_is_pinned_cached_and_goes_on_offline(
         assert len([path for path in requests if "/resolve/" in path]) == downloads, "nothing had to be fetched again"
 
         missing = align(home, "run", str(recipe), "--set", "model=someone/nothing", expect=2)
-        assert "someone/nothing: neither a file or folder here nor a model on the Hub" in missing["error"]
+        assert (
+            "someone/nothing: neither a file or folder (relative paths begin at the recipe's file" in missing["error"]
+        )
+        assert "nor a model on the Hub" in missing["error"]
 
     unreachable = align(home, "run", str(recipe), expect=2)
     assert "set HF_HUB_OFFLINE=1 to use what was downloaded before" in unreachable["error"]
