@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+import yaml
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import reference
@@ -18,6 +19,7 @@ from flows.cli import app
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SPOKEN = [page for page in PAGES if page.name != "fields.md"]
+RECIPES = ROOT / "docs" / "recipes.md"
 TEXT = {page: page.read_text() for page in PAGES}
 CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`]+)`", re.DOTALL | re.MULTILINE)
 OF_A_USER = {"file.py", "tools.py", "agents.py", "report.md", "report.html"}
@@ -74,6 +76,31 @@ def test_every_field_exists(page):
             if is_field(path.partition(".")[0]):
                 above.append("")
             assert not above or any(is_field(one + path) for one in above), path
+
+
+def paths_of(value: object, path: str = "") -> Iterator[str]:
+    """Every field of a piece of a recipe; what is in `options` and `columns` is not ours to name."""
+    if isinstance(value, list):
+        for one in value:
+            yield from paths_of(one, path)
+    elif isinstance(value, dict) and not path.endswith((".options", ".columns")):
+        for name, one in value.items():
+            yield f"{path}.{name}"
+            yield from paths_of(one, f"{path}.{name}")
+
+
+def test_every_piece_of_a_recipe_has_fields_that_exist():
+    pieces = [
+        yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT[RECIPES], re.DOTALL | re.MULTILINE)
+    ]
+    pieces = [piece for piece in pieces if "trigger" not in piece]  # an automation of Prefect
+    assert len(pieces) >= 5
+    for piece in pieces:
+        wrong = [
+            [path for path in paths_of(piece) if not is_field(above + path.lstrip("."))]
+            for above in ("", "rl.", "sft.")
+        ]
+        assert [] in wrong, min(wrong, key=len)
 
 
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
