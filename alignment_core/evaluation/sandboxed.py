@@ -24,6 +24,7 @@ CPU_SECONDS = 10
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 4 << 20
 OPEN_FILES = 64
+PREFIXES = {sys.prefix, sys.base_prefix, "/usr", "/usr/local", ""}
 PASSED = b"passed"
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
@@ -60,7 +61,9 @@ def _landlock(libc: Any, folder: str) -> None:
     handled = max(bit for version, bit in RIGHTS_OF_ABI.items() if version <= abi) - 1
     ruleset = libc.syscall(LANDLOCK_CREATE, struct.pack("Q", handled), 8, 0)
     _checked("Landlock", ruleset)
-    readable = {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/dev/urandom", "/dev/zero"}
+    # not all of a prefix: images keep projects in /usr/src and /usr/local
+    libraries = {f"{prefix}/{name}" for prefix in PREFIXES for name in ("lib", "lib64", "share/zoneinfo")}
+    readable = {*libraries, os.path.realpath(sys.executable), "/dev/urandom", "/dev/zero"}
     writable = READ_FILE | READ_DIR | WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE
     rules = [*((path, READ_FILE | READ_DIR) for path in readable), (folder, writable), (os.devnull, writable)]
     for path, rights in rules:

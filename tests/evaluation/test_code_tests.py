@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -363,6 +364,25 @@ assert looks(Node(), (one for one in [1])) == looks(Node(), lambda: None) == "no
 def test_a_label_without_tests_is_a_failure_and_not_a_wrong_answer(label: str | None) -> None:
     with pytest.raises(DataError, match=r"^p\.jsonl:1: the verifier code failed: the label is no `\{\"tests\": "):
         verify("code", [row("def double(x): return 2 * x", label)])
+
+
+def test_a_program_reads_libraries_and_nothing_else_of_where_they_are_installed() -> None:
+    """Images have projects, with their data and secrets, in /usr/src, /usr/local or beside a virtual environment's `lib`."""
+    assert run("import platform, encodings.idna; platform.platform()").code == 0
+    if os.path.isdir("/usr/share/zoneinfo"):
+        assert run("import zoneinfo; zoneinfo.ZoneInfo('Europe/Paris')").code == 0
+    assert run("import json; open(json.__file__).read()").code == 0
+    for path in (
+        "/usr",
+        "/usr/bin/env",
+        "/usr/local",
+        "/usr/src",
+        sys.prefix,
+        f"{sys.prefix}/pyvenv.cfg",
+        sys.base_prefix,
+    ):
+        reading = f"import os\nos.listdir({path!r}) if os.path.isdir({path!r}) else open({path!r})"
+        assert run(reading).code == 1, path
 
 
 @pytest.fixture
