@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from pathlib import Path
@@ -17,11 +18,16 @@ from alignment_core.rollout.group_function import GroupFunction
 
 SOURCE = """
 import asyncio, os, time
+from pathlib import Path
+
+def hang():
+    Path(__file__).with_suffix(".hangs").touch()
+    time.sleep(600)
 
 def plain(rows):
     assert {row["prompt"] for row in rows} == {rows[0]["prompt"]}
     if rows[0]["completion"] == "hang":
-        time.sleep(600)
+        hang()
     return [len(row["completion_ids"]) + rows[0]["weight"] for row in rows]
 
 def seen(rows):
@@ -38,16 +44,34 @@ def odd(rows):
     answers = {"nan": [float("nan"), 1.0], "short": [1.0], "none": [None, 1.0], "number": 1.0, "words": ["good", 1]}
     return answers[what] if what in answers else 1 / 0
 
-async def slow(rows):
+under_way, answered = set(), set()
+
+async def meets(rows):
+    # each waits until all 27 are under way; the one that hangs, once the others have answered, lets its time be over
     what = rows[0]["completion"]
+    under_way.add(what)
+    while len(under_way) < 27 or (what == "hang" and len(answered) < 26):
+        await asyncio.sleep(0)
     if what == "hang":
-        await asyncio.sleep(600)
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        loop.time = lambda: now() + 1e6
+        await asyncio.Event().wait()
+    answered.add(what)
+    return [0.5] * len(rows)
+
+async def takes_all(rows):
+    # the first time all three are under way when one of them blocks or exits
+    what, again = rows[0]["completion"], Path(__file__).with_suffix(".again")
+    under_way.add(what)
+    while not again.exists() and (len(under_way) < 3 or what in "ab"):
+        await asyncio.sleep(0)
+    if what not in "ab":
+        again.touch()
     if what == "block":
-        time.sleep(600)
+        hang()
     if what == "exit":
-        await asyncio.sleep(0.1)
         os._exit(3)
-    await asyncio.sleep(0.3)
     return [0.5] * len(rows)
 """
 
@@ -56,6 +80,25 @@ async def slow(rows):
 def name(tmp_path: Path) -> str:
     (tmp_path / "groups.py").write_text(SOURCE)
     return f"{tmp_path}/groups.py"
+
+
+def timing_out(source: GroupFunction, name: str) -> None:
+    """Have a call that says that it hangs time out at once, and none before, however busy the machine is.
+
+    For functions that give one answer at a time: of more, some may have been read already.
+    """
+    process, says = source._process, Path(name).with_suffix(".hangs")
+    answer = process._answer
+
+    def answer_or_late(since: dict[int, float]) -> Any:
+        while not select.select([process._socket], [], [], 0.01)[0]:
+            if says.exists():
+                says.unlink()
+                process._patience = 0.0  # until the process starts again
+                break
+        return answer(since)
+
+    process._answer = answer_or_late  # type: ignore[method-assign]
 
 
 def rows(*completions: str) -> list[dict[str, Any]]:
@@ -78,8 +121,10 @@ def rows(*completions: str) -> list[dict[str, Any]]:
     ]
 
 
-def rewards(function: str, given: list[dict[str, Any]], timeout: float = 30.0, max_failed: float = 0.5) -> list[Any]:
-    source = GroupFunction(function, timeout, "rl.rewards.0.function")
+def rewards(function: str, given: list[dict[str, Any]], max_failed: float = 0.5, hangs: bool = False) -> list[Any]:
+    source = GroupFunction(function, 60.0, "rl.rewards.0.function")
+    if hangs:
+        timing_out(source, function.rpartition(":")[0])
     try:
         account = Account(f"the function {function.rpartition(':')[2]}", max_failed, "rl.rewards.0.max_failed")
         return [numbers(account.settle(given, source(given))), dict(account.failed)]
@@ -118,16 +163,14 @@ def test_more_failures_than_allowed_end_the_run_and_name_the_field(name: str) ->
 
 
 def test_a_group_that_hangs_is_ended_alone(name: str) -> None:
-    assert rewards(f"{name}:plain", rows("a", "hang", "c"), timeout=2.0) == [[1.0, None, 1.2] * 2, {"timeout": 2}]
+    assert rewards(f"{name}:plain", rows("a", "hang", "c"), hangs=True) == [[1.0, None, 1.2] * 2, {"timeout": 2}]
 
 
 def test_groups_of_an_async_function_run_at_the_same_time_and_one_that_hangs_costs_the_others_nothing(
     name: str,
 ) -> None:
-    started = time.monotonic()
     given = rows("a", "hang", *"bcdefghijklmnopqrstuvwxyz")
-    assert rewards(f"{name}:slow", given, timeout=2.0) == [[0.5, None, *[0.5] * 25] * 2, {"timeout": 2}]
-    assert time.monotonic() - started < 0.3 * 26
+    assert rewards(f"{name}:meets", given) == [[0.5, None, *[0.5] * 25] * 2, {"timeout": 2}]
 
 
 @pytest.mark.parametrize(("completion", "reason"), [("block", "timeout"), ("exit", "crashed")])
@@ -135,7 +178,7 @@ def test_an_async_group_that_takes_the_process_with_it_is_found_and_the_others_a
     name: str, completion: str, reason: str
 ) -> None:
     given = rows("a", completion, "b")
-    assert rewards(f"{name}:slow", given, timeout=1.0) == [[0.5, None, 0.5] * 2, {reason: 2}]
+    assert rewards(f"{name}:takes_all", given, hangs=completion == "block") == [[0.5, None, 0.5] * 2, {reason: 2}]
 
 
 def test_one_process_lasts_until_it_is_closed_also_while_another_thread_waits_for_it(name: str) -> None:
@@ -153,9 +196,10 @@ def test_one_process_lasts_until_it_is_closed_also_while_another_thread_waits_fo
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(1.0)
+    while not Path(name).with_suffix(".hangs").exists():
+        time.sleep(0.01)
     source.close()
-    thread.join(10)
+    thread.join(60)
     assert (thread.is_alive(), ended) == (False, [])
     with pytest.raises(Stopped):
         list(source(rows("a")))
