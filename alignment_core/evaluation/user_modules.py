@@ -169,8 +169,10 @@ class Finder:
             self._looked_at = len(sys.modules)
             counted = {*self._files.values(), *self._named}
             folders = {*self._folders, *(file.parent for file in counted if not installed(file))}
-            for name in sys.modules.keys() - self._known:
-                file = _file_of(getattr(sys.modules[name], "__spec__", None))
+            for name, module in list(sys.modules.items()):  # at once: other threads may import
+                if name in self._known:
+                    continue
+                file = _file_of(getattr(module, "__spec__", None))
                 if file in counted or file is None or not any(file.is_relative_to(folder) for folder in folders):
                     self._known.add(name)
                 elif _of_the_user(file):
