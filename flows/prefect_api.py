@@ -33,7 +33,7 @@ def server_command(listener: int, log_level: str) -> list[str]:
         "-m",
         "flows.prefect_server",
         "--factory",
-        "prefect.server.api.server:create_app",
+        "flows.busy_database:create_app",
         "--lifespan",
         "on",
     ]
