@@ -23,7 +23,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment_core.artifacts import align_home
-from alignment_core.errors import EnvironmentFault, NotFound, UserError
+from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.processes import ProcessId
 
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
@@ -152,9 +152,12 @@ class Journal:
             with suppress(OSError):
                 _replace(self.folder / WAITS, json.dumps(content))
 
-    def end(self, status: str, error: str | None = None) -> None:
-        """Say how the run ended."""
-        self.record = self.record.model_copy(update={"status": status, "error": error})
+    def end(self, status: str | None = None, error: BaseException | None = None) -> None:
+        """Say how the run ended; without a ``status``, the ``error`` decides between failed and stopped."""
+        failed = isinstance(error, Exception) and not isinstance(error, Stopped)
+        status = status or ("failed" if failed else "stopped")
+        text = None if error is None else str(error) or type(error).__name__
+        self.record = self.record.model_copy(update={"status": status, "error": text})
         self._write()
 
     def _write(self) -> None:
@@ -184,8 +187,7 @@ class Journal:
             try:
                 yield self
             except BaseException as error:
-                status = "failed" if isinstance(error, Exception) else "stopped"
-                self.end(status, str(error) or type(error).__name__)
+                self.end(error=error)
                 raise
             if self.record.status == "running":
                 self.end("completed")

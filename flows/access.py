@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 URL, TOKEN = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
@@ -91,15 +92,24 @@ def lost_server(error: BaseException | None) -> str | None:
 
     while error is not None:
         refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
-        if refused or isinstance(error, httpx.TransportError):
+        lost = isinstance(error, httpx.TransportError) or (refused and TOKEN in os.environ)
+        if lost and _address(error).startswith(os.environ.get(URL, "none")):
             what = "does not know this run's token any more" if refused else "does not answer any more"
             why = "where the process behind `align up` ends, its token ends with it"
             return (
-                f"the Prefect server at {os.environ.get(URL)} {what} ({why}); finished stages are kept, and `align resume "
+                f"the Prefect server at {os.environ[URL]} {what} ({why}); finished stages are kept, and `align resume "
                 "last` goes on with the server that runs then"
             )
         error = error.__cause__
     return None
+
+
+def _address(error: Any) -> str:
+    """What a request was about that httpx could not send, or got no good answer to."""
+    try:
+        return str(error.request.url)
+    except RuntimeError:  # it does not know
+        return ""
 
 
 def write(file: Path, token: str) -> None:

@@ -93,11 +93,13 @@ def run_recipe(
                 run.host.close()  # first: it wakes the stages that wait for an answer
                 if watch.lost:
                     os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
+                cancelled = watch.cancelled and isinstance(error, Stopped)
+                with suppress(OSError):  # now: whoever ended this run may not wait for what follows
+                    run.journal.end("cancelled" if cancelled else None, error)
                 _settle(run)
-                cancelled, cause = watch.cancelled and isinstance(error, Stopped), _cause(run, error)
+                cause = _cause(run, error)
                 _leave_unfinished(recipe, run, cause, cancelled)
                 if cancelled:
-                    run.journal.end("cancelled")
                     return Cancelled(message="Cancelled; a later attempt goes on from here.")
                 if isinstance(error, Exception):  # whoever interrupts does not want to wait
                     _prune(recipe, run)
@@ -125,7 +127,8 @@ def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancel
         close_not_begun(client, [step.future for step in run.steps])
     place, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
     if place and caller:
-        caller.display.left(place)
+        with only_shown("where the run's report is", "not said"):
+            caller.display.left(place)
 
 
 def _prune(recipe: BaseRecipe, run: Run) -> None:

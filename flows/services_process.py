@@ -28,7 +28,7 @@ import psutil
 from alignment_core import journal
 from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, EnvironmentFault
-from alignment_core.host.supervised import Supervised, short_folder
+from alignment_core.host.supervised import Supervised, fresh_folder
 from alignment_core.processes import ProcessId
 from flows import access
 from flows.console import say
@@ -95,12 +95,11 @@ class _Service:
         self._running: Supervised | None = None
 
     def begin(self) -> None:
-        temporary = short_folder()  # a run of the worker may put Ray's sockets below it
+        temporary = fresh_folder(align_home() / "tmp", "s-")
         log = log_of(self.name)
         self._running = Supervised(
             self.command,
-            # Its own, since Prefect's worker cannot use what the worker of another user made in /tmp.
-            {**os.environ, **self.secrets, "TMPDIR": str(temporary)},
+            {**os.environ, **self.secrets},
             log,
             temporary,
             inherited=self.inherited,
@@ -172,7 +171,7 @@ class Services:
             {**self._of_database, **access.of_server(self.port, token), **access.OF_PAGES},
         )
         server = _Service("server", server_command(fd, "warning"), secrets=secrets, inherited=[fd])
-        take_runs = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
+        take_runs = [sys.executable, "-m", "flows.prefect_worker", "--pool", POOL]
         worker = _Service("worker", take_runs, RUN_SECONDS, RUN_SECONDS)
         reconciler = _Service("reconciler", [sys.executable, "-m", "flows.reconcile"])
         self.services = (server, worker, reconciler)

@@ -267,17 +267,39 @@ def test_the_log_of_the_server_holds_no_transaction_that_is_tried_again(caplog: 
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
 
 
+def answer(status: int, url: str) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError(str(status), request=httpx.Request("GET", url), response=httpx.Response(status))
+
+
+HERE, ELSEWHERE = "http://127.0.0.1:4200/api/flows", "https://elsewhere.example/api"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (httpx.HTTPStatusError("401", request=REQUEST, response=httpx.Response(401)), "does not know this run's token"),
-        (httpx.ConnectError("refused"), "does not answer any more"),
-        (httpx.HTTPStatusError("404", request=REQUEST, response=httpx.Response(404)), None),
+        (answer(401, HERE), "does not know this run's token"),
+        (httpx.ConnectError("refused", request=httpx.Request("GET", HERE)), "does not answer any more"),
+        (answer(404, HERE), None),
+        (answer(401, ELSEWHERE), None),
+        (httpx.ConnectError("refused", request=httpx.Request("GET", ELSEWHERE)), None),
+        (httpx.ConnectError("refused"), None),
         (ValueError("401"), None),
     ],
-    ids=["another token", "away", "not found", "something else"],
+    ids=[
+        "another token",
+        "away",
+        "not found",
+        "refused elsewhere",
+        "away elsewhere",
+        "nobody knows where",
+        "another error",
+    ],
 )
-def test_a_run_whose_server_is_gone_says_why_and_how_it_goes_on(error: Exception, said: str | None) -> None:
+def test_a_run_whose_server_is_gone_says_why_and_how_it_goes_on(
+    error: Exception, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in access.of_client("http://127.0.0.1:4200/api", "token").items():
+        monkeypatch.setenv(name, value)
     wrapped = RuntimeError("the state was not set")
     wrapped.__cause__ = error
     found = access.lost_server(wrapped)

@@ -22,7 +22,7 @@ ELSEWHERE = Path("/")
 ALIGN = [sys.executable, "-m", "flows.cli"]
 PASSWORD = "secret-of-the-test"
 """Of the PostgreSQL user; it must be found in no file."""
-SIGNS = {"server": "flows.prefect_server", "worker": "worker start", "reconciler": "flows.reconcile"}
+SIGNS = {"server": "flows.prefect_server", "worker": "flows.prefect_worker", "reconciler": "flows.reconcile"}
 
 
 class Services:

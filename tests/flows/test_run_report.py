@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Stopped, UserError
-from alignment_core.journal import Journal, folder_of, new_record
+from alignment_core.journal import Journal, folder_of, new_record, read
 from alignment_core.lineage.samples import Row
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
@@ -173,7 +175,7 @@ def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Stor
         journal.stage("rl", "running", stage="rl", key=digest_of("rl"), key_parts={"inputs": {}})
         journal.progress("rl", 2, 20, "steps")
         journal.stage("rl", "failed", reason="rl: ![x](http://127.0.0.1/x.png)")
-        journal.end("failed", "it failed")
+        journal.end("failed", ValueError("it failed"))
     why = Unfinished("failed", "rl: ![x](http://127.0.0.1/x.png)", "`align resume 11111111` goes on.", "/logs/x.log")
     report = unfinished_report(store, "small", NOW, ["sft", "again", "rl", "report"], why)
     for line in (
@@ -212,3 +214,39 @@ def test_a_report_says_why_a_run_is_not_complete(
     assert (found.what, found.sentence) == (what, sentence)
     assert how in found.how
     assert "`align resume 01234567`" in found.how
+
+
+@pytest.mark.parametrize(
+    ("error", "cancelled", "status"),
+    [
+        (ValueError("wrong"), False, "failed"),
+        (Stopped("ended by the services"), False, "stopped"),
+        (KeyboardInterrupt(), False, "stopped"),
+        (Stopped("cancelled"), True, "cancelled"),
+    ],
+    ids=["failed", "stopped", "interrupted", "cancelled"],
+)
+def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException, cancelled: bool, status: str
+) -> None:
+    """Whoever ended it may kill it meanwhile."""
+    from flows import runs
+
+    @contextmanager
+    def opened(*_: Any) -> Any:
+        with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
+            yield SimpleNamespace(journal=journal, host=SimpleNamespace(close=lambda: None), steps=[])
+
+    def compose(_: Any) -> Any:
+        raise error
+
+    seen: list[str] = []
+    watch = SimpleNamespace(lost=False, cancelled=cancelled)
+    monkeypatch.setattr(runs, "_open_run", opened)
+    monkeypatch.setattr(runs, "Watch", lambda *_: nullcontext(watch))
+    monkeypatch.setattr(runs, "_leave_unfinished", lambda *_: seen.append(read(NOW).status))
+    monkeypatch.setattr(runs, "_prune", lambda *_: None)
+    with nullcontext() if cancelled else pytest.raises(type(error)):
+        runs.run_recipe(SimpleNamespace(), compose)  # type: ignore[arg-type]
+    assert seen == [status]
+    assert read(NOW).status == status
