@@ -9,7 +9,7 @@ from pathlib import Path
 from alignment_core.evaluation.user_code import Code, locate
 from alignment_core.source_code import parse
 
-DYNAMIC = {"__getattr__", "globals", "vars", "locals", "setattr", "exec", "__dict__"}
+DYNAMIC = {"__getattr__", "globals", "vars", "locals", "setattr", "exec", "modules", "__dict__", "f_globals", "*"}
 """Source that mentions one of these may make names that cannot be seen in it."""
 
 
@@ -22,9 +22,10 @@ class NotDefined(Exception):
 
 
 def definition(code: Code, name: str) -> Path | None:
-    """The file that defines ``name``, which the file that ``code`` names may import; None if the source does not tell.
+    """The file that defines ``name``, which the file that ``code`` names may import; that file itself if the source does not
+    tell, and None if it has none, as what is compiled into Python.
 
-    Raises NotDefined if there is none of that name.
+    Raises NotDefined where it is certain that there is none of that name.
     """
     path = code.files.get(code.name) or locate(code.name)
     return path and _definition(code, code.name, path, name, set())
@@ -37,8 +38,8 @@ def _definition(code: Code, module: str, path: Path, name: str, seen: set[tuple[
     tree = parse(path.read_bytes())
     bound = dict(_bound(tree.body))
     if name not in bound:
-        if "*" in bound or any(_mentions(one) for one in ast.walk(tree)):
-            return None
+        if any(_may_make(one, name) for one in ast.walk(tree)):
+            return path
         raise NotDefined([one for one in bound if not one.startswith("_")])
     by = bound[name]
     if isinstance(by, ast.Assign | ast.AnnAssign) and by.value is not None:
@@ -52,7 +53,10 @@ def _definition(code: Code, module: str, path: Path, name: str, seen: set[tuple[
 def _of_value(code: Code, module: str, path: Path, value: ast.expr, seen: set[tuple[str, str]]) -> Path | None:
     """Of ``f = other`` and ``f = module.f``; whatever else makes a function is in the file itself."""
     if isinstance(value, ast.Name):
-        return _definition(code, module, path, value.id, seen)
+        try:
+            return _definition(code, module, path, value.id, seen)
+        except NotDefined:  # one of Python's own, as `len`
+            return path
     dotted = ast.unparse(value) if isinstance(value, ast.Attribute) else ""
     first, _, rest = dotted.partition(".")
     by = dict(_bound(parse(path.read_bytes()).body)).get(first)
@@ -102,6 +106,16 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(part)
 
 
-def _mentions(node: ast.AST) -> bool:
-    name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None)
-    return name in DYNAMIC
+def _may_make(node: ast.AST, name: str) -> bool:
+    """Whether this, anywhere in a module, may give it ``name``: in a function, by a pattern, or in a way that is not seen."""
+    if isinstance(node, ast.Global):
+        return name in node.names
+    if isinstance(node, ast.Constant):
+        return node.value == name  # as a text that a decorator or a registry is given
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == name:
+        return True
+    if isinstance(node, ast.NamedExpr):
+        return node.target.id == name
+    if isinstance(node, ast.MatchAs | ast.MatchStar | ast.MatchMapping):
+        return name in (getattr(node, "name", None), getattr(node, "rest", None))
+    return bool(DYNAMIC & {getattr(node, field, None) for field in ("id", "attr", "name")})

@@ -305,17 +305,46 @@ DEFINED = {
     "import textwrap as t\nf = t.dedent": "textwrap.py",
     "import functools\nfrom helper import g\nf = functools.partial(g)": "mine.py",
     "with open(__file__) as f: ...": "mine.py",
-    "globals()['f'] = print": None,
-    "from helper import *": None,
+    "f = len": "mine.py",
+    "def make():\n    global f\n    def f(x): ...\nmake()": "mine.py",
+    "class A:\n    global f\n    def f(x): ...": "mine.py",
+    "import sys\nsys.modules[__name__].f = print": "mine.py",
+    "from sys import modules\nmodules[__name__].f = print": "mine.py",
+    "globals()['f'] = print": "mine.py",
+    "import mine\nmine.f = print": "mine.py",
+    "exec('def f(x): ...')": "mine.py",
+    "def __getattr__(name): ...": "mine.py",
+    "from helper import *": "mine.py",
+    "from helper import keep\n@keep('f')\ndef g(x): ...": "mine.py",
+    "def g(x, y=(f := print)): ...": "mine.py",
+    "match print:\n    case f: ...": "mine.py",
+    "if True:\n    def f(x): ...\nelse:\n    from helper import g as f": "helper.py",
 }
 
 
 @pytest.mark.parametrize(("source", "file"), DEFINED.items())
-def test_where_a_function_is_defined_is_read_from_the_source(write: Write, source: str, file: str | None) -> None:
+def test_where_a_function_is_defined_is_read_from_the_source(write: Write, source: str, file: str) -> None:
     path = write("mine.py", source + "\n")
     write("helper.py", "def g(x): ...\n")
     found = definition(code_of(path), "f")
-    assert (found and found.name) == file
+    assert found
+    assert found.name == file
+
+
+NOT_DEFINED = [
+    "def score(x): ...",
+    "def g(x):\n    f = x\n    return f.f(f=f)",
+    "class A:\n    def f(self): ...",
+    "def g(x):\n    import f\n    def f(y): ...",
+]
+
+
+@pytest.mark.parametrize("source", NOT_DEFINED)
+def test_a_function_that_is_certainly_not_there_is_refused_before_anything_is_executed(
+    write: Write, source: str
+) -> None:
+    with pytest.raises(UserError, match="has no 'f'; it has "):
+        function_content(write("mine.py", source) + ":f", FIELD)
 
 
 def test_a_key_is_computed_again_without_executing_the_file_of_an_environment(write: Write, tmp_path: Path) -> None:
