@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 
 from alignment_core.canonical import digest_of
 from alignment_core.source_code import PACKAGE, Source, digest_of_source, package_source, reachable, read
@@ -148,8 +149,15 @@ def locate(name: str) -> Path | None:
 
 
 def _file(name: str, places: Sequence[str] | None) -> Path | None:
-    spec = spec_of(name, places)
-    return Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
+    return file_of(spec_of(name, places))
+
+
+def file_of(spec: Any) -> Path | None:
+    """The file of a module, which is the archive if it lies in one; None for one without a file."""
+    if not isinstance(spec, ModuleSpec) or not spec.has_location or not spec.origin:
+        return None
+    path = Path(spec.origin).resolve()
+    return next((one for one in (path, *path.parents) if one.is_file()), None)
 
 
 def spec_of(name: str, places: Sequence[str] | None = None) -> ModuleSpec | None:

@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 import threading
+import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -14,13 +16,16 @@ from types import ModuleType
 from typing import Any
 
 from alignment_core.errors import UserError
-from alignment_core.evaluation.user_code import Code, code_of, installed, spec_of
+from alignment_core.evaluation.user_code import Code, code_of, file_of, installed, spec_of
 from alignment_core.source_code import PACKAGE, ROOT, digest_of_source
 
 EXPECTED: dict[str, str] = {}
 """In a process that serves a user's function: the digests that its files must have. If this is empty, they may be any."""
-CACHES = ("HF_HOME", "HF_MODULES_CACHE", "TORCH_HOME", "XDG_CACHE_HOME")
-"""Variables that name folders where libraries put code that they downloaded."""
+CACHES = (
+    *("HF_HOME", "HF_MODULES_CACHE", "TORCH_HOME", "XDG_CACHE_HOME"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"),
+)
+"""Variables that name folders where libraries put code that they downloaded or generated."""
 _serves: Finder | None = None
 _LOADING = threading.RLock()
 """Loading changes what imports find, for all threads."""
@@ -127,6 +132,9 @@ class Finder:
         for name, path in code.files.items():
             if is_file and name == code.name:
                 continue
+            if zipfile.is_zipfile(path):
+                self._named.add(path)  # imports find its modules themselves
+                continue
             if (other := self._files.setdefault(name, path)) != path:
                 raise UserError(
                     f"{code.place} imports {path} where another file of this stage imports {other}: rename one"
@@ -156,7 +164,7 @@ class Finder:
         found = PathFinder.find_spec(name, path)
         if found is None and path is None:
             found = next(filter(None, (spec_of(name, [str(folder)]) for folder in self._folders)), None)
-        file = _file_of(found)
+        file = file_of(found)
         if file is not None and file not in self._named and _of_the_user(file):
             raise Uncounted(
                 f"{file} is imported in a way that cannot be seen in the source; write `import {name}`, and if the code itself "
@@ -172,10 +180,10 @@ class Finder:
             for name, module in list(sys.modules.items()):  # at once: other threads may import
                 if name in self._known:
                     continue
-                file = _file_of(getattr(module, "__spec__", None))
-                if file in counted or file is None or not any(file.is_relative_to(folder) for folder in folders):
+                file = file_of(getattr(module, "__spec__", None))
+                if file in counted or file is None or not any(_belongs(file, folder) for folder in folders):
                     self._known.add(name)
-                elif _of_the_user(file):
+                else:
                     self._problem = (
                         f"{file} was loaded by its path, so the key does not count it; import it by its name"
                     )
@@ -183,14 +191,28 @@ class Finder:
             raise UserError(self._problem)
 
 
-def _file_of(spec: Any) -> Path | None:
-    known = isinstance(spec, ModuleSpec) and spec.has_location and spec.origin
-    return Path(known).resolve() if known else None
-
-
 def _of_the_user(file: Path) -> bool:
     """Whether a file is neither ours nor installed, nor in a cache where libraries put what they downloaded."""
     if ".cache" in file.parts or installed(file):
         return False
-    caches = [Path(folder).expanduser().resolve() for name in CACHES if (folder := os.environ.get(name))]
-    return not any(file.is_relative_to(one) for one in (ROOT / PACKAGE, *caches))
+    return not any(file.is_relative_to(one) for one in (ROOT / PACKAGE, *_caches()))
+
+
+def _belongs(file: Path, folder: Path) -> bool:
+    """Whether a file lies below the user's ``folder`` as a part of it, and not where tools put what is theirs."""
+    if not file.is_relative_to(folder) or installed(file) or file.is_relative_to(ROOT / PACKAGE):
+        return False
+    between = file.parents[: len(file.parents) - len(folder.parents) - 1]
+    temporary = Path(tempfile.gettempdir()).resolve()
+    theirs = {*_caches(), temporary, *(between if folder == temporary else ())}
+    return not any(one in theirs or _is_of_a_tool(one) for one in between)
+
+
+def _is_of_a_tool(folder: Path) -> bool:
+    """Whether this is a hidden folder, an environment that venv or conda made, or what npm installed."""
+    named = folder.name.startswith(".") or folder.name == "node_modules"
+    return named or (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
+
+
+def _caches() -> list[Path]:
+    return [Path(folder).expanduser().resolve() for name in CACHES if (folder := os.environ.get(name))]

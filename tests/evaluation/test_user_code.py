@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -258,6 +259,61 @@ def test_a_module_of_the_users_that_does_not_count_is_refused_by_name(
         said = [str(answer) for _, answer in process.answers([[7], [7]])]
     assert all(any(one in each for one in unseen) for each in said), said
     assert all("import" in each for each in said)
+
+
+BY_PATH = """
+import importlib.util
+import sys
+
+def f(path):
+    spec = importlib.util.spec_from_file_location(f"by_path_{len(sys.modules)}", path)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.VALUE
+"""
+
+
+def test_what_tools_put_below_the_users_folder_may_be_loaded_by_its_path(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, folder in (("TORCHINDUCTOR_CACHE_DIR", "compiled"), ("TMPDIR", "scratch")):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    write("venv/pyvenv.cfg", "home = /usr/bin\n")
+    write("conda/conda-meta/history", "")
+    theirs = (".triton/cache/AB/kernel.py", "compiled/ab/kernel.py", "scratch/torchinductor_me/ab/kernel.py")
+    theirs += ("venv/src/library.py", "conda/opt/library.py", "node_modules/gyp/input.py")
+    theirs += ("venv/lib/python3.11/site-packages/library.py",)
+    with FunctionProcess(write("reward.py", BY_PATH) + ":f", 20.0, FIELD) as process:
+        assert [one for _, one in process.answers([[write(path, "VALUE = 2\n")] for path in theirs])] == [2.0] * 7
+        mine = write("rules/mine.py", "VALUE = 2\n")
+        assert f"{mine} was loaded by its path" in str([one for _, one in process.answers([[mine]])])
+    for folder in (".rules", "scratch"):  # below it, where the function's file is, too
+        mine = write(f"{folder}/mine.py", "VALUE = 2\n")
+        said = str(ask(write(f"{folder}/reward.py", BY_PATH) + ":f", mine))
+        assert f"{mine} was loaded by its path" in said
+
+
+def test_what_tools_put_into_the_folder_for_temporary_files_may_be_loaded_from_a_file_there(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert ask(write("reward.py", BY_PATH) + ":f", write("torchinductor_me/ab/kernel.py", "VALUE = 2\n")) == 2.0
+
+
+def test_a_module_of_an_archive_that_imports_find_may_be_imported(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "vendored.egg", "w") as archive:
+        archive.writestr("zipped_7.py", "VALUE = 2\n")
+    monkeypatch.syspath_prepend(tmp_path / "vendored.egg")
+    name = write("reward.py", "from zipped_7 import VALUE\ndef f(x): return x * VALUE\n") + ":f"
+    with counting():
+        before = function_content(name, FIELD)
+        assert ask(name, 3) == 6.0
+    with zipfile.ZipFile(tmp_path / "vendored.egg", "w") as archive:
+        archive.writestr("zipped_7.py", "VALUE = 3\n")
+    assert function_content(name, FIELD) != before
 
 
 def test_what_is_installed_and_what_libraries_download_may_be_imported_in_any_way(
