@@ -67,6 +67,8 @@ class RunRecord(ProcessId):
     """What tells the stages that are run again on purpose from those of earlier runs; empty for an ordinary run."""
     overrides: tuple[str, ...] = ()
     """What was given with ``align run --set``, in the recipe already: the run is named by it."""
+    located: bool = False
+    """Whether the paths in its recipe are absolute. In journals of earlier versions they begin where the run was started."""
     deployed: bool = False
     """Whether a worker ran it; otherwise ``align run`` did."""
     server: str = ""
@@ -218,6 +220,7 @@ def new_record(run_id: str, name: str, recipe: dict[str, Any], store: str, **mor
         machine=socket.gethostname(),
         **ProcessId.mine().model_dump(),
         started_at=now(),
+        located=True,
         **more,
     )
 

@@ -5,6 +5,7 @@ Each becomes a flow when somebody asks this module for it: making the forms of a
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from prefect import Flow
@@ -18,13 +19,20 @@ from alignment_core.recipes import (
     SftRecipe,
     load_recipe,
 )
+from alignment_core.recipes.paths import each_text
 from flows.any_recipe import alignment_flow, run_any
 from flows.runs import project_file
 
 
 def _shipped(name: str) -> Any:
-    path = project_file("deployments", "recipes", f"{name}.yaml")
-    return load_recipe(path, working_folder=path.parent)  # whatever lies where this is imported
+    """A recipe whose paths begin at the project's folder, where its deployment runs; the form shows none of this machine."""
+    path, project = project_file("deployments", "recipes", f"{name}.yaml"), project_file()
+    recipe = load_recipe(path, working_folder=path.parent)  # whatever lies where this is imported
+
+    def shown(text: str) -> str:
+        return os.path.relpath(text, project) if text.startswith(f"{project}/") else text
+
+    return type(recipe).model_validate(each_text(recipe.model_dump(mode="json", exclude_unset=True), shown))
 
 
 def deployed_quickstart(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.context import FlowRunContext
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, NightlyRecipe, apply_overrides, parse_recipe
+from alignment_core.recipes.paths import written
 from flows import nightly
 from flows.early import COMMAND_LINE
 from flows.planning import COMPOSITIONS
@@ -17,6 +21,8 @@ from flows.runs import run_recipe
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
 runner: Any = ThreadPoolTaskRunner(max_workers=64)
 LONGEST_NAME = 160
+PATHS_BEGIN = "ALIGN_PATHS_BEGIN"
+"""Environment variable with the folder at which relative paths in a deployment's form begin."""
 
 
 def _run_name() -> str:
@@ -35,9 +41,25 @@ alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name=_run_n
 
 
 def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, night: str | None = None) -> Any:
-    """What every flow of this name does. `overrides` are `path=value`, as with `align run --set`; `night` names a night."""
-    if overrides:
-        recipe = parse_recipe(apply_overrides(recipe.model_dump(mode="json"), overrides))
+    """What every deployment does. `overrides` are `path=value`, as with `align run --set`; `night` names a night.
+
+    Relative paths begin at the folder that the deployment names, else at the working folder. With such a folder the recipe's
+    own paths are absolute since it was deployed, and what may be a name is one.
+    """
+    named = os.environ.get(PATHS_BEGIN)
+    folder = Path(named or Path.cwd())
+    content = written(recipe.model_dump(mode="json"), folder, decided=bool(named))
+    refuse_unused = True
+    try:
+        parse_recipe(content, refuse_unused=True)
+    except UserError as error:  # it may have been kept by an earlier version
+        get_run_logger().warning("%s", error)
+        refuse_unused = False
+    content = apply_overrides(content, overrides, folder)
+    return _run(parse_recipe(content, refuse_unused=refuse_unused), from_stage, night)
+
+
+def _run(recipe: BaseRecipe, from_stage: str | None, night: str | None = None) -> Any:
     if isinstance(recipe, NightlyRecipe):
         return nightly.one_night(recipe, night, from_stage)
     return run_recipe(recipe, COMPOSITIONS[recipe.method], from_stage)
@@ -46,4 +68,4 @@ def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, ni
 @alignment_flow
 def alignment(recipe: BaseRecipe, from_stage: str | None = None) -> dict[str, Any]:
     """Run any recipe: the flow of `align run`. It runs `from_stage`, and what depends on it, again."""
-    return run_any(recipe, [], from_stage)
+    return _run(recipe, from_stage)

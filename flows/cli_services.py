@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +14,10 @@ from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
 from flows import access, services
-from flows.console import JsonOption, out, print_json
+from flows.console import JsonOption, err, out, print_json
+
+if TYPE_CHECKING:
+    from alignment_core.recipes import BaseRecipe
 
 RunArgument = Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")]
 SHOWN_RUNS = 10
@@ -166,12 +170,30 @@ def resume(
     services.use_if_running()
     if record.deployed:
         return _resume_deployed(record, from_stage, ended, as_json)
-    from alignment_core.recipes import parse_recipe
     from flows.cli import run_here
 
-    recipe = parse_recipe(record.recipe, origin=f"the recipe of run {record.run_id}")
+    recipe = _kept_recipe(record)
     chosen, resumes = from_stage or record.from_stage, None if from_stage else record
     return run_here(recipe, chosen, resumes, as_json, record.overrides)
+
+
+def _kept_recipe(record: journal.RunRecord) -> BaseRecipe:
+    """The recipe of a run. Relative paths in one that an earlier version kept begin at the working folder, as they did."""
+    from alignment_core.recipes import parse_recipe
+    from alignment_core.recipes.paths import written
+
+    origin, here = f"the recipe of run {record.run_id}", Path.cwd()
+    recipe = parse_recipe(record.recipe, origin)
+    if record.located:
+        return recipe
+    located = parse_recipe(written(record.recipe, here), origin)
+    if located != recipe:
+        err.print(
+            f"{origin} holds relative paths, as those of earlier versions do: they are looked for in {here}; if the run was "
+            "started in another folder, resume it there",
+            markup=False,
+        )
+    return located
 
 
 def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:

@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, parse_recipe
 from flows import alignment
+from flows.any_recipe import PATHS_BEGIN
 from flows.run_form import run_form
 
 FLOW = "alignment"
@@ -65,7 +66,7 @@ def register_shipped(client: SyncPrefectClient) -> None:
     for name, written in shipped().items():
         schedules = [CronSchedule(cron=one["cron"], timezone=one["timezone"]) for one in written.get("schedules", [])]
         flow = getattr(alignment, written["entrypoint"].rpartition(":")[2])
-        _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules, PROJECT)
+        _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules)
 
 
 def schedule(cron: str, timezone: str) -> CronSchedule:
@@ -83,7 +84,7 @@ def register_recipe(
 ) -> None:
     """Register a recipe of one's own, or replace it; its schedule stays if there is no other. Raises UserError.
 
-    Relative paths in what a run's form says begin at ``folder``, the one of the recipe's file.
+    Relative paths in what a run's form says begin at ``folder``, the one of the recipe's file; it may go.
     """
     if name in shipped():
         raise UserError(f"--name {name}: a deployment of this name comes with the project; choose another one")
@@ -99,9 +100,12 @@ def _register(
     parameters: dict[str, Any],
     description: str | None,
     schedules: list[CronSchedule] | None,
-    folder: Path,
+    folder: Path | None = None,
 ) -> None:
     pool = next(iter(shipped().values()))["work_pool"]
+    variables = pool["job_variables"]
+    if folder:
+        variables = {**variables, "env": {**variables["env"], PATHS_BEGIN: str(folder)}}
     content: dict[str, Any] = {
         "parameters": parameters,
         "description": description,
@@ -109,7 +113,7 @@ def _register(
         "parameter_openapi_schema": form_of(flow),
         "enforce_parameter_schema": True,
         "work_pool_name": pool["name"],
-        "job_variables": {**pool["job_variables"], "working_dir": str(folder)},
+        "job_variables": {**variables, "working_dir": str(PROJECT)},
         "pull_steps": [],
         "path": None,
     }

@@ -16,7 +16,7 @@ from alignment_core.data import formats, reasoning_gym, tasks, verifiers_taskset
 from alignment_core.errors import UserError
 from alignment_core.hub import commit_of
 from alignment_core.recipes.data import DataSource
-from alignment_core.recipes.paths import BEGINS, looks_like_hub_name
+from alignment_core.recipes.paths import BEGINS, may_be_hub_name
 from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
 
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
@@ -92,14 +92,14 @@ def pin(source: DataSource) -> PinnedSource:
         return PinnedSource(source=source)
     given = str(source.path)
     path = Path(given).expanduser()
+    if may_be_hub_name(given):  # whatever lies in the working folder
+        return PinnedSource(source=source, hub_commit=commit_of(given, source.revision, "dataset", _nearest(path)))
     if path.is_dir():
         found = _files_of_folder(path, source.split)
     elif path.exists():
         if path.suffix not in SUFFIXES:
             raise UserError(f"{given}: rows are read from {', '.join(SUFFIXES)} files, not from {path.name!r}")
         found = [path]
-    elif looks_like_hub_name(given, path):
-        return PinnedSource(source=source, hub_commit=commit_of(given, source.revision, "dataset", _nearest(path)))
     else:
         raise UserError(f"{given}: no such file or folder{_nearest(path)} ({BEGINS})")
     for name in ("subset", "revision"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Set
@@ -18,6 +17,7 @@ from alignment_core.data.pin import SUFFIXES
 from alignment_core.data.sources import Found, read_file
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
+from alignment_core.recipes.paths import fixed_part
 
 STORE = "store:"
 NO_FILES = "no files are there"
@@ -152,13 +152,13 @@ def _files(given: str, store: Store) -> list[tuple[str, Path]]:
         return [(file.name, file) for file in sorted(path.glob("[!.]*")) if file.suffix in SUFFIXES and file.is_file()]
     if path.is_file():
         return [(path.name, path)]
-    if not glob.has_magic(given):
+    folder, pattern = fixed_part(path)
+    if not glob.has_magic(pattern):
         raise UserError(
             f"dpo.data: {given}: there is no such file or folder; a glob such as {given.rstrip('/')}/*.jsonl may match none"
         )
-    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
-    found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-    return [(file.relative_to(fixed).as_posix(), file) for file in found if file.is_file()]
+    found = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
+    return [(Path(name).as_posix(), folder / name) for name in found if (folder / name).is_file()]
 
 
 def _files_of_store(prefix: str, store: Store) -> list[tuple[str, Path]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 TRUTH_FOR_NUMBER = "truth_for_number"
+REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=False)
+"""Whether fields that nothing reads are refused: of those who write a recipe, not of recipes that were kept."""
 
 
 class Config(BaseModel):
@@ -19,11 +22,14 @@ class Config(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
-    def refuse_unused(self, names: Iterable[str], why: str) -> None:
-        """Raise ValueError for the first of these fields that somebody has set, as nothing would read it."""
-        for name in names:
+    def refuse_unused(self, names: Iterable[str], why: str, cure: str = "leave it out") -> None:
+        """Raise ValueError for the first of these fields that somebody has set, as nothing would read it.
+
+        ``cure`` is what to do. Recipes and records that earlier versions kept pass.
+        """
+        for name in names if REFUSES_UNUSED.get() else ():
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"`{name}` has no effect {why}: leave it out")
+                raise ValueError(f"`{name}` has no effect {why}: {cure}")
 
     @classmethod
     def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:

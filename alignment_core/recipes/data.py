@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.paths import RowsPath
+from alignment_core.recipes.paths import Anything, RowsPath
 
 RowFormat = Literal["auto", "prompt_completion", "messages", "text", "preference", "hh", "prompts"]
 
@@ -38,7 +38,7 @@ class DataSource(Config):
     """Use at most this many rows; for a procedural task, the number of rows to generate (default 1000)."""
     weight: float | None = Field(None, gt=0)
     """Probability of this source in the mixture; give it for every source or for none."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Anything] = Field(default_factory=dict)
     """Options of a procedural task, such as the share of correct demonstrations, or of a taskset of verifiers."""
 
     @model_validator(mode="before")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+import stat
 import types
 import typing
 from collections.abc import Iterable
@@ -13,10 +15,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
-from alignment_core.recipes.base import TRUTH_FOR_NUMBER
+from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER
 from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+
+_DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
+"""A file by which a process reads what it was handed open."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,19 +67,21 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path 
         raise UserError(f"{path}: a recipe is a mapping of fields, this is {_kind(content)}")
     here = working_folder or Path.cwd()
     content = written(content, folder_of(path), here)
-    return parse_recipe(apply_overrides(content, overrides, here), origin=str(path))
+    return parse_recipe(apply_overrides(content, overrides, here), origin=str(path), refuse_unused=True)
 
 
 def folder_of(path: Path) -> Path:
     """Where the relative paths of the recipe in the file ``path`` begin."""
     place = path.absolute()
-    return Path.cwd() if place.is_relative_to("/dev") else place.parent  # one that is piped in has no place of its own
+    piped = _DESCRIPTOR.fullmatch(str(place)) or not stat.S_ISREG(place.stat().st_mode)
+    return Path.cwd() if piped else place.parent.resolve()  # one that is piped in has no place of its own
 
 
-def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
+def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused: bool = False) -> BaseRecipe:
     """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake.
 
-    Relative paths in it stay relative, but for texts that are :class:`~alignment_core.recipes.paths.Written`.
+    Relative paths in it stay relative, but for texts that are :class:`~alignment_core.recipes.paths.Written`. What somebody
+    writes now must not set fields that nothing reads (``refuse_unused``); in a recipe that was kept they are passed over.
     """
     method = content.get("method")
     if not isinstance(method, str) or method not in BY_METHOD:
@@ -84,11 +91,14 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe") -> BaseRecipe:
         said = "is missing" if method is None else f"is {method!r}"
         raise UserError(f"{origin}: method: {said}; choose one of {', '.join(BY_METHOD)}{hint}")
     model = BY_METHOD[method]
+    strictness = REFUSES_UNUSED.set(refuse_unused)
     try:
         return model.model_validate(content)
     except ValidationError as error:
         lines = [_sentence(model, item) for item in _causes(error)]
         raise UserError("\n".join(f"{origin}: {line}" for line in dict.fromkeys(lines))) from None
+    finally:
+        REFUSES_UNUSED.reset(strictness)
 
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: Path | None = None) -> dict[str, Any]:

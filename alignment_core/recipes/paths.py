@@ -34,31 +34,40 @@ class Written(str):
     folder: Path
     elsewhere: Path
     """The working folder, where such paths once began."""
+    decided: bool
+    """Whether it was decided before what is a name, whatever lies in the folder by now."""
 
-    def __new__(cls, text: str, folder: Path, elsewhere: Path) -> Written:
+    def __new__(cls, text: str, folder: Path, elsewhere: Path, decided: bool = False) -> Written:
         written = super().__new__(cls, text)
-        written.folder, written.elsewhere = folder, elsewhere
+        written.folder, written.elsewhere, written.decided = folder, elsewhere, decided
         return written
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
 
-def written(content: Any, folder: Path, elsewhere: Path) -> Any:
+def written(content: Any, folder: Path, elsewhere: Path | None = None, decided: bool = False) -> Any:
     """Plain data with every text in it (but for names of fields) as :class:`Written` in ``folder``."""
+    return each_text(content, lambda text: Written(text, folder, elsewhere or folder, decided))
+
+
+def plain(content: Any) -> Any:
+    """The opposite of :func:`written`, for fields that hold anything and thus validate nothing."""
+    return each_text(content, str)
+
+
+def each_text(content: Any, change: Callable[[str], str]) -> Any:
+    """Plain data with every text in it (but for names of fields) changed."""
     if isinstance(content, dict):
-        return {name: written(value, folder, elsewhere) for name, value in content.items()}
+        return {name: each_text(value, change) for name, value in content.items()}
     if isinstance(content, list):
-        return [written(value, folder, elsewhere) for value in content]
-    return Written(content, folder, elsewhere) if isinstance(content, str) else content
+        return [each_text(value, change) for value in content]
+    return change(content) if isinstance(content, str) else content
 
 
-def looks_like_hub_name(given: str, path: Path) -> bool:
-    """Whether ``given``, where no file or folder ``path`` is, may be a data set on the Hub."""
-    if Path(given).suffix in ROW_SUFFIXES or not _HUB_NAME.fullmatch(given):
-        return False
-    # `data/tran` beside an existing folder `data` is a slip of the pen, not a user called "data".
-    return "/" not in given or not path.parent.is_dir()
+def may_be_hub_name(text: str) -> bool:
+    """Whether a data set on the Hub may have this name. Once a recipe is validated, it then is one: paths are absolute."""
+    return Path(text).suffix not in ROW_SUFFIXES and _HUB_NAME.fullmatch(text) is not None
 
 
 def is_written_as_path(text: str) -> bool:
@@ -66,44 +75,66 @@ def is_written_as_path(text: str) -> bool:
     return text.startswith(("./", "../", "~", "/"))
 
 
-def _place(text: str, folder: Path) -> Path:
-    """``text`` as an absolute path."""
-    return Path(os.path.normpath(folder / Path(text).expanduser()))
+def arriving(data: Any) -> Any:
+    """What a recipe gives as data that arrives, with no text in it that may still be a name: no data set of the Hub grows."""
+    if isinstance(data, Written) and not data.decided and may_be_hub_name(data):
+        return Written(f"./{data}", data.folder, data.elsewhere)
+    if isinstance(data, list):
+        return [arriving(one) for one in data]
+    if isinstance(data, dict):
+        return {name: arriving(value) if name in ("path", "sources") else value for name, value in data.items()}
+    return data
+
+
+def fixed_part(path: Path) -> tuple[Path, str]:
+    """The folder above ``path`` that is there, whatever characters its name holds, and the rest, which may be a glob."""
+    folder = next((one for one in path.parents if one.is_dir()), path.parent)
+    return folder, str(path.relative_to(folder))
+
+
+def _there(path: Path) -> bool:
+    folder, rest = fixed_part(path)
+    found = glob.iglob(rest, root_dir=folder, recursive=True) if glob.has_magic(rest) else iter(())
+    return path.exists() or next(found, None) is not None
 
 
 def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None = None) -> Any:
     """The absolute path of a value that is Written and a path (of its part ``text``), else the value itself.
 
-    Raises ValueError for what lies in the working folder alone: that is where earlier versions looked.
+    It is not normalised: what `..` means after a symbolic link, the file system knows. Raises ValueError for what cannot be
+    looked at, and for what lies in the working folder alone: that is where earlier versions looked.
     """
     if not isinstance(value, Written):
         return value
     text = str(value) if text is None else text
-    place, other = _place(text, value.folder), _place(text, value.elsewhere)
-    if place != other and not _there(place) and _there(other):
-        named = "" if is_path(text, place) else f"; if {text} is meant as a name, give the command in another folder"
+    try:
+        place, other = (folder / Path(text).expanduser() for folder in (value.folder, value.elsewhere))
+        found = is_path(text, place)
+        only_elsewhere = place != other and not _there(place) and _there(other)
+    except (OSError, RuntimeError) as error:  # too long a name, no permission; no such user
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ValueError(f"{text}: cannot be looked at: {reason}") from None
+    if only_elsewhere:
+        named = "" if found else f"; if {text} is meant as a name, give the command in another folder"
         raise ValueError(
             f"there is no {place} ({BEGINS}), but {other} in the working folder: write "
-            f"{os.path.relpath(other, value.folder)}{named}"
+            f"{os.path.relpath(other, value.folder)}, or set the field with --set{named}"
         )
-    return f"{place}{str(value)[len(text) :]}" if is_path(text, place) else str(value)
-
-
-def _there(path: Path) -> bool:
-    text = str(path)
-    return path.exists() or (glob.has_magic(text) and next(glob.iglob(text, recursive=True), None) is not None)
+    return f"{place}{str(value)[len(text) :]}" if found else str(value)
 
 
 def _rows(value: Any) -> Any:
     def is_path(text: str, place: Path) -> bool:
-        return place.exists() or not looks_like_hub_name(text, place)
+        # `data/tran` beside an existing folder `data` is a slip of the pen, not a user called "data".
+        is_there = place.exists() or ("/" in text and place.parent.is_dir())
+        return not may_be_hub_name(text) or (is_there and not value.decided)
 
     return str(value) if isinstance(value, str) and value.startswith(STORE) else _located(value, is_path)
 
 
 def _model(value: Any) -> Any:
     def is_path(text: str, place: Path) -> bool:
-        return place.is_dir() or is_written_as_path(text)
+        return is_written_as_path(text) or (place.is_dir() and not value.decided)
 
     return _located(value, is_path)
 
@@ -127,3 +158,5 @@ CodePath = Annotated[str, BeforeValidator(code_path)]
 """``file.py:name``, or ``module:name``, or the name of something built in."""
 FolderPath = Annotated[str, BeforeValidator(_folder)]
 """A folder that may still have to be made, or a URI."""
+Anything = Annotated[Any, BeforeValidator(plain)]
+"""What somebody else's code takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,7 +10,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.evaluation import EvaluationConfig, PromotionConfig
 from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.nightly import NightlyConfig, check_inbox
-from alignment_core.recipes.paths import FolderPath
+from alignment_core.recipes.paths import FolderPath, arriving
 from alignment_core.recipes.resources import ResourcesConfig
 from alignment_core.recipes.retention import RetentionConfig
 from alignment_core.recipes.rl import RlConfig
@@ -178,6 +178,14 @@ class NightlyRecipe(BaseRecipe):
     """The tag of the production policy, and the gates that a candidate must pass. While the tag does not exist, nights
     start from `model`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_arrive_in_paths(cls, content: Any) -> Any:
+        dpo = content.get("dpo") if isinstance(content, dict) else None
+        if not isinstance(dpo, dict) or "data" not in dpo:
+            return content
+        return {**content, "dpo": {**dpo, "data": arriving(dpo["data"])}}
+
     @model_validator(mode="after")
     def _can_run_unattended(self) -> NightlyRecipe:
         check_inbox(self.dpo.data, self.nightly.min_rows)
@@ -192,7 +200,10 @@ def _check_judge(
 ) -> None:
     """Raise ValueError unless there is something that ranks the completions of the rounds."""
     if reward_model and (reward_model.model is None) == (reward_model.data is None):
-        raise ValueError("`reward_model` needs exactly one of `data` (train one) and `model` (use that one)")
+        raise ValueError(
+            "`reward_model` needs exactly one of `data` (train one) and `model` (use that one), as in --set "
+            "'reward_model={model: NAME}'"
+        )
     if rounds is None:
         return
     if reward_model is None and rounds.selection.score == "reward":

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.data import DataConfig
 from alignment_core.recipes.model import ModelConfig
-from alignment_core.recipes.paths import CodePath, code_path
+from alignment_core.recipes.paths import CodePath, code_path, plain
 from alignment_core.recipes.rollout import GenerationConfig
 from alignment_core.recipes.training import TrainingConfig
 from alignment_core.source_code import PACKAGE
@@ -122,7 +122,7 @@ class EnvironmentConfig(Config):
     def _functions_of_ours(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """In the options of our own environments, `file.py:function` is a path, too; what others' mean is not known."""
         ours = (info.data.get("name") or "").startswith(f"{PACKAGE}.")
-        return {name: _functions(value) for name, value in options.items()} if ours else options
+        return plain({name: _functions(value) for name, value in options.items()} if ours else options)
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> EnvironmentConfig:
@@ -388,10 +388,7 @@ class RlConfig(Config):
             raise ValueError(
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )
-        if self.training.max_steps is not None:
-            raise ValueError(
-                "`rl.training.max_steps` has no effect: `rl.steps` says how many steps there are; leave it out"
-            )
+        self.training.refuse_unused(("max_steps",), "in `rl.training`, as `rl.steps` says how many steps there are")
         if self.kl.place == "reward":
             self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.target is not None and self.kl.coefficient == 0:

@@ -93,7 +93,11 @@ class RewardModelConfig(Config):
     @model_validator(mode="after")
     def _trains(self) -> RewardModelConfig:
         if self.model is not None:
-            self.refuse_unused(("loss_type", "training"), "where `model` names a reward model, which is not trained")
+            self.refuse_unused(
+                ("loss_type", "training"),
+                "where `model` names a reward model, which is not trained",
+                "leave it out, or set the whole section, as in --set 'reward_model={model: NAME}'",
+            )
         return self
 
 

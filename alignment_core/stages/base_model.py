@@ -123,7 +123,7 @@ def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)
     """
     name = model.name or ""
     known = None
-    if name and not Path(name).expanduser().is_dir():
+    if name and not is_written_as_path(name):
         known = store.tags().get(name)
         try:
             known = store.resolve(name) if known is None and _DIGEST.fullmatch(name) else known
@@ -172,14 +172,15 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
     if model.scratch is not None:
         return BaseModelConfig(model=model)
     folder = Path(str(model.name)).expanduser()
-    if folder.is_dir():
+    written_as_path = is_written_as_path(str(model.name))
+    if written_as_path and folder.is_dir():
         _check_no_revision(model, f"{folder} is a folder")
         paths = sorted({path for pattern in _patterns(model) for path in folder.glob(pattern)})
         if not (folder / "config.json").is_file():
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
         check_weights(folder)
         return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
-    if is_written_as_path(str(model.name)):
+    if written_as_path:
         raise UserError(f"model: {folder}: no such folder ({BEGINS})")
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model", hint))
 

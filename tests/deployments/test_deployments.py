@@ -109,11 +109,16 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         kept = mine.parameters["recipe"]
         assert (kept["seed"], kept["sft"]["training"]["max_steps"]) == (7, 3)
         assert kept["sft"]["data"]["sources"][0]["path"] == f"{tmp_path}/rows.jsonl"
-        assert mine.job_variables["working_dir"] == str(tmp_path), "where the paths of a run's overrides begin"
+        assert mine.job_variables["working_dir"] == str(ROOT), "a folder that stays"
+        assert mine.job_variables["env"]["ALIGN_PATHS_BEGIN"] == str(tmp_path), "those of a run's overrides"
         assert [one.schedule.timezone for one in mine.schedules] == ["Europe/Berlin"]
 
         tmp_path.rename(tmp_path.with_name("moved"))
-        assert deployments.problems(client, "alignment") == {"mine": f"its folder {tmp_path} is gone"}
+        assert deployments.problems(client, "alignment") == {}
+        client.update_deployment(
+            mine.id, DeploymentUpdate(job_variables={"working_dir": "/gone"})
+        )  # as there were once
+        assert deployments.problems(client, "alignment") == {"mine": "its folder /gone is gone"}
         client.delete_deployment(mine.id)
 
 

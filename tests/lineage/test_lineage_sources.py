@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,3 +82,9 @@ def test_names_on_the_hub_stand_there_with_their_commits():
 def test_only_what_differs_from_the_defaults_is_shown_of_the_settings():
     config = SftStageConfig(training=TrainingConfig(learning_rate=1e-3, batch_size=TrainingConfig().batch_size))
     assert settings_of(record("sft", config)) == {"training.learning_rate": 1e-3}
+
+
+def test_records_with_fields_that_are_refused_today_keep_their_sources():
+    config = {"sources": [{"source": {"task": "reverse", "subset": "main", "revision": "v1"}}]}
+    (source,) = sources_of(SimpleNamespace(stage="dataset", config=config))  # type: ignore[arg-type]
+    assert source.path == "task:reverse/train"

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from prefect.logging import disable_run_logger
 
 from alignment_core.artifacts import open_store
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
 from alignment_core.evaluation.verifiers import load_function
-from alignment_core.recipes import BaseRecipe, RlRecipe, load_recipe, parse_recipe
+from alignment_core.journal import new_record
+from alignment_core.nights.inbox import read_inbox
+from alignment_core.recipes import BaseRecipe, RlRecipe, folder_of, load_recipe, parse_recipe
 from alignment_core.stages.base_model import pin_model
+from flows import alignment, deployments
 from flows.any_recipe import run_any
+from flows.cli_services import _kept_recipe
 from flows.planning import plan
+from flows.runs import project_file
 
 RECIPE = {
     "method": "sft",
@@ -83,7 +90,7 @@ def test_the_error_of_a_missing_file_says_where_it_looked(load, tmp_path):
             UserError, match=f"^{tmp_path}/recipes/{path}: no such file or folder .*at the recipe's file"
         ):
             pin(source)
-    with pytest.raises(UserError, match=f"^model: {tmp_path}/gone: no such folder .*at the recipe's file"):
+    with pytest.raises(UserError, match=f"^model: {tmp_path}/recipes/../gone: no such folder .*at the recipe's file"):
         pin_model(load(model="../gone").model)
     with pytest.raises(UserError, match=f"no file {tmp_path}/recipes/judge.py .*at the recipe's file"):
         load_function(load().evaluation.verifier)
@@ -109,7 +116,7 @@ def test_a_home_is_expanded_and_folders_to_write_to_begin_at_the_file_too(load, 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     recipe = load(store="../store", tracking={"tensorboard": "curves"}, sft={"data": "~/rows.jsonl"})
     assert recipe.sft.data.sources[0].path == f"{tmp_path}/home/rows.jsonl"
-    assert recipe.store == f"{tmp_path}/store"
+    assert recipe.store == f"{tmp_path}/recipes/../store"
     assert recipe.tracking.tensorboard == f"{tmp_path}/recipes/curves"
     assert load("store=mine").store == f"{tmp_path}/elsewhere/mine"
     assert load(store="file:///data/store").store == "file:///data/store"
@@ -174,3 +181,172 @@ def test_the_same_recipe_and_files_in_two_folders_have_the_same_keys(tmp_path):
         planned = plan(load_recipe(folder / "one.yaml"), open_store(tmp_path / "store"))
         contents.append({stage.label: stage.config.content() for stage in planned.stages})
     assert contents[0] == contents[1]
+
+
+def test_dots_after_a_symbolic_link_mean_what_they_mean_to_the_file_system(load, tmp_path):
+    (tmp_path / "else/where").mkdir(parents=True)
+    (tmp_path / "recipes/link").symlink_to(tmp_path / "else/where")
+    (tmp_path / "else/rows.jsonl").write_text("right")
+    (tmp_path / "recipes/rows.jsonl").write_text("wrong")
+    (source,) = load(sft={"data": "link/../rows.jsonl"}).sft.data.sources
+    assert Path(source.path).read_text() == "right"
+
+
+def nightly(folder: Path, data: Any) -> Path:
+    content = {
+        "method": "nightly",
+        "name": "night",
+        "model": "some/model",
+        "dpo": {"data": data},
+        "evaluation": {"prompts": "org/rows"},
+        "promotion": {"tag": "policy/p", "gates": [{"metric": "kl", "max": 1}]},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "night.yaml").write_text(yaml.safe_dump(content))
+    return folder / "night.yaml"
+
+
+def test_a_glob_beside_a_recipe_matches_whatever_the_folders_name_is(tmp_path):
+    store = open_store(tmp_path / "store")
+    folder = tmp_path / "a[1]*?"
+    (folder / "inbox/new").mkdir(parents=True)
+    (folder / "inbox/new/1.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    for data in ("inbox/**/*.jsonl", "inbox/n[ea]w/*.jsonl"):
+        recipe = load_recipe(nightly(folder, data))
+        inbox = read_inbox(recipe.dpo.data.sources, set(), store)  # type: ignore[attr-defined]
+        assert [row.where for row in inbox.rows] == ["new/1.jsonl:1"]
+    with pytest.raises(UserError, match="there is no such file or folder"):  # not a glob that matches nothing
+        read_inbox(load_recipe(nightly(folder, "gone.jsonl")).dpo.data.sources, set(), store)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("data", ["inbox", ["inbox"], {"path": "inbox"}, {"sources": ["inbox"]}])
+def test_an_inbox_that_is_not_there_yet_is_a_path_and_no_name(tmp_path, data):
+    (source,) = load_recipe(nightly(tmp_path, data)).dpo.data.sources  # type: ignore[attr-defined]
+    assert source.path == f"{tmp_path}/inbox"
+
+
+def test_a_recipe_is_piped_if_it_is_no_regular_file_wherever_that_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = Path("/dev/shm", f"{os.getpid()}.yaml")
+    recipe.touch()
+    try:
+        assert folder_of(recipe) == Path("/dev/shm")
+        with recipe.open() as file:  # as with `align run /dev/stdin < recipe.yaml`
+            for place in ("/dev/fd", "/proc/self/fd"):
+                assert folder_of(Path(place, str(file.fileno()))) == tmp_path
+    finally:
+        recipe.unlink()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir("/")
+    assert folder_of(tmp_path / "pipe") == Path("/")
+
+
+def test_a_name_that_is_kept_stays_one_in_a_folder_where_something_has_this_name(load, tmp_path, monkeypatch):
+    recipe = load(model="acme/base", sft={"data": "acme/rows"})
+    (tmp_path / "other/acme/rows").mkdir(parents=True)
+    (tmp_path / "other/acme/base").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    monkeypatch.setattr("alignment_core.data.pin.commit_of", lambda *_: "c")
+    monkeypatch.setattr("alignment_core.hub.commit_of", lambda *_: "c")
+    kept = parse_recipe(recipe.model_dump(mode="json"))
+    assert pin(kept.sft.data.sources[0]).hub_commit == "c"  # type: ignore[attr-defined]
+    assert pin_model(kept.model).commit == "c"
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/rows.jsonl", "x" * 300 + ".jsonl"])
+def test_a_path_that_cannot_be_looked_at_is_refused_with_its_field(load, path):
+    with pytest.raises(UserError, match=r"sft.data.sources.0.path: .* cannot be looked at: "):
+        load(sft={"data": path})
+
+
+def test_nothing_of_a_recipe_remembers_its_folder(load):
+    options: dict[str, Any] = {"correct": 0.5, "deep": [{"text": "one"}]}
+    recipe = load(sft={"data": {"task": "reverse", "options": options}})
+    assert yaml.safe_load(yaml.safe_dump(recipe.model_dump()["sft"]["data"]["sources"][0]["options"])) == options
+    environment = {"name": "world.py:World", "options": {"map": ["t.py:f"]}}
+    section = {"prompts": "p.jsonl", "rewards": [{"environment": True}], "environment": environment}
+    rl = load(method="rl", sft=None, evaluation=None, rl=section).rl
+    assert yaml.safe_dump(rl.environment.options)
+
+
+UNUSED = {
+    "method": "rl",
+    "name": "old",
+    "model": "some/model",
+    "rl": {
+        "prompts": {"path": "/p.jsonl", "mixing": "all_exhausted"},
+        "rewards": [{"verifier": "/v.py:f"}],
+        "training": {"max_steps": 50},
+    },
+}
+
+
+def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_what_was_kept(tmp_path, monkeypatch):
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(UNUSED))
+    with pytest.raises(UserError, match="has no effect"):
+        load_recipe(tmp_path / "old.yaml")
+    kept = parse_recipe(UNUSED)
+    ran: list[BaseRecipe] = []
+    monkeypatch.setattr("flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    with disable_run_logger():
+        run_any(kept, ["seed=2"], None)
+    assert ran[0] == kept.model_copy(update={"seed": 2})
+    del UNUSED["rl"]["training"], UNUSED["rl"]["prompts"]["mixing"]  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="`max_steps` has no effect"):
+        run_any(parse_recipe(UNUSED), ["rl.training.max_steps=50"], None)
+
+
+@pytest.mark.parametrize("name", ["nightly", "iterative-dpo", "rlhf", "ppo"])
+def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name):
+    path = project_file("deployments", "recipes", f"{name}.yaml")
+    whole = load_recipe(path, ["reward_model={model: policy/judge}"], path.parent)
+    by_field = ["reward_model.model=policy/judge", "reward_model.data=null", "reward_model.training={}"]
+    assert load_recipe(path, by_field, path.parent) == whole
+    assert whole.reward_model.model.name == "policy/judge"  # type: ignore[attr-defined]
+    if load_recipe(path, (), path.parent).reward_model.data is not None:  # type: ignore[attr-defined]
+        with pytest.raises(UserError, match=r"--set 'reward_model={model: NAME}'"):
+            load_recipe(path, by_field[:1], path.parent)
+
+
+def test_paths_of_shipped_recipes_begin_at_the_project_by_hand_and_as_deployment(tmp_path, monkeypatch):
+    project = project_file()
+    monkeypatch.chdir(tmp_path)
+    by_hand = load_recipe(project / "deployments/recipes/nightly.yaml").dpo.data.sources[0].path  # type: ignore[attr-defined]
+    assert os.path.normpath(by_hand) == f"{project}/inbox/**/*.jsonl"
+    for name, written in deployments.shipped().items():
+        flow = getattr(alignment, written["entrypoint"].rpartition(":")[2])
+        assert str(project) not in str(deployments.form_of(flow)), name
+    shown = deployments.form_of(alignment.deployed_nightly)["properties"]["recipe"]["default"]
+    ran: list[Any] = []
+    monkeypatch.setattr("flows.nightly.one_night", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.chdir(project)  # the working folder of its deployment
+    run_any(parse_recipe(shown), [], None)
+    assert ran[0].dpo.data.sources[0].path == f"{project}/inbox/**/*.jsonl"
+
+
+def test_a_deployment_outlives_the_folder_of_its_recipe(load, tmp_path, monkeypatch):
+    registered: dict[str, Any] = {}
+    monkeypatch.setattr(deployments, "_find", lambda *_: None)
+    client = SimpleNamespace(create_flow_from_name=str, create_deployment=lambda *_, **more: registered.update(more))
+    deployments.register_recipe(client, "mine", load(model="some/model"), tmp_path / "recipes", None)  # type: ignore[arg-type]
+    variables = registered["job_variables"]
+    assert variables["working_dir"] == str(project_file())
+    (tmp_path / "recipes/org/rows").mkdir(parents=True)
+    ran: list[Any] = []
+    monkeypatch.setattr("flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr(os, "environ", {**os.environ, **variables["env"]})
+    run_any(parse_recipe(registered["parameters"]["recipe"]), ["evaluation.verifier=other.py:f"], None)
+    assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/other.py:f", "where the paths of overrides begin"
+    assert ran[0].sft.data.sources[1].path == "org/rows", "it was a name when the recipe was deployed"
+
+
+def test_a_run_of_an_earlier_version_resumes_with_the_paths_of_the_working_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    record = new_record("r", "one", RECIPE, "store")
+    assert _kept_recipe(record).model.name == "base", "a name in what is kept today"
+    assert not capsys.readouterr().err
+    recipe: Any = _kept_recipe(record.model_copy(update={"located": False}))
+    assert recipe.model.name == f"{tmp_path}/base"
+    assert recipe.sft.data.sources[0].path == f"{tmp_path}/rows.jsonl"
+    assert "holds relative paths" in capsys.readouterr().err

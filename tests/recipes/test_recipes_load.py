@@ -441,7 +441,7 @@ RL: dict[str, Any] = {
         ),
         (
             ["rl.training.max_steps=5"],
-            "`rl.training.max_steps` has no effect: `rl.steps` says how many steps there are",
+            "`max_steps` has no effect in `rl.training`, as `rl.steps` says how many steps there are",
         ),
         (
             ["rl.loss={loss_type: sapo, clip_high: 0.3}"],

@@ -66,7 +66,7 @@ def test_no_validator_takes_what_the_schema_does_not_say() -> None:
         for of in _configs(Config)
         for kind in (of.__pydantic_decorators__.model_validators, of.__pydantic_decorators__.field_validators)
         for name, one in kind.items()
-        if one.info.mode in ("before", "wrap", "plain") and name != "_truth_is_no_number"
+        if one.info.mode in ("before", "wrap", "plain") and name not in ("_truth_is_no_number", "_rows_arrive_in_paths")
     }
     assert changing == {config.__name__ for config, _ in SHORT}
 
