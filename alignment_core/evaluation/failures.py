@@ -38,6 +38,13 @@ def raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
+def does_not_take(error: BaseException, *callers: str) -> bool:
+    """Whether a function does not take the arguments that one of our ``callers`` gave it, so that nothing of it ran."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = bool(frames) and frames[-1].name in callers and frames[-1].filename.startswith(NOT_THE_USERS[0])
+    return isinstance(error, TypeError) and ours
+
+
 NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
 """Where files begin whose lines say nothing to the user: this package, Python and installed packages."""
 

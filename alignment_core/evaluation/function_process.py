@@ -28,7 +28,7 @@ import psutil
 
 from alignment_core.errors import Stopped, UserError
 from alignment_core.evaluation import user_code, user_modules
-from alignment_core.evaluation.failures import Failed, raised
+from alignment_core.evaluation.failures import Failed, does_not_take, raised
 from alignment_core.evaluation.verifiers import FIELD, load_function
 from alignment_core.inherited import inherited
 
@@ -38,6 +38,11 @@ LAST_SECONDS = 1.0
 AT_A_TIME = 64
 """Calls of a coroutine function that run concurrently."""
 LONGEST_LINE = 1 << 30
+HOW = {
+    "function": "a reward function is called with one list of completions, each a dict",
+    "verifier": "a verifier is called with `prompt`, `completion` and `label`",
+}
+"""How functions are called, by the last part of the field that names them."""
 
 
 class FunctionProcess:
@@ -220,12 +225,12 @@ def main() -> None:
         concurrent = inspect.iscoroutinefunction(function)
         end.sendall(_line(problem=None, concurrent=concurrent))
         if concurrent:
-            asyncio.run(_serve_concurrently(function, end, float(sys.argv[4])))
+            asyncio.run(_serve_concurrently(function, end, sys.argv[3], float(sys.argv[4])))
         else:
-            _serve(function, end)
+            _serve(function, end, sys.argv[3])
 
 
-def _serve(function: Any, end: socket) -> None:
+def _serve(function: Any, end: socket, field: str) -> None:
     with end.makefile("rb") as asked:
         for line in asked:
             number, arguments = json.loads(line)
@@ -234,11 +239,11 @@ def _serve(function: Any, end: socket) -> None:
                 user_modules.check_modules()
                 answer = _line(call=number, value=value)
             except Exception as error:  # the user's code runs here
-                answer = _raised(number, error)
+                answer = _raised(number, error, field)
             end.sendall(answer)
 
 
-async def _serve_concurrently(function: Any, end: socket, timeout: float) -> None:
+async def _serve_concurrently(function: Any, end: socket, field: str, timeout: float) -> None:
     asked, answers = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
 
     async def call(line: bytes) -> None:
@@ -251,7 +256,7 @@ async def _serve_concurrently(function: Any, end: socket, timeout: float) -> Non
         except Exception as error:  # the user's code runs here
             late = _late(timeout)
             failed = _line(call=number, failed=[late.reason, str(late)])
-            answer = failed if deadline.expired() else _raised(number, error)
+            answer = failed if deadline.expired() else _raised(number, error, field)
         answers.write(answer)
 
     running = set()
@@ -270,10 +275,12 @@ def _plain(value: Any) -> Any:
     return [None if one is None else float(one) for one in value]
 
 
-def _raised(number: int, error: Exception) -> bytes:
+def _raised(number: int, error: Exception, field: str) -> bytes:
     if isinstance(error, Failed):
         return _line(call=number, failed=[error.reason, str(error)])
-    return _line(call=number, failed=["raised", f"failed: {raised(error)}"])
+    how = HOW.get(field.rpartition(".")[2]) if does_not_take(error, "_serve", "call") else None
+    hint = f"; {how} (docs/recipes.md#rewards)" if how else ""
+    return _line(call=number, failed=["raised", f"failed: {raised(error)}{hint}"])
 
 
 def _line(**content: Any) -> bytes:

@@ -76,6 +76,13 @@ def check_modules() -> None:
         _serves.check_modules()
 
 
+def refusal(error: BaseException | None) -> Exception | None:
+    """What was raised here, if it is ``error`` or led to it: the user's code may have wrapped it."""
+    while error is not None and not isinstance(error, Uncounted | UserError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _code_of_module(name: str) -> Code | None:
     """None for our own modules, and for what has no Python source or cannot be found: importing it says what is wrong."""
     if name.partition(".")[0] == PACKAGE:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
+from alignment_core.evaluation.failures import does_not_take
+from alignment_core.evaluation.user_modules import refusal
 from alignment_core.evaluation.verifiers import TASK, function_content, load_function, verifier_content
 from alignment_core.rollout import tool_calls
 from alignment_core.rollout.calling import called
@@ -49,11 +53,22 @@ class Tools:
             return f"Error: the tool call is {call.problem}"
         if call.name not in self._tools:
             return f"Error: there is no tool {call.name!r}; there are {', '.join(self._tools)}"
+        tool = self._tools[call.name]
         try:
-            result = await called(self._tools[call.name], **(call.arguments or {}))
+            result = await called(tool, **(call.arguments or {}))
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except Exception as error:  # the user's code runs here
-            return f"Error: {type(error).__name__}: {error}"
+            if (refused := refusal(error)) is not None:
+                raise refused from None  # for the user to mend: no other call would do better
+            how = f"; it is called as {call.name}{_signature(tool)}" if does_not_take(error, "called", "call") else ""
+            return f"Error: {type(error).__name__}: {error}{how}"
+
+
+def _signature(tool: Callable[..., Any]) -> str:
+    try:
+        return str(inspect.signature(tool))
+    except (TypeError, ValueError):  # not known of some that are compiled
+        return "(…)"
 
 
 def _name_of(verifier: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -415,3 +416,28 @@ def test_a_key_is_computed_again_without_executing_the_file_of_an_environment(wr
     write("reward.py", f"{source}\ndef f(x): return x + 1\n")
     assert environment_content(config) != before[0]
     assert (tmp_path / "count").read_text() == "xx"
+
+
+HOW = {
+    "function": r"a reward function is called with one list of completions, each a dict \(docs/recipes\.md#rewards\)",
+    "verifier": r"a verifier is called with `prompt`, `completion` and `label` \(docs/recipes\.md#rewards\)",
+}
+SIGNATURES = """
+def none(): return 1.0
+
+async def many(prompts, completions, *, answers): return 1.0
+
+def inside(*given): return none(*given) if given[0] else object()
+"""
+SAYS_HOW = [("none", "function", True), ("many", "verifier", True), ("inside", "function", False)]
+
+
+@pytest.mark.parametrize(("function", "kind", "says"), SAYS_HOW)
+def test_a_function_that_does_not_take_what_it_is_given_is_told_how_it_is_called(
+    write: Write, function: str, kind: str, says: bool
+) -> None:
+    calls: list[list[object]] = [["a", "b", None]] if kind == "verifier" else [[[{"prompt": "a"}]], [[]]]
+    with FunctionProcess(f"{write('reward.py', SIGNATURES)}:{function}", 20.0, f"rl.rewards.0.{kind}") as process:
+        for _, answer in process.answers(calls):
+            assert str(answer).startswith("failed: TypeError: ")
+            assert bool(re.search(rf"; {HOW[kind]}$", str(answer))) == says, answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -101,13 +102,54 @@ def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(
     told = tokenizer.decode([one for one, mine in zip(episode.ids, episode.mask, strict=True) if not mine])
     messages = told.removesuffix("<assistant>").split("<tool>")[1:]
     assert messages[:2] == ["3", "hello ä"]
-    assert messages[2].startswith("Error: TypeError: add() got an unexpected keyword")
+    assert messages[2] == (
+        "Error: TypeError: add() got an unexpected keyword argument 'c'; it is called as add(a, b=1)"
+    )
     assert messages[3] == "Error: there is no tool 'sub'; there are add, greet"
     assert messages[4].startswith("Error: the tool call is not valid JSON")
     assert told.endswith("<assistant>")
     say(episode, tokenizer, " 3\n")
     environments.answer_all([episode])
     assert (episode.over, episode.reward, episode.failure) == (True, 1.0, None)
+
+
+HIDDEN = """
+import importlib
+
+def plain(name):
+    return importlib.import_module(f"hidden_{name}").VALUE
+
+async def wrapped(name):
+    try:
+        return plain(name)
+    except ImportError as error:
+        raise RuntimeError("there is no such rule") from error
+
+def inner(a):
+    return len(a, a)
+"""
+
+
+def test_a_tool_whose_import_is_refused_fails_the_episode_and_tells_the_user_not_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(HIDDEN)
+    (tmp_path / "hidden_rules.py").write_text("VALUE = 1\n")
+    tools = [f"{tmp_path / 'tools.py'}:{name}" for name in ("plain", "wrapped", "inner")]
+    options = {"tools": tools, "verifier": "task"}
+    config = EnvironmentConfig(name="alignment_core.rollout.tools:Tools", options=options, role="tool")
+    tokenizer = byte_tokenizer(TEMPLATE)
+    with closing(Environments(config, tokenizer, processes=1, timeout=20)) as made:
+        prompt = {"prompt": "?", "label": "3", "prompt_ids": []}
+        episodes = [Episode(number, 0, 0, prompt, most_tokens=4000) for number in range(3)]
+        made.answer_all(episodes)
+        for episode, tool in zip(episodes, ("plain", "wrapped", "inner"), strict=True):
+            argument = {"a": 1} if tool == "inner" else {"name": "rules"}
+            say(episode, tokenizer, call(json.dumps({"name": tool, "arguments": argument})))
+        made.answer_all(episodes)
+    for episode in episodes[:2]:
+        assert (episode.over, episode.failure and episode.failure.reason) == (True, "raised")
+        assert "hidden_rules.py is imported in a way that cannot be seen in the source" in str(episode.failure)
+    told = tokenizer.decode(episodes[2].ids)
+    assert "Error: TypeError: len() takes exactly one argument (2 given)<" in told, "of its inside, not of its call"
 
 
 def test_a_call_that_was_not_closed_is_one_and_other_text_is_none() -> None:
