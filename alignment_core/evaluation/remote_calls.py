@@ -1,15 +1,19 @@
 """Calls between two processes of which neither may look into the other: a program's, and that of the tests of it.
 
 Plain values cross as they are; everything else stays where it was made and is called from there by its number. What the
-tests expect never leaves their process: a result crosses to them, and they compare. Loaded by a script in a sandbox, and so
-imports nothing of this package.
+tests expect never leaves their process: a result crosses to them, and they compare. **No value that the tests compare may
+depend on what the program learnt of the value that it is compared with.** So no operator of an object of the program sends a
+plain value of the tests there, as the other side of `==`, `<`, `-` or `in` is what they expect, or made of it; what they
+send are arguments: of calls, in brackets, of assignments. What remains is the program's to say: whether two of its objects
+are equal, and what its functions and methods answer. Loaded by a script in a sandbox, and so imports nothing of this
+package.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import collections
+import contextlib
 import datetime
 import decimal
 import fractions
@@ -79,33 +83,23 @@ OTHERS |= {
     for of in (bool, len, iter, next, reversed, hash, int, float, abs, round, str, repr, format)
 }
 OTHERS |= {
-    "__contains__": operator.contains,
     "__enter__": lambda one: type(one).__enter__(one),
     "__exit__": lambda one, *error: type(one).__exit__(one, *error),
 }
-COMPARING = {f"__{name}__" for name in COMPARISONS}
-AS_NUMBER = {f"__{name}__" for name in ("bool", "int", "float", "index", "abs", "round")}
-OPERANDS: tuple[type, ...] = (bool, int, float, complex, fractions.Fraction, decimal.Decimal, str, list, tuple)
-"""Plain values that an object's arithmetic may be given."""
 
 
 class Remote:
     """An object of the other process.
 
-    It never learns what it is compared with, and cannot claim to equal it: comparisons with a plain value work here, on its own
-    plain value, or not at all. So do its other operators, unless it is of a class that the tests name; then they give another
-    such object (``_mixed``), and that is no number.
+    It never learns what it is compared with, and cannot claim to equal it: with a plain value its operators work here, on its
+    own plain value (of a class that derives from one of Python's), or not at all. ``in`` looks at what it iterates over.
     """
 
     _channel: Channel
     _number: int
-    _made: bool
-    """Whether the tests made it, by calling a class that they name, and nothing that they called or read gave it again."""
-    _mixed: bool
-    """Whether it was computed with a plain value of the tests, which may be what they expect."""
 
     def __init__(self, channel: Channel, number: int) -> None:
-        self.__dict__.update(_channel=channel, _number=number, _made=False, _mixed=False)
+        self.__dict__.update(_channel=channel, _number=number)
 
     @property  # type: ignore[misc]  # as the documentation of Python has it for what stands for another object
     def __class__(self) -> Any:
@@ -123,15 +117,7 @@ class Remote:
         self._channel.ask("set", self, name, value)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        found = self._channel.ask("call", self, named, *given)
-        if type(found) is Remote and any(self is one for one in self._channel.classes):
-            found.__dict__["_made"] = True
-        return found
-
-    def __contains__(self, one: Any) -> bool:
-        if self._made:
-            return bool(self._channel.ask("special", self, "__contains__", one))
-        return any(each is one or each == one for each in iter(self))
+        return self._channel.ask("call", self, named, *given)
 
     def __enter__(self) -> Any:
         return self._channel.ask("special", self, "__enter__")
@@ -149,10 +135,7 @@ class Remote:
 
 def _forward(name: str) -> Callable[..., Any]:
     def method(self: Remote, *operands: Any) -> Any:
-        if self._mixed and name in AS_NUMBER:
-            raise TypeError("an object that was computed with a plain value is no number")
-        found = self._channel.ask("special", self, name, *operands)
-        return _mixed(found) if self._mixed and type(found) is Remote else found
+        return self._channel.ask("special", self, name, *operands)
 
     return method
 
@@ -160,23 +143,24 @@ def _forward(name: str) -> Callable[..., Any]:
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: Remote, other: Any) -> Any:
         if type(other) is Remote:
-            found = self._channel.ask("special", self, name, other)
-            return _mixed(found) if type(found) is Remote and (self._mixed or other._mixed) else found
-        value = self._channel.ask("plain", self)
-        if value is not None:
-            return OPERATORS[name](value[0], other)
-        if name in COMPARING or type(other) not in OPERANDS or not self._channel.is_named(self):
-            return NotImplemented
-        return _mixed(self._channel.ask("special", self, name, other))
+            return self._channel.ask("special", self, name, other)
+        value = _own_value(self)
+        return NotImplemented if value is None else OPERATORS[name](value, other)
 
     return method
 
 
-def _mixed(found: Any) -> Remote:
-    if type(found) is not Remote:
-        raise TypeError("of an object and a plain value, an operator makes another object")
-    found.__dict__["_mixed"] = True
-    return found
+def _own_value(one: Remote) -> Any:
+    """Plain value of an object, None without one. What cannot change is asked once: nothing is first above, then below."""
+    if "_value" in one.__dict__:
+        return one.__dict__["_value"]
+    value = one._channel.ask("plain", one)
+    if type(value) not in PLAIN:
+        return None
+    with contextlib.suppress(TypeError):
+        hash(value)
+        one.__dict__["_value"] = value
+    return value
 
 
 for _name in OTHERS.keys() - vars(Remote).keys():
@@ -196,8 +180,6 @@ class Channel:
         self._numbers: dict[type, int] = {}
         """Of exceptions that stand here for classes of the other side."""
         self._classes: dict[tuple[int, str], type] = {}
-        self.classes: list[Remote] = []
-        """Those of the other side that the tests name."""
 
     def ask(self, action: str, *operands: Any) -> Any:
         """Have the other side do it. Raises what that raised; ends this process if it is gone."""
@@ -212,10 +194,6 @@ class Channel:
             if "raised" in said:
                 raise self._exception(*said["raised"])
             return self._decoded(said["gives"])
-
-    def is_named(self, one: Remote) -> bool:
-        """Whether an object of the other side is of a class that the tests name."""
-        return any(self.ask("isinstance", one, of) for of in self.classes)
 
     def class_named(self, number: int, name: str, base: str) -> type:
         """What stands here for a class of the other side: of its name, and of Python's class that it derives from."""
@@ -324,13 +302,12 @@ class Channel:
             return self._exception_class(*held)
         if kind == "error":
             return self._exception(*held)
-        found = self._theirs.setdefault(held, Remote(self, held))
-        if type(found) is Remote:
-            found.__dict__["_made"] = False  # unless this answers the call that made it
-        return found
+        return self._theirs.setdefault(held, Remote(self, held))
 
     def _told(self, error: Exception) -> list[Any]:
         """Class, arguments, public fields and text of an exception."""
+        if isinstance(error, AssertionError) and not self._open_to(error, "args"):
+            error = AssertionError()  # those of the tests say what they expect
         fields = {name: self._encoded(value) for name, value in vars(error).items() if not name.startswith("_")}
         text = None if getattr(builtins, type(error).__name__, None) is type(error) else str(error)
         return [self._encoded(type(error)), [self._encoded(one) for one in error.args], fields, text]
@@ -373,13 +350,13 @@ def _type_named(name: str, kind: type) -> Any:
     return found
 
 
-def _plain(one: Any) -> list[Any] | None:
+def _plain(one: Any) -> Any:
     for of in PLAIN:
         if isinstance(one, of):
-            return [of(one)]
+            return of(one)
     if isinstance(one, numbers.Integral):
-        return [int(one)]
-    return [float(one)] if isinstance(one, numbers.Real) else None
+        return int(one)
+    return float(one) if isinstance(one, numbers.Real) else None
 
 
 def _replace(one: Any, now: Any) -> None:
@@ -397,13 +374,7 @@ def answer_calls(end: socket.socket, names: dict[str, Any]) -> None:
     channel.serve()
 
 
-def names_of_program(end: socket.socket, tests: str, source: str) -> dict[str, Any]:
-    """What the program defined. It may see public fields of instances of classes of the module ``tests``, and no more.
-
-    Classes, by their capital letter, are those of its names that the ``source`` of the tests has.
-    """
+def names_of_program(end: socket.socket, tests: str) -> dict[str, Any]:
+    """What the program defined. It may see public fields of instances of classes of the module ``tests``, and no more."""
     channel = Channel(end, lambda one, name: type(one).__module__ == tests and not name.startswith("_"))
-    names = dict(Remote(channel, 0)())
-    named = {one.id for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Name) and one.id[:1].isupper()}
-    channel.classes = [one for name, one in names.items() if name in named and type(one) is Remote]
-    return names
+    return dict(Remote(channel, 0)())

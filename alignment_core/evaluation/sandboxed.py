@@ -115,7 +115,7 @@ def main() -> None:
     elif job["program"] is not None:
         remote.answer_calls(end, _run(job["program"], "answer"))
     else:
-        _test(job["tests"], remote.names_of_program(end, "tests", job["tests"]))
+        _test(job["tests"], remote.names_of_program(end, "tests"))
 
 
 def _remote_calls() -> Any:
