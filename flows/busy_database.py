@@ -49,7 +49,11 @@ class TriesAgain:
             if not refused:
                 await send(message)
 
-        await self._application({**scope}, _once_more(request, receive), answer)
+        try:
+            await self._application({**scope}, _once_more(request, receive), answer)
+        except Exception:  # Starlette raises again what it has answered, for the log
+            if not refused:
+                raise
         return refused
 
 

@@ -1,24 +1,22 @@
-"""``python -m flows.prefect_worker …``: Prefect's worker, with its temporary files below ALIGN_HOME.
+"""``python -m flows.prefect_worker …``: Prefect's worker, with its temporary files in a folder of its own.
 
 Prefect puts them into one folder of the system's temporary folder, where the worker of one user shuts out everybody else's.
-The variables of the process stay as they are: runs take theirs from it.
+Its runs have the system's temporary folder all the same: Ray's sockets need short paths.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import tempfile
 
-from alignment_core.artifacts import align_home
+TEMPORARY = "ALIGN_SERVICE_TEMPORARY"
+"""Variable that names a service's folder, which goes when the service ends."""
 
 
 def main() -> None:
     """The arguments are those of ``prefect worker start``."""
-    folder = align_home() / "tmp" / "worker"
-    shutil.rmtree(folder, ignore_errors=True)  # of a worker that was killed; a home has one at a time
-    folder.mkdir(parents=True, mode=0o700)
-    tempfile.tempdir = str(folder)
+    tempfile.tempdir = os.environ.pop(TEMPORARY)
     from prefect.cli import app
 
     sys.argv = ["prefect", "worker", "start", *sys.argv[1:]]

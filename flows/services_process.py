@@ -33,6 +33,7 @@ from alignment_core.processes import ProcessId
 from flows import access
 from flows.console import say
 from flows.prefect_api import server_command
+from flows.prefect_worker import TEMPORARY
 from flows.services import (
     SQLITE,
     START_SECONDS,
@@ -99,7 +100,7 @@ class _Service:
         log = log_of(self.name)
         self._running = Supervised(
             self.command,
-            {**os.environ, **self.secrets},
+            {**os.environ, **self.secrets, TEMPORARY: str(temporary)},
             log,
             temporary,
             inherited=self.inherited,

@@ -19,6 +19,7 @@ from prefect.states import Running
 
 from alignment_core import journal
 from flows.any_recipe import alignment
+from flows.prefect_worker import TEMPORARY
 from flows.reconcile import SILENCE_SECONDS, Reconciler
 from flows.services_process import trim
 from tests.deployments.up import PASSWORD, Services
@@ -65,8 +66,8 @@ def test_status_says_what_runs(services: Services) -> None:
 
 
 def test_the_worker_leaves_nothing_where_another_users_worker_would(services: Services) -> None:
-    assert wait_until((services.home / "tmp" / "worker" / "runner_storage").is_dir, 60)
     variables = psutil.Process(services.pid("worker")).environ()
+    assert wait_until((Path(variables[TEMPORARY]) / "runner_storage").is_dir, 60)
     assert variables.get("TMPDIR") == os.environ.get("TMPDIR"), "runs start Ray below it: its sockets need short paths"
 
 

@@ -12,7 +12,7 @@ from flows.busy_database import TriesAgain
 
 
 class Busy:
-    """Answers 503 so many times, then 201 with the body that it was sent."""
+    """Answers 503 so many times, and raises what made it do so, as Starlette does; then 201 with the body that it was sent."""
 
     def __init__(self, times: int) -> None:
         self.times, self.asked = times, 0
@@ -23,6 +23,8 @@ class Busy:
         status = 503 if self.asked <= self.times else 201
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"busy" if status == 503 else body})
+        if status == 503:
+            raise OSError("database is locked")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_a_change_is_tried_again_a_few_times(method: str, times: int, answer: tu
     busy = Busy(times)
 
     async def ask() -> httpx.Response:
-        transport: Any = httpx.ASGITransport(app=TriesAgain(busy, (0.0, 0.0)))  # type: ignore[arg-type]
+        transport: Any = httpx.ASGITransport(app=TriesAgain(busy, (0.0, 0.0)), raise_app_exceptions=False)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, "/create", content="run")
 
