@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,6 +44,8 @@ as long: 3, 12, 48, 192 seconds."""
 RESUME_WITHIN = timedelta(days=1)
 """Older crashes are left alone: somebody has seen them by now."""
 RESUMING = "Resuming"
+STOPPED = "it was told to stop, and did"
+"""Why a run goes on that did not crash: such an attempt counts for nothing."""
 BY_HAND = ("AwaitingRetry", "ResumingByHand")
 """States with which a person lets a run go on: `prefect flow-run retry`, and `align resume`."""
 PAGE = 200
@@ -74,6 +76,8 @@ class _Crash:
     """How often the run had gone on by itself before."""
     left: bool
     """Whether the run is left alone from now on."""
+    stopped: bool
+    """Whether it had saved its work when it was told to end, by ``align down`` say: that is no crash of its own."""
 
     @property
     def due(self) -> float:
@@ -138,23 +142,37 @@ class Reconciler:
                     yield Action(run_id=str(run.id), name=run.name, did="given up", why=why)
             if crash is None or crash.left or self._clock() < crash.due or _still_ends(run):
                 continue
-            schedule_again(client, run, f"attempt {crash.resumptions + 2} of at most {MOST_RESUMPTIONS + 1}")
+            attempt = f"attempt {crash.resumptions + 2} of at most {MOST_RESUMPTIONS + 1}"
+            schedule_again(client, run, STOPPED if crash.stopped else attempt)
             message = run.state.message if run.state else None
             yield Action(run_id=str(run.id), name=run.name, did="resumed", why=message or "")
 
     def _seen(self, client: SyncPrefectClient, run: FlowRun, state: State) -> _Crash:
         old = datetime.now(UTC) - state.timestamp > RESUME_WITHIN
-        resumptions = 0 if old else _resumptions(client, run)
-        return _Crash(state=state.id, seen=self._clock(), resumptions=resumptions, left=old)
+        states = [] if old else sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+        resumptions, stopped = _resumptions(states), _was_stopped(run, states)
+        return _Crash(state=state.id, seen=self._clock(), resumptions=resumptions, left=old, stopped=stopped)
 
 
-def _resumptions(client: SyncPrefectClient, run: FlowRun) -> int:
-    """How often the run went on by itself since a person last let it. Prefect's ``run_count`` would not do: it leaves out
-    attempts that died before they were Running."""
+def _resumptions(states: Sequence[State]) -> int:
+    """How often the run went on by itself after a crash since a person last let it. Prefect's ``run_count`` would not do:
+    it leaves out attempts that died before they were Running."""
     count = 0
-    for state in sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp):
-        count = 0 if state.name in BY_HAND else count + (state.name == RESUMING)
+    for state in states:
+        crashed = state.name == RESUMING and not (state.message or "").endswith(STOPPED)
+        count = 0 if state.name in BY_HAND else count + crashed
     return count
+
+
+def _was_stopped(run: FlowRun, states: Sequence[State]) -> bool:
+    """Whether the attempt that the last of ``states`` is about ended in order, as far as this machine's journal knows."""
+    began = next((state for state in reversed(states) if state.is_running() or state.name == RESUMING), None)
+    if began is None or not began.is_running():
+        return False  # it died before it was Running: what the journal knows is about an earlier attempt
+    with suppress(NotFound):
+        record = journal.read(str(run.id))
+        return record.status == "stopped" and record.run_count == run.run_count
+    return False
 
 
 def mark(client: SyncPrefectClient, run: FlowRun, why: str) -> None:

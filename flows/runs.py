@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -90,23 +91,38 @@ def run_recipe(
                 compared = compare(recipe, run.store, outputs)
                 _wait(run)
             except BaseException as error:
-                run.host.close()  # first: it wakes the stages that wait for an answer
-                if watch.lost:
-                    os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
-                cancelled = watch.cancelled and isinstance(error, Stopped)
-                with suppress(OSError):  # now: whoever ended this run may not wait for what follows
-                    run.journal.end("cancelled" if cancelled else None, error)
-                _settle(run)
-                cause = _cause(run, error)
-                _leave_unfinished(recipe, run, cause, cancelled)
-                if cancelled:
-                    return Cancelled(message="Cancelled; a later attempt goes on from here.")
-                if isinstance(error, Exception):  # whoever interrupts does not want to wait
-                    _prune(recipe, run)
-                raise cause from None
+                with _deaf():
+                    run.host.close()  # first: it wakes the stages that wait for an answer
+                    if watch.lost:
+                        os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
+                    cancelled = watch.cancelled and isinstance(error, Stopped)
+                    with suppress(OSError):  # now: whoever ended this run may not wait for what follows
+                        run.journal.end("cancelled" if cancelled else None, error)
+                    _settle(run)
+                    cause = _cause(run, error)
+                    _leave_unfinished(recipe, run, cause, cancelled)
+                    if cancelled:
+                        return Cancelled(message="Cancelled; a later attempt goes on from here.")
+                    if isinstance(error, Exception):  # whoever interrupts does not want to wait
+                        _prune(recipe, run)
+                    raise cause from None
         outcome = _outcome(recipe, run, outputs, compared).model_dump(mode="json")
         _prune(recipe, run)
         return outcome
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Hear no SIGTERM: to be told once more to end would cut off what a run that ends still has to say."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except ValueError:  # not the main thread, which alone hears signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _settle(run: Run) -> None:

@@ -3,9 +3,9 @@
 ``python -m alignment_core.host.supervisor LIFELINE_FD FOLDER FDS GRACE ORPHAN_GRACE COMMAND …``. FOLDER holds the command's
 temporary files and goes at the end; FDS are the file descriptors that the command inherits, with commas between them. The
 asking process holds the write end of the lifeline pipe; when it dies in any way, the read end here reports end-of-file.
-Then the command is asked to end and has GRACE seconds to save its work while all that it started still lives; if it is
-dead already, what it started is asked and has ORPHAN_GRACE seconds (a worker's runs, for example). What is left after
-that is ended. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children and
+Then the command is asked to end and has GRACE seconds to save its work while all that it started still lives; what it
+leaves behind, or left when it died, is asked and has ORPHAN_GRACE seconds (a worker's runs, for example). What is left
+after that is ended. This process is a sub-reaper, so that daemons that detach themselves (Ray's do) become its children and
 are found.
 """
 
@@ -80,7 +80,9 @@ def _supervise(
     while child.poll() is None and not asked_to_stop and not _cut(lifeline):
         _reap_all_but(child.pid)
     code = child.poll()
-    _ask_children(grace if code is None else orphan_grace)
+    if code is None:
+        _ask_children(grace)
+    _ask_children(orphan_grace)
     _end_descendants()
     return code
 
@@ -92,7 +94,7 @@ def _cut(lifeline: int) -> bool:
 
 
 def _ask_children(grace: float) -> None:
-    """Ask the command to end (or, if it is dead, what it started itself) and wait; what those started still lives."""
+    """Ask the command to end, or, once it is dead, what it started itself, and wait; what those started still lives."""
     children = psutil.Process().children()
     for process in children:
         with contextlib.suppress(psutil.Error):

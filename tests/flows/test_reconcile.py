@@ -86,10 +86,11 @@ def test_clocks_that_differ_mark_no_run_of_another_machine(step: timedelta) -> N
     assert server.looked_at(reconciler, 30) == ["crashed"], "no heartbeat for two minutes"
 
 
-def attempt(server: Server) -> None:
+def attempt(server: Server, status: str = "completed") -> None:
     """The journal of a process that ran the run, and is dead."""
-    with Journal(new_record(str(server.run.id), "small", {}, "store", run_count=server.run.run_count)).open():
-        pass
+    record = new_record(str(server.run.id), "small", {}, "store", run_count=server.run.run_count)
+    with Journal(record).open() as journal:
+        journal.end(status)
 
 
 def test_a_dead_process_of_this_machine_is_known_whatever_the_clock_said() -> None:
@@ -123,6 +124,24 @@ def test_an_attempt_that_is_starting_is_not_held_for_the_one_before_it() -> None
     assert server.looked_at(reconciler, 60) == []
     server.becomes(Running())
     assert server.looked_at(reconciler, 60) == []
+
+
+def test_a_run_that_is_stopped_time_and_again_goes_on_each_time() -> None:
+    server = Server(Scheduled(), Pending())
+    reconciler = Reconciler(lambda: server.clock)
+    for _ in range(2 * MOST_RESUMPTIONS):  # `align down`, and up
+        server.becomes(Running())
+        attempt(server, "stopped")
+        server.becomes(Crashed())
+        assert server.looked_at(reconciler, 10) == ["resumed"]
+    for number in range(2, MOST_RESUMPTIONS + 2):
+        server.becomes(Pending())
+        server.becomes(Crashed())  # before it is Running: nobody told this attempt to stop
+        assert server.looked_at(reconciler, 400) == ["resumed"]
+        assert server.run.state is not None
+        assert server.run.state.message == f"Goes on: attempt {number} of at most {MOST_RESUMPTIONS + 1}"
+    server.becomes(Crashed())
+    assert server.looked_at(reconciler, 400) == ["given up"]
 
 
 def test_a_run_that_dies_before_it_is_running_goes_on_a_few_times_and_after_longer_and_longer_pauses() -> None:

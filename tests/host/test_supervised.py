@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from alignment_core.host import supervisor
 from alignment_core.host.supervised import fresh_folder
 from alignment_core.host.supervisor import IN_USE, discard
+from tests.processes import wait_until
 
 
 @pytest.fixture
@@ -48,3 +51,39 @@ def test_a_folder_that_never_had_a_mark_goes_too(tmp_path: Path) -> None:
     discard(never_started)
     discard(never_started)  # may be called again
     assert not never_started.exists()
+
+
+RUN = """
+import signal, sys, time
+from pathlib import Path
+def save(*_):
+    time.sleep(1.5)  # longer than what is left of a command usually has here
+    Path(sys.argv[1]).write_text("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+Path(sys.argv[1]).write_text("works")
+time.sleep(600)
+"""
+WORKER = (
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]]); time.sleep(600)"
+)
+IMPATIENT = """
+import sys
+from alignment_core.host import supervisor
+supervisor.TERM_SECONDS = 0.2
+supervisor.main(sys.argv[1:])
+"""
+
+
+def test_what_a_command_leaves_behind_that_was_told_to_end_has_time_to_save_its_work(tmp_path: Path) -> None:
+    """As a worker's runs: Prefect's worker does not wait for them."""
+    read_end, lifeline = os.pipe()
+    folder, work = fresh_folder(tmp_path, "s-"), tmp_path / "work"
+    command = [sys.executable, "-c", WORKER, RUN, str(work)]
+    settings = [str(read_end), str(folder), "", "60", "60"]
+    supervised = subprocess.Popen([sys.executable, "-c", IMPATIENT, *settings, *command], pass_fds=[read_end])
+    os.close(read_end)
+    assert wait_until(lambda: work.exists() and work.read_text() == "works", 30)
+    os.close(lifeline)
+    supervised.wait(60)
+    assert work.read_text() == "saved"
