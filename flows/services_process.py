@@ -194,15 +194,14 @@ class Services:
             self._write("ready")
 
     def close(self, error: str | None = None) -> None:
-        """End everything: the worker takes no more runs, those under way save their work, the server goes last."""
+        """End everything: the runs under way save their work and say so, before the worker, which kills what it started when
+        it ends, and the server, which hears of it; the reconciler, which would take them up again, goes first."""
         self._write("stopping", error)
         if self.services:
             server, worker, reconciler = self.services
-            ending = threading.Thread(target=worker.close)
-            ending.start()
-            _end_runs(self.url)
-            ending.join()
             reconciler.close()
+            _end_runs(self.url)
+            worker.close()
             server.close()
             token_file().unlink(missing_ok=True)
         self._write("failed" if error else "stopped", error)

@@ -199,8 +199,12 @@ def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "server.old.log").read_bytes() == b"what was said before"
 
 
-def test_down_ends_everything(services: Services) -> None:
+def test_down_ends_everything_in_order(services: Services) -> None:
+    run_id = services.start_run([*OVERRIDES, "seed=9"])
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
     assert services.align("down") == {"stopped": True}
+    assert journal.read(run_id).status == "stopped"
+    assert (journal.folder_of(run_id) / "report.md").is_file()
     assert wait_until(lambda: not processes_of(services.home), 30), processes_of(services.home)
     assert services.align("status", expect=3)["services"] is None
     assert not list((services.home / "tmp").iterdir())
