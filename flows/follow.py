@@ -15,7 +15,6 @@ from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
 from flows import access, services
 
-FLOW = "alignment"
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
@@ -76,6 +75,8 @@ def _asked_for_last() -> tuple[datetime, str] | None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
     from prefect.client.schemas.sorting import FlowRunSort
+
+    from flows.reconcile import FLOW
 
     due = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:

@@ -17,7 +17,7 @@ from alignment_core.host.supervisor import IN_USE, discard
 
 YOUNG_SECONDS = 60.0
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
-CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the command's grace
+CLOSE_SECONDS = 30.0  # more than the supervisor itself needs, beside the graces of the command and of what it leaves
 
 
 def fresh_folder(parent: Path, prefix: str) -> Path:
@@ -50,8 +50,8 @@ def _in_use(folder: Path) -> bool:
 class Supervised:
     """A running command. ``temporary`` is a folder of its own that goes when it ends; output is appended to ``log``.
 
-    When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too; when it dies by
-    itself, what it started has ``orphan_grace`` seconds.
+    When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too; what outlives it
+    has ``orphan_grace`` seconds.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Supervised:
         grace: float = 0.0,
         orphan_grace: float = 0.0,
     ) -> None:
-        self.temporary, self.grace = temporary, grace
+        self.temporary, self._patience = temporary, grace + orphan_grace + CLOSE_SECONDS
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
         supervisor = [sys.executable, "-m", "alignment_core.host.supervisor"]
@@ -94,7 +94,7 @@ class Supervised:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            self.process.wait(self.grace + CLOSE_SECONDS)
+            self.process.wait(self._patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

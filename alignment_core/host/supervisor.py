@@ -82,7 +82,8 @@ def _supervise(
     code = child.poll()
     if code is None:
         _ask_children(grace)
-    _ask_children(orphan_grace)
+    if child.poll() is not None:  # one that does not end has had its time, and what it started is its own
+        _ask_children(orphan_grace)
     _end_descendants()
     return code
 
