@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from alignment_core.stages.base import StageResult
-from alignment_core.stages.cost import per_step, tokens, total
+from alignment_core.execution.base import StageResult
+from alignment_core.execution.cost import per_step, tokens, total
 
 COSTS = ("seconds", "device-s", "tokens")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.execution.base import StageConfig
 from alignment_core.recipes import BaseRecipe, NightlyRecipe
-from alignment_core.stages.base import StageConfig
 from flows import dpo, iterative_dpo, night, reward_model, rl, sft
 from flows.comparison import compare
 from flows.outputs import Outputs

@@ -11,7 +11,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
-from alignment_core.stages.base import StageResult
+from alignment_core.execution.base import StageResult
 from alignment_core.tracking import Progress
 
 AFTER_SECONDS = 3.0

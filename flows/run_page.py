@@ -20,13 +20,13 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import AlignmentError, Stopped, UserError
+from alignment_core.execution.base import StageResult
 from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
-from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import cell
-from flows import access
+from flows.cli.display import promotion_line
 from flows.costs import cost_cells, run_cost, step_rows
-from flows.display import promotion_line
+from flows.service import access
 from tasks.stage import Run
 
 NONE = "there is none"

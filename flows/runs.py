@@ -24,25 +24,25 @@ from pydantic import BaseModel
 from alignment_core.artifacts import Reference, align_home, open_store
 from alignment_core.artifacts.ownership import check_ours
 from alignment_core.errors import AlignmentError, Stopped, UserError
+from alignment_core.execution.base import StageResult
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, in_use, new_record
 from alignment_core.journal import prune as prune_journals
 from alignment_core.recipes import BaseRecipe
 from alignment_core.reporting.run_report import policies_of
-from alignment_core.stages.base import StageResult
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
-from flows import access
 from flows.comparison import Compared, compare
 from flows.costs import run_cost
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
-from flows.orphans import clear_page, close_not_begun
 from flows.outputs import Outputs
 from flows.planning import plan
 from flows.progress import ProgressArtifacts
 from flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
+from flows.service import access
+from flows.service.orphans import clear_page, close_not_begun
 from flows.watch import Watch
 from tasks.graph import CURRENT, Input, is_part
 from tasks.promotion import promote
@@ -63,7 +63,7 @@ class Outcome(BaseModel):
     stages: list[StageResult] = []
     outputs: dict[str, str] = {}
     cost: dict[str, float] = {}
-    """Sums over the stages that ran; see :mod:`alignment_core.stages.cost`."""
+    """Sums over the stages that ran; see :mod:`alignment_core.execution.cost`."""
     metrics: dict[str, Any] = {}
     promotion: dict[str, Any] | None = None
     night: dict[str, Any] | None = None

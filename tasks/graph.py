@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from alignment_core.artifacts import Reference
 from alignment_core.checks.plan import NotMade
-from alignment_core.stages.base import StageConfig, StageResult
+from alignment_core.execution.base import StageConfig, StageResult
 
 
 class Step(Protocol):

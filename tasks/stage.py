@@ -18,12 +18,12 @@ from prefect.futures import PrefectFuture
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of
 from alignment_core.errors import AlignmentError, Stopped
+from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
+from alignment_core.execution.key import key_parts
+from alignment_core.execution.runner import cached_result
 from alignment_core.host.client import Host
 from alignment_core.journal import Journal
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages.base import StageCall, StageConfig, StageResult, load_stage
-from alignment_core.stages.key import key_parts
-from alignment_core.stages.runner import cached_result
 from alignment_core.tracking import Listener, Progress
 from tasks.graph import CURRENT, is_part
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import Store, open_store
+from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig, ScratchModel
-from alignment_core.stages.machines import WarmMachines
 
 # A suite started in the background of a script inherits an ignored SIGINT, and so would the programs that it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,7 @@ import yaml
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import reference
-from flows.cli import app
+from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -140,6 +140,8 @@ def test_every_link_leads_somewhere(page):
 
 def test_the_tour_names_every_part_of_the_library():
     tour = TEXT[ROOT / "docs" / "design.md"].split("```")[1]
-    there = {folder.parent.name for folder in (ROOT / "alignment_core").glob("*/__init__.py")}
+    there = {
+        folder.parent.name for place in ("alignment_core", "flows") for folder in (ROOT / place).glob("*/__init__.py")
+    }
     said = set(re.findall(r"^  (\w+)/ ", tour, re.MULTILINE))
     assert said == there

@@ -17,7 +17,7 @@ import pytest
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import Journal, RunRecord, new_record
-from flows.cli_services import _doing
+from flows.cli.services import _doing
 
 RUN = """
 import sys, time

@@ -7,16 +7,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from alignment_core.environments import calls as environment_calls
+from alignment_core.environments.environments import ACT
 from alignment_core.errors import UserError
-from alignment_core.evaluation.failures import Failed
-from alignment_core.evaluation.function_process import FunctionProcess
-from alignment_core.evaluation.rewards import Verifier
-from alignment_core.evaluation.verifiers import FIELD as VERIFIER
-from alignment_core.recipes.rl import EnvironmentConfig, RewardConfig, RlConfig
-from alignment_core.rollout import environment_calls
-from alignment_core.rollout.environments import ACT
-from alignment_core.rollout.group_function import GroupFunction
-from alignment_core.stages.reward_sources import field
+from alignment_core.recipes.sections.rl import EnvironmentConfig, RewardConfig, RlConfig
+from alignment_core.rewards.failures import Failed
+from alignment_core.rewards.group_function import GroupFunction
+from alignment_core.rewards.sources import field
+from alignment_core.rewards.verifiers import FIELD as VERIFIER
+from alignment_core.rewards.verifying import Verifier
+from alignment_core.user_code.process import FunctionProcess
 
 Rows = Sequence[dict[str, Any]]
 Answers = Generator[Any, None, None]

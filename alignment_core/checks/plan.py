@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.stages.base import StageCall, StageConfig, StageResult
-from alignment_core.stages.runner import cached_result
+from alignment_core.execution.base import StageCall, StageConfig, StageResult
+from alignment_core.execution.runner import cached_result
 
 State = Literal["cached", "runs", "depends"]
 

@@ -15,7 +15,7 @@ from alignment_core.data.formats import Example, PreferenceExample, PromptExampl
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.sections.data import DataConfig
 
 if TYPE_CHECKING:
     import pyarrow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.template import Pair, Prompt, Renderer, TrainingText
-from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.sections.data import DataConfig
 
 REASONS = {
     "malformed": "could not be read as an example",

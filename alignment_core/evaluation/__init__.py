@@ -1,1 +1,1 @@
-"""Evaluation: verifiers, statistics with intervals, and the gates that a promotion must pass."""
+"""Evaluation: statistics with intervals, and the gates that a promotion must pass."""

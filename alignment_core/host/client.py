@@ -14,12 +14,12 @@ from typing import Any
 
 from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, Stopped
+from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.inherited import inherited
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages.base import StageCall, StageResult
 
 OnProgress = Callable[[dict[str, Any]], None]
 OnWait = Callable[[str | None], None]

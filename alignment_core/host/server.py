@@ -19,14 +19,14 @@ from typing import Any
 from alignment_core.artifacts import align_home, open_store
 from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.machines import WarmMachines
+from alignment_core.execution.runner import run_stage
+from alignment_core.execution.turns import RunName, Turn
+from alignment_core.host.pace import Pace, Progress
 from alignment_core.host.protocol import Channel, describe
 from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages.base import StageCall
-from alignment_core.stages.machines import WarmMachines
-from alignment_core.stages.pace import Pace, Progress
-from alignment_core.stages.runner import run_stage
-from alignment_core.stages.turns import RunName, Turn
 
 PROGRESS_SECONDS = 0.2
 RAY_DIED = 75  # sysexits.h: temporary failure

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import Provenance
+from alignment_core.execution.reasons import changes, in_words, nearest
 from alignment_core.journal import StageLine
-from alignment_core.stages.reasons import changes, in_words, nearest
 
 
 class Explanation(BaseModel):

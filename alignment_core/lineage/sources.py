@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from alignment_core.artifacts import Provenance
 from alignment_core.data.pin import PinnedSource
 from alignment_core.errors import UserError
-from alignment_core.stages.base import load_stage
+from alignment_core.execution.base import load_stage
 from alignment_core.stages.base_model import BaseModelConfig
 
 

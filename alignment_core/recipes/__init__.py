@@ -1,10 +1,6 @@
 """Recipes: what to run, as frozen typed objects that come from YAML."""
 
-from alignment_core.recipes.data import DataConfig, DataSource
-from alignment_core.recipes.evaluation import EvaluationConfig, Gate, PromotionConfig
 from alignment_core.recipes.load import apply_overrides, folder_of, load_recipe, parse_recipe
-from alignment_core.recipes.model import ModelConfig, ScratchModel
-from alignment_core.recipes.nightly import NightlyConfig
 from alignment_core.recipes.recipe import (
     BaseRecipe,
     DpoRecipe,
@@ -15,12 +11,16 @@ from alignment_core.recipes.recipe import (
     RlRecipe,
     SftRecipe,
 )
-from alignment_core.recipes.resources import ResourcesConfig
-from alignment_core.recipes.retention import RetentionConfig
-from alignment_core.recipes.rl import RlConfig
-from alignment_core.recipes.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
-from alignment_core.recipes.tracking import TrackingConfig, WandbConfig
-from alignment_core.recipes.training import (
+from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.sections.evaluation import EvaluationConfig, Gate, PromotionConfig
+from alignment_core.recipes.sections.model import ModelConfig, ScratchModel
+from alignment_core.recipes.sections.nightly import NightlyConfig
+from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.recipes.sections.retention import RetentionConfig
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
+from alignment_core.recipes.sections.tracking import TrackingConfig, WandbConfig
+from alignment_core.recipes.sections.training import (
     DpoConfig,
     DpoLossConfig,
     LoraConfig,

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
 from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER
-from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+from alignment_core.recipes.sections.data import DataConfig, DataSource
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 """A file by which a process reads what it was handed open."""

@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.evaluation import EvaluationConfig, PromotionConfig
-from alignment_core.recipes.model import ModelConfig
-from alignment_core.recipes.nightly import NightlyConfig, check_inbox
 from alignment_core.recipes.paths import FolderPath, arriving
-from alignment_core.recipes.resources import ResourcesConfig
-from alignment_core.recipes.retention import RetentionConfig
-from alignment_core.recipes.rl import RlConfig
-from alignment_core.recipes.rollout import IterativeDpoConfig
-from alignment_core.recipes.tracking import TrackingConfig
-from alignment_core.recipes.training import DpoConfig, RewardModelConfig, SftConfig
+from alignment_core.recipes.sections.evaluation import EvaluationConfig, PromotionConfig
+from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.nightly import NightlyConfig, check_inbox
+from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.recipes.sections.retention import RetentionConfig
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.rollout import IterativeDpoConfig
+from alignment_core.recipes.sections.tracking import TrackingConfig
+from alignment_core.recipes.sections.training import DpoConfig, RewardModelConfig, SftConfig
 
 
 class BaseRecipe(Config):

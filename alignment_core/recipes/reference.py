@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alignment_core.errors import UserError
-from alignment_core.recipes.data import DataConfig, DataSource
 from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+from alignment_core.recipes.sections.data import DataConfig, DataSource
 
 MARKDOWN_HEAD = """# All fields
 

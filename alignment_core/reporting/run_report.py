@@ -15,12 +15,12 @@ from pathlib import Path
 from alignment_core import journal
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import AlignmentError
+from alignment_core.execution.base import StageResult, load_stage
+from alignment_core.host.pace import headline
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, samples
 from alignment_core.reporting.curves import over_policies, over_steps
 from alignment_core.reporting.picture import picture
-from alignment_core.stages.base import StageResult, load_stage
-from alignment_core.stages.pace import headline
 from alignment_core.stages.report import COLUMNS
 from alignment_core.tracking.metrics_file import Points, read_points
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from alignment_core import journal
 from alignment_core.artifacts import Store
+from alignment_core.execution.base import StageResult
 from alignment_core.reporting.run_report import Row, RunReport, fenced, of_stages, stage_rows, table
-from alignment_core.stages.base import StageResult
 
 
 @dataclass(frozen=True)

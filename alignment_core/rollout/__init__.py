@@ -1,1 +1,1 @@
-"""Rollout: vLLM engines, sampling in shards, scoring, and the selection of preference pairs. Token in, token out."""
+"""Rollout: sampling in turn with training or ahead of it, what is sampled as tables, and pairs from it. Token in, token out."""

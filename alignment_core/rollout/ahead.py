@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from alignment_core.errors import DeadlineExceeded
-from alignment_core.rollout.engine import MOST_SEQUENCES
+from alignment_core.inference.engine import MOST_SEQUENCES
 from alignment_core.rollout.episodes import Episode
 from alignment_core.rollout.experience import Samples
 from alignment_core.rollout.sampling import Sampling

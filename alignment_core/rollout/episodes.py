@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.canonical import derive_seed
-from alignment_core.recipes.rollout import GenerationConfig
+from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.training.batches import epoch_order
 
 if TYPE_CHECKING:
-    from alignment_core.evaluation.failures import Failed
-    from alignment_core.rollout.engine import Completion, Request
+    from alignment_core.inference.engine import Completion, Request
+    from alignment_core.rewards.failures import Failed
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Draws:
 
     def request(self, episode: Episode) -> Request:
         """What an engine is to sample next for an episode."""
-        from alignment_core.rollout.engine import Request
+        from alignment_core.inference.engine import Request
 
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
         left = episode.room - len(episode.ids)

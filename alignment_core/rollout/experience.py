@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.recipes.rl import AdvantageConfig, KlConfig
+from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa

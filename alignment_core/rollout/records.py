@@ -12,7 +12,7 @@ from alignment_core.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from alignment_core.rollout.engine import Completion
+    from alignment_core.inference.engine import Completion
 
 SCORES = "scores.parquet"
 

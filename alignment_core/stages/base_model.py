@@ -13,9 +13,9 @@ from typing import Any
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.paths import BEGINS, is_written_as_path
-from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 _DIGEST = re.compile(r"([a-z][a-z0-9_-]*@sha256:)?[0-9a-f]{4,64}")
 """A reference, in full or by its first digits; no Hub name of a model looks so."""

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from alignment_core.errors import NumericError
-from alignment_core.evaluation.failures import numbers
-from alignment_core.recipes.rl import BestConfig, RlConfig
+from alignment_core.execution.base import StageContext
+from alignment_core.recipes.sections.rl import BestConfig, RlConfig
+from alignment_core.rewards.failures import numbers
+from alignment_core.rewards.sources import RewardSources
+from alignment_core.rewards.totals import rewards_as_given
 from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
-from alignment_core.rollout.rewards import rewards_as_given
 from alignment_core.rollout.sampling import Sampling
-from alignment_core.stages.base import StageContext
-from alignment_core.stages.reward_sources import RewardSources
 from alignment_core.training.checkpoints import put_in_place
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from alignment_core.data.context import check_context, context_length
 from alignment_core.data.formats import Purpose
 from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import DataConfig, DataSource
-from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 ROWS = "rows.jsonl"
 """The file of preference rows in an input artifact of the role ``rows``, which then stands for the sources."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from alignment_core.evaluation.statistics import bootstrap, per_prompt, wilson, win_rate_per_prompt
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.rollout.records import read_scores
-from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 PROPORTIONS = ("accuracy", "win_rate")
 """Metrics whose values lie in [0, 1]; the others may be any number."""

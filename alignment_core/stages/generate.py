@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.context import longest_sampled
 from alignment_core.errors import DataError, NumericError, UserError
+from alignment_core.execution.base import EngineRequest, Stage, StageConfig, StageContext
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
-from alignment_core.stages.base import EngineRequest, Stage, StageConfig, StageContext
 
 if TYPE_CHECKING:
-    from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
+    from alignment_core.inference.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
 
 PARITY_PROMPTS = 4
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.data.overlap import read_prompts
 from alignment_core.errors import DataError
-from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 
 HELD_OUT = "held_out"
 """Role of the held-out prompts; the other inputs are data sets to train on, under the labels of their stages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from alignment_core.stages.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 
 
 class PartConfig(StageConfig):

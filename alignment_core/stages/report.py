@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.stages import overlap
-from alignment_core.stages.base import Stage, StageConfig, StageContext
 from alignment_core.stages.reward_model import HELD_OUT
 
 COLUMNS = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))

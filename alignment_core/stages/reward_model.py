@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.training_loop import train
 from alignment_core.recipes import TrainingConfig
-from alignment_core.stages.base import Stage, StageConfig, StageContext
-from alignment_core.stages.training_loop import train
 
 HELD_OUT = "held_out.json"
 """Beside the weights: metrics on the held-out pairs, because a judge should be judged wherever it goes."""

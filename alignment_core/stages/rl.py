@@ -17,29 +17,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.errors import DataError, NumericError, Stopped
-from alignment_core.evaluation.failures import numbers, reasons
-from alignment_core.recipes.rl import RlConfig
+from alignment_core.execution.base import EngineRequest, Stage, StageConfig, StageContext
+from alignment_core.execution.course import Course, unmoved
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rewards import sources as reward_sources
+from alignment_core.rewards.failures import numbers, reasons
+from alignment_core.rewards.sources import RewardSources
+from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.environments import Environments, environment_content
 from alignment_core.rollout.episodes import Draws, version_of
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table
-from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.sampling import Sampling
-from alignment_core.stages import reward_sources
-from alignment_core.stages.base import EngineRequest, Stage, StageConfig, StageContext
 from alignment_core.stages.best import Best
-from alignment_core.stages.course import Course, unmoved
 from alignment_core.stages.generate import check_length
-from alignment_core.stages.reward_sources import RewardSources
 from alignment_core.stages.stopping import ended_when
-from alignment_core.stages.stopwatch import Stopwatch
 from alignment_core.training.checkpoints import drop_incomplete, drop_older
 
 if TYPE_CHECKING:
-    from alignment_core.rollout.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
+    from alignment_core.inference.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
 SHOWS = {"reward": "reward", "kl": "KL", "completion_length": "length", "critic_loss": "critic loss"}

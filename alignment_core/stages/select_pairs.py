@@ -9,10 +9,10 @@ from collections import Counter
 from typing import Any
 
 from alignment_core.errors import DataError
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import SelectionConfig
 from alignment_core.rollout.records import read_rollouts, read_scores, write_table
 from alignment_core.rollout.selection import select_pairs
-from alignment_core.stages.base import Stage, StageConfig, StageContext
 
 
 class SelectPairsConfig(StageConfig):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.training_loop import train
 from alignment_core.recipes import TrainingConfig
-from alignment_core.stages.base import Stage, StageConfig, StageContext
-from alignment_core.stages.training_loop import train
 
 
 class SftStageConfig(StageConfig):

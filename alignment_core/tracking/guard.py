@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from alignment_core.stages.base import StageResult
+from alignment_core.execution.base import StageResult
 from alignment_core.tracking.listener import Listener, Progress
 
 MOST_WAITING = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from alignment_core.stages.base import StageResult
-from alignment_core.stages.pace import Progress
+from alignment_core.execution.base import StageResult
+from alignment_core.host.pace import Progress
 
 
 class Listener(Protocol):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from alignment_core.stages.base import StageResult
+from alignment_core.execution.base import StageResult
 from alignment_core.tracking.listener import Progress
 
 METRICS = "metrics.jsonl"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.stages.base import StageResult
+from alignment_core.execution.base import StageResult
 from alignment_core.tracking.listener import Progress, numbers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import BaseRecipe
-from alignment_core.recipes.tracking import TrackingConfig
+from alignment_core.recipes.sections.tracking import TrackingConfig
 from alignment_core.tracking.folder import run_folder
 from alignment_core.tracking.guard import Trackers, Warn
 from alignment_core.tracking.listener import Listener

@@ -13,8 +13,8 @@ from alignment_core.artifacts import align_home, open_store
 from alignment_core.artifacts.ownership import check_ours, make_private
 from alignment_core.doctor.machine import own_disk
 from alignment_core.errors import EnvironmentFault
-from alignment_core.stages.machine_queue import MachineQueue
-from alignment_core.stages.turns import RunName, Turn
+from alignment_core.execution.machine_queue import MachineQueue
+from alignment_core.execution.turns import RunName, Turn
 
 KEY = "a" * 64
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")

@@ -17,9 +17,9 @@ def main() -> None:
     import vllm
 
     from alignment_core.cluster.device import Device
+    from alignment_core.inference.engine import Engine
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import GenerationConfig, ResourcesConfig, ScratchModel
-    from alignment_core.rollout.engine import Engine
 
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     shape = ScratchModel(hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.cluster.group import ActorGroup
+from alignment_core.execution.base import EngineRequest
+from alignment_core.execution.machines import WarmMachines
 from alignment_core.models.buckets import Share
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
-from alignment_core.stages.base import EngineRequest
-from alignment_core.stages.machines import WarmMachines
 from alignment_core.training.reinforcement import RlJob
 from tests.stages.rl_runs import run_rl
 

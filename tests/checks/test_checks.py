@@ -20,12 +20,13 @@ from alignment_core.data.context import check_context, longest_sampled, longest_
 from alignment_core.data.pin import pin
 from alignment_core.data.tables import compact, to_table
 from alignment_core.errors import DataError
+from alignment_core.execution.base import StageCall, StageConfig
+from alignment_core.execution.key import stage_key
+from alignment_core.execution.runner import cached_result
 from alignment_core.recipes import parse_recipe
-from alignment_core.stages.base import StageCall, StageConfig
 from alignment_core.stages.dataset import DatasetConfig
-from alignment_core.stages.key import stage_key
-from alignment_core.stages.runner import cached_result
-from flows import cli_check, early
+from flows import early
+from flows.cli import check as cli_check
 from flows.planning import plan
 
 ROOT = Path(__file__).parents[2]
@@ -362,7 +363,7 @@ def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(r
     rows.write_text("{broken\n")
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))  # JSON is YAML
     code = (
-        "import sys\nfrom flows.cli import main\n"
+        "import sys\nfrom flows.cli.main import main\n"
         f"sys.argv = ['align', 'run', {str(tmp_path / 'recipe.json')!r}]\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
@@ -379,7 +380,7 @@ def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(r
 
 def test_align_check_lists_stages_and_data(rows, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))
-    command = [sys.executable, "-m", "flows.cli", "check", str(tmp_path / "recipe.json"), "--json"]
+    command = [sys.executable, "-m", "flows.cli.main", "check", str(tmp_path / "recipe.json"), "--json"]
     environment = os.environ | {"ALIGN_HOME": str(tmp_path / "home")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     found = json.loads(done.stdout)

@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 
 from alignment_core import journal
-from alignment_core.stages.training_loop import REPORT_SECONDS
-from flows import environment
-from flows.access import of_client
-from flows.prefect_api import PrefectApi
+from alignment_core.execution.training_loop import REPORT_SECONDS
+from flows.service import environment
+from flows.service.access import of_client
+from flows.service.prefect_api import PrefectApi
 from tests.crash import recipe
 from tests.crash.outcome import Comparison, Digests, digests, each_prompt_once, equal_digests
 from tests.crash.replicas import Replica
@@ -43,11 +43,11 @@ SAVED = {
 UNREPORTED_SECONDS = REPORT_SECONDS + journal.PROGRESS_SECONDS
 """So old is what a run wrote about its progress, at most; where it is older, the run is not at work but begins again."""
 SIGNS = (  # what a process is by its command line, the first sign that fits
-    ("flow", "flows.cli run"),
+    ("flow", "flows.cli.main run"),
     ("supervisor", "alignment_core.host.supervisor"),
     ("host", "alignment_core.host.server"),
     ("environments", "rollout.environment_calls:act"),
-    ("verifier", "alignment_core.evaluation.function_process"),
+    ("verifier", "alignment_core.user_code.process"),
     ("raylet", "raylet/raylet"),
     ("gcs", "gcs/gcs_server"),
     ("actor", "ray::_Cell"),
@@ -194,7 +194,7 @@ class Campaign:
         home.mkdir(parents=True, exist_ok=True)
         with (home / "output.txt").open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", *self.command, "--json"],
+                [sys.executable, "-m", "flows.cli.main", *self.command, "--json"],
                 cwd=ROOT,
                 env={**os.environ, "ALIGN_HOME": str(home)},
                 stdout=output,

@@ -12,7 +12,7 @@ import pytest
 from alignment_core.data.build import BuiltDataset, build
 from alignment_core.data.pin import pin
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.sections.data import DataConfig
 
 Write = Callable[..., Path]
 Build = Callable[..., BuiltDataset]

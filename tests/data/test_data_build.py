@@ -16,7 +16,7 @@ from alignment_core.data.build import BuiltDataset, build, write
 from alignment_core.data.pin import pin
 from alignment_core.data.statistics import account, losses
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.sections.data import DataConfig
 
 Write = Callable[..., Path]
 Build = Callable[..., BuiltDataset]

@@ -10,10 +10,10 @@ from alignment_core.data import reasoning_gym, sources
 from alignment_core.data.build import build
 from alignment_core.data.pin import pin
 from alignment_core.errors import DataError, UserError
-from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.verifiers import verifier_content
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes.data import DataConfig, DataSource
+from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.rewards.verifiers import verifier_content
+from alignment_core.rewards.verifying import verify
 
 NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
 

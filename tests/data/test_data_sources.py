@@ -16,7 +16,7 @@ from alignment_core.data import sources
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.sources import BadRow, Row
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.data import DataSource
+from alignment_core.recipes.sections.data import DataSource
 
 ROWS = [{"prompt": "a", "completion": "1"}, {"prompt": "b", "completion": "2"}]
 

@@ -217,7 +217,7 @@ from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.states import Pending, Running
-from flows.reconcile import mark
+from flows.service.reconcile import mark
 
 @flow(name="alignment")
 def run(): ...

@@ -19,10 +19,14 @@ import psutil
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 ELSEWHERE = Path("/")
-ALIGN = [sys.executable, "-m", "flows.cli"]
+ALIGN = [sys.executable, "-m", "flows.cli.main"]
 PASSWORD = "secret-of-the-test"
 """Of the PostgreSQL user; it must be found in no file."""
-SIGNS = {"server": "flows.prefect_server", "worker": "flows.prefect_worker", "reconciler": "flows.reconcile"}
+SIGNS = {
+    "server": "flows.service.prefect_server",
+    "worker": "flows.service.prefect_worker",
+    "reconciler": "flows.service.reconcile",
+}
 
 
 class Services:

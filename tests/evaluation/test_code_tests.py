@@ -21,10 +21,13 @@ import pytest
 
 import alignment_core
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
-from alignment_core.evaluation import code_tests, sandbox, sandboxed, system_calls
-from alignment_core.evaluation.code_tests import CodeTests, code_of
-from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.sandbox import Ended, passes_tests, run_program
+from alignment_core.rewards import code_tests
+from alignment_core.rewards.code_tests import CodeTests, code_of
+from alignment_core.rewards.sandbox import process as sandboxed
+from alignment_core.rewards.sandbox import runner as sandbox
+from alignment_core.rewards.sandbox import system_calls
+from alignment_core.rewards.sandbox.runner import Ended, passes_tests, run_program
+from alignment_core.rewards.verifying import verify
 
 DOUBLES = json.dumps({"tests": "assert double(2) == 4\nassert abs(double(-3) + 6) == 0"})
 ADDS = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]})
@@ -669,7 +672,7 @@ def test_another_machine_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="needs a Python that any user can start")
 def test_limits_hold_for_another_user_than_root() -> None:
     script = """import threading, os
-from alignment_core.evaluation.sandbox import check_limits, passes_tests
+from alignment_core.rewards.sandbox.runner import check_limits, passes_tests
 check_limits(threading.Event())
 assert passes_tests("def f(): return 1", "assert f() == 1", threading.Event())
 print(os.geteuid())"""

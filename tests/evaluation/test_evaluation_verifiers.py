@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import DataError, UserError
-from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.verifiers import load_function, verifier_content
+from alignment_core.rewards.verifiers import load_function, verifier_content
+from alignment_core.rewards.verifying import verify
 
 SOURCE = """
 import functools

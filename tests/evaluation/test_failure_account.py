@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.evaluation.failures import Account, Answers, numbers
+from alignment_core.rewards.failures import Account, Answers, numbers
 
 
 def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:

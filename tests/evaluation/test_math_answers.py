@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.evaluation.math_answers import verify as equal
-from alignment_core.evaluation.rewards import verify
-from alignment_core.evaluation.verifiers import verifier_content
+from alignment_core.rewards.math_answers import verify as equal
+from alignment_core.rewards.verifiers import verifier_content
+from alignment_core.rewards.verifying import verify
 
 GSM8K = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "gsm8k" / "test.jsonl"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.evaluation.failures import Account, Answers, numbers
-from alignment_core.rollout.judges import Judge
+from alignment_core.rewards.failures import Account, Answers, numbers
+from alignment_core.rewards.judges import Judge
 
 ROWS: list[dict[str, Any]] = [
     {"source": f"p.jsonl:{number}", "prompt_text": "?", "prompt_ids": [number], "completion_ids": [1]}

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from alignment_core.evaluation import system_calls
-from alignment_core.evaluation.system_calls import ALLOW, ASK, KILL, MACHINES, NUMBERS, UNKNOWN, Machine
+from alignment_core.rewards.sandbox import system_calls
+from alignment_core.rewards.sandbox.system_calls import ALLOW, ASK, KILL, MACHINES, NUMBERS, UNKNOWN, Machine
 
 BIT_32 = 0xFFFFFFFF
 READ, CREATE, TMPFILE, THREAD, PROCESS = 0, 0o100 | 1, 0o20200000 | 2, 0x3D0F00, 0x1200011

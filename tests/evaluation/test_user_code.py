@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from alignment_core.environments.environments import ACT, environment_content
 from alignment_core.errors import UserError
-from alignment_core.evaluation.definitions import definition
-from alignment_core.evaluation.function_process import FunctionProcess
-from alignment_core.evaluation.user_code import code_of, counting
-from alignment_core.evaluation.verifiers import function_content, load_function
-from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.environments import ACT, environment_content
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+from alignment_core.rewards.verifiers import function_content, load_function
+from alignment_core.user_code.counted import code_of, counting
+from alignment_core.user_code.definitions import definition
+from alignment_core.user_code.process import FunctionProcess
 
 FIELD = "rl.rewards.0.function"
 Write = Callable[[str, str], str]
@@ -346,7 +346,7 @@ def test_two_files_of_one_process_that_mean_different_modules_by_one_name_are_re
     process = FunctionProcess(ACT, 20.0, FIELD)
     with process:
         said = str(
-            next(process.answers([["reset", "0", "alignment_core.rollout.tools:Tools", None, config, "", ""]]))[1]
+            next(process.answers([["reset", "0", "alignment_core.environments.tools:Tools", None, config, "", ""]]))[1]
         )
     assert "imports " in said
     assert "two/helper.py where another file of this stage imports" in said

@@ -19,7 +19,7 @@ Align = Callable[..., dict[str, Any]]
 def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550) -> dict[str, Any]:
     """Run ``align … --json``; its last line as an object."""
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments, "--json"],
+        [sys.executable, "-m", "flows.cli.main", *arguments, "--json"],
         env={**os.environ, "ALIGN_HOME": str(home)},
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.busy_database import TriesAgain
+from flows.service.busy_database import TriesAgain
 
 
 class Busy:

@@ -17,10 +17,10 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
-from flows import cli
+from flows.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "flows.cli"]
+COMMAND = [sys.executable, "-m", "flows.cli.main"]
 RECIPE = "method: sft\nname: demo\nmodel: some/model\nsft: {data: rows.jsonl}\n"
 Align = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -342,7 +342,7 @@ def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
 def test_prefects_background_senders_say_nothing_on_the_terminal():
     """Their loggers have names of their own: Prefect's logging level does not reach them."""
     code = (
-        "import logging\nfrom flows import environment\nenvironment.quiet_console()\n"
+        "import logging\nfrom flows.service import environment\nenvironment.quiet_console()\n"
         "from prefect.events.worker import EventsWorker\nfrom prefect.logging.handlers import APILogWorker\n"
         "for worker in (EventsWorker, APILogWorker):\n"
         "    logging.getLogger(worker.__name__).warning('Still processing items: 2 items remaining...')\n"
@@ -356,7 +356,9 @@ def test_prefects_background_senders_say_nothing_on_the_terminal():
 
 REFUSED = """
 import sys
-from flows import cli, early, prefect_api
+from flows import early
+from flows.cli import main as cli
+from flows.service import prefect_api
 from flows.runs import Outcome
 
 promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}

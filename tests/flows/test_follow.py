@@ -16,7 +16,7 @@ import pytest
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.journal import Journal, new_record
-from flows import access, follow
+from flows.service import access, follow
 
 RUN = """
 import sys, time

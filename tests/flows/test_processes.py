@@ -51,7 +51,7 @@ def test_a_verifier_that_cannot_be_loaded_is_said_before_anything_is_trained(
 def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(recipe: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     command = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", str(recipe), "--set", "tracking.wandb={project: tests}"],
+        [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--set", "tracking.wandb={project: tests}"],
         cwd=ROOT,
         env={**os.environ, "ALIGN_HOME": str(home)},
         stdout=subprocess.DEVNULL,

@@ -48,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed(home: Path) -> str:
     """The id of a run that was killed while it trained, after its first checkpoint."""
     run = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", str(home / "small.yaml")],
+        [sys.executable, "-m", "flows.cli.main", "run", str(home / "small.yaml")],
         cwd=ROOT,
         env={**os.environ, "ALIGN_HOME": str(home)},
         stdout=subprocess.DEVNULL,

@@ -16,11 +16,11 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Stopped, UserError
+from alignment_core.execution.base import StageResult
 from alignment_core.journal import Journal, folder_of, new_record, read
 from alignment_core.lineage.samples import Row
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
-from alignment_core.stages.base import StageResult
 from alignment_core.stages.report import markdown
 from alignment_core.tracking import Progress
 from alignment_core.tracking.metrics_file import MetricsFile

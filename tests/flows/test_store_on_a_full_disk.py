@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.journal import Journal, new_record
-from flows.cli import app
+from flows.cli.main import app
 from tests.conftest import fill
 
 KEY = "a" * 64

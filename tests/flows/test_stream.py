@@ -7,8 +7,8 @@ import json
 import pytest
 
 from alignment_core.tracking import Progress
+from flows.cli.stream import EventStream
 from flows.console import print_json
-from flows.stream import EventStream
 from tests.stages.test_pace import Clock
 from tests.tracking.watched import result
 

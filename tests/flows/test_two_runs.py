@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from alignment_core.stages.machine_queue import MachineQueue
-from alignment_core.stages.turns import RunName, Turn
-from flows.access import of_client
+from alignment_core.execution.machine_queue import MachineQueue
+from alignment_core.execution.turns import RunName, Turn
+from flows.service.access import of_client
 from tests.flows.test_processes import RECIPE, wait_until
 
 pytestmark = pytest.mark.slow
 
 API = """
 import sys
-from flows import environment
-from flows.prefect_api import start_prefect_api
+from flows.service import environment
+from flows.service.prefect_api import start_prefect_api
 environment.prepare()
 api = start_prefect_api()
 api.wait()
@@ -84,7 +84,7 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
 ) -> None:
     recipe = tmp_path / "small.yaml"
     recipe.write_text(RECIPE)
-    align = [sys.executable, "-m", "flows.cli", "run", str(recipe), "--json"]
+    align = [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--json"]
     me = Turn(label="a test", run=RunName("0123456789", "other"))
     with MachineQueue(home / "locks").use(me):
         runs = [

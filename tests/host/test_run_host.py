@@ -15,9 +15,9 @@ import pytest
 
 from alignment_core.artifacts import open_store
 from alignment_core.errors import DeadlineExceeded, Stopped, UserError
+from alignment_core.execution.base import StageCall
 from alignment_core.host.client import Host
 from alignment_core.recipes import ModelConfig, ResourcesConfig, ScratchModel
-from alignment_core.stages.base import StageCall
 from alignment_core.stages.base_model import BaseModelConfig, pin_model
 from tests.processes import processes_of
 
@@ -31,7 +31,7 @@ import sys, time
 from pathlib import Path
 from alignment_core.host.client import Host
 from alignment_core.recipes import ModelConfig, ResourcesConfig, ScratchModel
-from alignment_core.stages.base import StageCall
+from alignment_core.execution.base import StageCall
 from alignment_core.stages.base_model import pin_model
 shape = ScratchModel(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
 config = pin_model(ModelConfig(scratch=shape)).model_dump(mode="json")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import open_store
+from alignment_core.execution.base import StageCall
 from alignment_core.host.client import Host
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages.base import StageCall
 from alignment_core.training.checkpoints import newest_progress
 from tests.processes import processes_of, wait_until
 

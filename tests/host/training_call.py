@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from alignment_core.data.pin import pin
+from alignment_core.execution.base import StageCall
 from alignment_core.host.client import Host
 from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, ScratchModel, TrainingConfig
-from alignment_core.stages.base import StageCall
 from alignment_core.stages.base_model import pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.sft import SftStageConfig

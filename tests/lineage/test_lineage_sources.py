@@ -13,14 +13,14 @@ from safetensors.numpy import save_file
 from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.execution.base import StageCall, StageConfig
+from alignment_core.execution.runner import run_stage
 from alignment_core.lineage import Graph, text_tree
 from alignment_core.lineage.sources import settings_of, sources_of
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, TrainingConfig
-from alignment_core.stages.base import StageCall, StageConfig
 from alignment_core.stages.base_model import BaseModelConfig, pin_model
 from alignment_core.stages.dataset import DatasetConfig
-from alignment_core.stages.runner import run_stage
 from alignment_core.stages.sft import SftStageConfig
 from tests.stages.calls import HostAlone
 

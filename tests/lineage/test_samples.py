@@ -137,7 +137,7 @@ def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:
 
 def test_the_command_prints_80_columns_and_no_control_characters(made: Made) -> None:
     def align(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.cli", "samples", "last", *arguments]
+        command = [sys.executable, "-m", "flows.cli.main", "samples", "last", *arguments]
         return subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=60)
 
     shown = align("--stage", "round-1/select").stdout

@@ -31,9 +31,9 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 
 from alignment_core.losses.advantages import baselined, group_deviation
 from alignment_core.losses.kl import kl_estimate
-from alignment_core.recipes.rl import AdvantageConfig, KlConfig, ShapingConfig
+from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig, ShapingConfig
+from alignment_core.rewards.totals import length_penalties
 from alignment_core.rollout.experience import put_advantages
-from alignment_core.rollout.rewards import length_penalties
 
 VALUES_ST = draw(50)
 GROUP_SIZE = 3

@@ -15,14 +15,14 @@ from prefect.logging import disable_run_logger
 from alignment_core.artifacts import open_store
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
-from alignment_core.evaluation.verifiers import load_function
 from alignment_core.journal import new_record
 from alignment_core.nights.inbox import read_inbox
 from alignment_core.recipes import BaseRecipe, RlRecipe, folder_of, load_recipe, parse_recipe
+from alignment_core.rewards.verifiers import load_function
 from alignment_core.stages.base_model import pin_model
 from flows import alignment, deployments
 from flows.any_recipe import run_any
-from flows.cli_services import _kept_recipe
+from flows.cli.services import _kept_recipe
 from flows.planning import plan
 from flows.runs import project_file
 
@@ -125,7 +125,7 @@ def test_a_home_is_expanded_and_folders_to_write_to_begin_at_the_file_too(load, 
 
 def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_path):
     tools = {
-        "name": "alignment_core.rollout.tools:Tools",
+        "name": "alignment_core.environments.tools:Tools",
         "options": {"tools": ["t.py:f", "m:g"], "verifier": "v.py:h"},
     }
     section = {"prompts": "p.jsonl", "rewards": [{"environment": True}, {"function": "r.py:f"}, {"verifier": "v.py:f"}]}
@@ -143,6 +143,8 @@ def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_
     own = rl({"name": "world.py:World", "options": {"map": "t.py:f"}}).rl.environment
     assert own is not None
     assert (own.name, own.options) == (f"{home}/world.py:World", {"map": "t.py:f"})
+    kept = rl({**tools, "name": f"alignment_core.{'rollout'}.tools:Tools"}).rl.environment
+    assert kept == recipe.rl.environment  # where it lay before
 
 
 def test_a_recipe_that_is_kept_means_the_same_from_any_folder(load, tmp_path, monkeypatch):

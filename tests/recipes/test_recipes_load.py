@@ -368,8 +368,8 @@ def test_every_method_has_a_shipped_recipe():
 
 
 def configs() -> list[type[BaseModel]]:
-    for module in pkgutil.iter_modules(alignment_core.recipes.__path__):
-        importlib.import_module(f"alignment_core.recipes.{module.name}")
+    for module in pkgutil.walk_packages(alignment_core.recipes.__path__, "alignment_core.recipes."):
+        importlib.import_module(module.name)
     found, waiting = [], [Config]
     while waiting:
         below = [one for one in waiting.pop().__subclasses__() if one.__module__.startswith("alignment_core.recipes")]

@@ -12,10 +12,10 @@ import yaml
 
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.data import DataConfig, DataSource
-from alignment_core.recipes.model import ModelConfig
 from alignment_core.recipes.recipe import BY_METHOD
-from alignment_core.recipes.rl import RewardConfig
+from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.rl import RewardConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.engine import Completion
-from alignment_core.rollout.environments import Environments, environment_content
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rollout.episodes import Episode
 
 AGENTS = """

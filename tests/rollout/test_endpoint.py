@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped, UserError
-from alignment_core.evaluation.failures import Account, numbers
-from alignment_core.rollout.endpoint import Endpoint
+from alignment_core.rewards.endpoint import Endpoint
+from alignment_core.rewards.failures import Account, numbers
 from tests.rollout.reward_server import Answer, Server, lengths
 
 FIELD = "rl.rewards.0"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.execution.base import EngineRequest
+from alignment_core.inference.engine import Request
 from alignment_core.models import buckets
 from alignment_core.models.adapters import add_adapters, merged
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import GenerationConfig, LoraConfig
-from alignment_core.rollout.engine import Request
-from alignment_core.stages.base import EngineRequest
 
 WAIT = 120
 STOP = 257  # <eos>

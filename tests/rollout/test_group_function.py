@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, Stopped
-from alignment_core.evaluation.failures import Account, numbers
-from alignment_core.rollout.group_function import GroupFunction
+from alignment_core.rewards.failures import Account, numbers
+from alignment_core.rewards.group_function import GroupFunction
 
 SOURCE = """
 import asyncio, os, time

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignment_core.recipes.rl import AdvantageConfig, FilterConfig, KlConfig, RewardConfig, ShapingConfig
+from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, RewardConfig, ShapingConfig
+from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.experience import put_advantages
-from alignment_core.rollout.rewards import RunningMean, length_penalties, teaching, total_rewards
 
 GROUPS = np.array([0, 0, 1, 1])
 

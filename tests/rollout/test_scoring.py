@@ -13,11 +13,11 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import Stopped, UserError
+from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
 from alignment_core.stages import score
-from alignment_core.stages.base import StageContext
 
 COMPLETIONS = [("2+2=", "4"), ("2+2=", "5"), ("2+2=", "4"), ("1+1=", "4"), ("1+1=", "two")]
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.environments.tool_calls import Call, parse
 from alignment_core.errors import UserError
-from alignment_core.evaluation.user_code import counting
-from alignment_core.evaluation.verifiers import function_content
+from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.engine import Completion
-from alignment_core.rollout.environments import Environments, environment_content
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+from alignment_core.rewards.verifiers import function_content
 from alignment_core.rollout.episodes import Episode
-from alignment_core.rollout.tool_calls import Call, parse
+from alignment_core.user_code.counted import counting
 
 TOOLS = """
 import asyncio
@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> EnvironmentConfig:
     (tmp_path / "tools.py").write_text(TOOLS)
     tools = [f"{tmp_path / 'tools.py'}:{name}" for name in ("add", "greet")]
     options = {"tools": tools, "verifier": "task"}
-    return EnvironmentConfig(name="alignment_core.rollout.tools:Tools", options=options, role="tool")
+    return EnvironmentConfig(name="alignment_core.environments.tools:Tools", options=options, role="tool")
 
 
 @pytest.fixture(params=["plain", "special"])
@@ -135,7 +135,7 @@ def test_a_tool_whose_import_is_refused_fails_the_episode_and_tells_the_user_not
     (tmp_path / "hidden_rules.py").write_text("VALUE = 1\n")
     tools = [f"{tmp_path / 'tools.py'}:{name}" for name in ("plain", "wrapped", "inner")]
     options = {"tools": tools, "verifier": "task"}
-    config = EnvironmentConfig(name="alignment_core.rollout.tools:Tools", options=options, role="tool")
+    config = EnvironmentConfig(name="alignment_core.environments.tools:Tools", options=options, role="tool")
     tokenizer = byte_tokenizer(TEMPLATE)
     with closing(Environments(config, tokenizer, processes=1, timeout=20)) as made:
         prompt = {"prompt": "?", "label": "3", "prompt_ids": []}
@@ -178,4 +178,4 @@ def test_the_source_of_tools_and_verifier_decides_a_result(config: EnvironmentCo
 )
 def test_options_that_cannot_work_are_refused_when_the_key_is_made(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        environment_content(EnvironmentConfig(name="alignment_core.rollout.tools:Tools", options=options))
+        environment_content(EnvironmentConfig(name="alignment_core.environments.tools:Tools", options=options))

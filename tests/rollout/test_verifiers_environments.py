@@ -14,16 +14,16 @@ import pytest
 
 from alignment_core.data import sources
 from alignment_core.data.pin import pin
+from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.errors import UserError
+from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes.data import DataConfig, DataSource
-from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.engine import Completion
-from alignment_core.rollout.environments import Environments, environment_content
+from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rollout.episodes import Episode
 
 NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
-ROLLOUT = "alignment_core.rollout.verifiers_environments:rollout"
+ROLLOUT = "alignment_core.environments.verifiers_environments:rollout"
 TASKSETS = Path(__file__).parent / "tasksets"
 SUMS, AGAIN = "sums_taskset", "asked_again"
 TEMPLATE = (

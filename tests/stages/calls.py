@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Reference
-from alignment_core.stages.base import StageCall
+from alignment_core.execution.base import StageCall
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.runner import run_stage
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
-from alignment_core.stages.base import StageCall, StageResult
 from alignment_core.stages.rl import RlStageConfig
-from alignment_core.stages.runner import run_stage
 from tests.stages.killing import store_with
 
 PROMPTS, GENERATIONS = 3, 4

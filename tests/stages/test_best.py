@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.recipes.rl import RlConfig
+from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.stages.best import Best
 
 

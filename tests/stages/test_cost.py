@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from alignment_core.stages.cost import Meter, per_step, tokens, total
-from alignment_core.stages.stopwatch import Stopwatch
-from alignment_core.stages.turns import Turn
+from alignment_core.execution.cost import Meter, per_step, tokens, total
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.execution.turns import Turn
 
 
 def test_waits_are_told_on_and_do_not_count_as_work() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignment_core.stages.course import Course
+from alignment_core.execution.course import Course
 
 
 def go(course: Course, step: int, stop: int) -> None:

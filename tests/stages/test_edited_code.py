@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Store
+from alignment_core.environments.environments import environment_content
 from alignment_core.errors import UserError
-from alignment_core.evaluation.user_code import code_of, counting
+from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.key import check_key, key_parts, stage_key
+from alignment_core.execution.runner import run_stage
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.rl import EnvironmentConfig
-from alignment_core.rollout.environments import environment_content
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rollout.records import rollout_schema, write_table
-from alignment_core.stages.base import StageCall, StageResult
-from alignment_core.stages.key import check_key, key_parts, stage_key
-from alignment_core.stages.runner import run_stage
+from alignment_core.user_code.counted import code_of, counting
 from tests.stages.calls import HostAlone
 
 VERIFIER = """
@@ -112,5 +112,8 @@ def test_whatever_the_content_of_an_environment_raises_is_a_sentence(tmp_path: P
 
 @pytest.mark.parametrize("module", ["tools", "verifiers_environments", "verifiers_harness", "examples", "agents"])
 def test_what_an_environment_of_ours_does_is_in_the_key_of_a_stage_that_uses_it(module: str) -> None:
-    users = {"verifiers_harness": "verifiers_environments", "agents": "environment_calls"}
-    assert f"alignment_core.rollout.{module}" in code_of(f"alignment_core.rollout.{users.get(module, module)}").ours
+    users = {"verifiers_harness": "verifiers_environments", "agents": "calls"}
+    assert (
+        f"alignment_core.environments.{module}"
+        in code_of(f"alignment_core.environments.{users.get(module, module)}").ours
+    )

@@ -15,12 +15,12 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import DeadlineExceeded, NumericError
+from alignment_core.execution import training_loop
+from alignment_core.execution.base import Stage, StageCall, StageResult
+from alignment_core.execution.runner import run_stage
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
-from alignment_core.stages import training_loop
-from alignment_core.stages.base import Stage, StageCall, StageResult
 from alignment_core.stages.generate import GenerateConfig
-from alignment_core.stages.runner import run_stage
 from alignment_core.stages.sft import SftStageConfig
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.sft import Sft

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from alignment_core.stages.machine_queue import MachineQueue
-from alignment_core.stages.turns import RunName, Turn
+from alignment_core.execution.machine_queue import MachineQueue
+from alignment_core.execution.turns import RunName, Turn
 
 SECONDS = 20.0
 RUN = """
 import json, sys, threading
 from pathlib import Path
-from alignment_core.stages.machine_queue import MachineQueue
-from alignment_core.stages.turns import RunName, Turn
+from alignment_core.execution.machine_queue import MachineQueue
+from alignment_core.execution.turns import RunName, Turn
 
 def say(*words):
     print(json.dumps(words), flush=True)

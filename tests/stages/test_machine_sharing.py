@@ -13,12 +13,12 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model
+from alignment_core.execution import machines as module
+from alignment_core.execution.base import EngineRequest
+from alignment_core.execution.machine_queue import MachineQueue
+from alignment_core.execution.machines import WarmMachines
+from alignment_core.execution.turns import RunName, Turn
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages import machines as module
-from alignment_core.stages.base import EngineRequest
-from alignment_core.stages.machine_queue import MachineQueue
-from alignment_core.stages.machines import WarmMachines
-from alignment_core.stages.turns import RunName, Turn
 
 SECONDS = 20.0
 POLICY = Reference("model", "0" * 64)

@@ -18,14 +18,14 @@ from alignment_core.artifacts import Reference
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
+from alignment_core.execution import machine_queue, turns
+from alignment_core.execution import machines as module
+from alignment_core.execution.base import EngineRequest
+from alignment_core.execution.machine_queue import MachineQueue
+from alignment_core.execution.machines import WarmMachines
+from alignment_core.execution.runner import _claimed
+from alignment_core.execution.turns import FIRST, RunName, Turn, Turnstile
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages import machine_queue, turns
-from alignment_core.stages import machines as module
-from alignment_core.stages.base import EngineRequest
-from alignment_core.stages.machine_queue import MachineQueue
-from alignment_core.stages.machines import WarmMachines
-from alignment_core.stages.runner import _claimed
-from alignment_core.stages.turns import FIRST, RunName, Turn, Turnstile
 
 SECONDS = 20.0
 QUIET_SECONDS = 0.002

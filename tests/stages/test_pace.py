@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignment_core.stages.pace import Pace, duration, headline, number
+from alignment_core.host.pace import Pace, duration, headline, number
 from alignment_core.tracking import Progress
 
 

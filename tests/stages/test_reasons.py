@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from alignment_core.artifacts import Provenance
-from alignment_core.stages.key import key_parts
-from alignment_core.stages.reasons import changes, in_words, why_it_runs
+from alignment_core.execution.key import key_parts
+from alignment_core.execution.reasons import changes, in_words, why_it_runs
 from tests.stages.calls import call, reference
 
 

@@ -22,10 +22,10 @@ from alignment_core.errors import (
     OutOfMemory,
     RestartsExhausted,
 )
+from alignment_core.execution import restarts
+from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
+from alignment_core.execution.runner import run_stage
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages import restarts
-from alignment_core.stages.base import Stage, StageCall, StageConfig, StageContext, StageResult
-from alignment_core.stages.runner import run_stage
 from tests.stages.calls import HostAlone
 
 CALL = StageCall(stage="patient", label="round-1/patient", config={}, inputs={})

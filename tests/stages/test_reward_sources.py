@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
-from alignment_core.evaluation.failures import reasons
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.rl import RewardConfig
-from alignment_core.stages.reward_sources import RewardSources, content
+from alignment_core.recipes.sections.rl import RewardConfig
+from alignment_core.rewards.failures import reasons
+from alignment_core.rewards.sources import RewardSources, content
 from tests.rollout.reward_server import Server, lengths
 
 SOURCE = """

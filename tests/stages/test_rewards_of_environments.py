@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.environments.environments import Environments
 from alignment_core.errors import DataError, Stopped
-from alignment_core.evaluation.failures import numbers
+from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.rl import EnvironmentConfig, RewardConfig
-from alignment_core.rollout.engine import Completion
-from alignment_core.rollout.environments import Environments
+from alignment_core.recipes.sections.rl import EnvironmentConfig, RewardConfig
+from alignment_core.rewards.failures import numbers
+from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.episodes import Episode
-from alignment_core.stages.reward_sources import RewardSources
 from tests.rollout.reward_server import Server
 
 SOURCE = """
@@ -69,7 +69,7 @@ async def agent(prompt, label, base_url, api_key):
         return float(answer.json()["choices"][0]["message"]["content"].strip() == label)
 """
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-TOOLS = "alignment_core.rollout.tools:Tools"
+TOOLS = "alignment_core.environments.tools:Tools"
 RIGHT, WRONG = " 3", " 4"
 LABELLED: dict[str, tuple[str, str, str]] = {
     # the label, an answer that is worth 1, and one that is worth 0

@@ -17,10 +17,10 @@ import pytest
 
 from alignment_core.artifacts import Store
 from alignment_core.errors import DataError, DeadlineExceeded, RestartsExhausted, Stopped
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.runner import run_stage
 from alignment_core.recipes import ResourcesConfig, RlConfig
-from alignment_core.stages.base import StageCall
 from alignment_core.stages.rl import RlStageConfig
-from alignment_core.stages.runner import run_stage
 from tests.processes import wait_until
 from tests.rollout.reward_server import Server
 from tests.stages.killing import Killer, store_with

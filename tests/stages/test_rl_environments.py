@@ -254,7 +254,7 @@ def test_a_policy_that_calls_a_tool_is_told_the_result_and_rewarded_for_its_answ
     policy = taught(tiny_model(), texts, tmp_path / "policy")
     (tmp_path / "tools.py").write_text(TOOLS)
     options = {"tools": [f"{tmp_path / 'tools.py'}:dice"], "verifier": f"{tmp_path / 'tools.py'}:is_six"}
-    section["environment"] = {"name": "alignment_core.rollout.tools:Tools", "options": options}
+    section["environment"] = {"name": "alignment_core.environments.tools:Tools", "options": options}
     made, result = run_rl(tmp_path / "run", policy, section | {"steps": 1}, machines, resources)
     assert result.cost["failed_rewards"] == 0
     (rows,) = steps_of(made)

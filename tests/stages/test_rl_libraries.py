@@ -11,9 +11,9 @@ import pytest
 
 from alignment_core.data.build import build
 from alignment_core.data.pin import pin
-from alignment_core.evaluation.rewards import verify
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes.data import DataConfig
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.rewards.verifying import verify
 from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, section_of, steps_of
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_an_environment_of_verifiers_drives_the_policy_token_for_token(
         {"learning_rate": 1e-3, "adam_epsilon": 1e-5},
         prompts={"verifiers": "sums_taskset", "options": options},
         environment={
-            "agent": "alignment_core.rollout.verifiers_environments:rollout",
+            "agent": "alignment_core.environments.verifiers_environments:rollout",
             "options": {
                 "taskset": {"id": "sums_taskset", **options},
                 "agent": {"sampling": {"max_tokens": 10}},

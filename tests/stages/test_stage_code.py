@@ -10,31 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import alignment_core.stages
+from alignment_core.execution.base import Stage, load_stage
+from alignment_core.execution.key import code_digest, stage_key
 from alignment_core.source_code import package_source, reachable
-from alignment_core.stages.base import Stage, load_stage
-from alignment_core.stages.key import code_digest, stage_key
 from tests.stages.calls import ROOT, call, python
 
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
-HELPERS = {
-    "base",
-    "cost",
-    "course",
-    "key",
-    "machine_queue",
-    "machines",
-    "pace",
-    "runner",
-    "report",
-    "reasons",
-    "restarts",
-    "reward_sources",
-    "training_loop",
-    "turns",
-    "best",
-    "stopping",
-    "stopwatch",
-}
+HELPERS = {"best", "stopping"}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
 
@@ -49,12 +31,12 @@ def reached(stage: str) -> set[str]:
     [
         ("sft", {"training/methods/sft.py", "training/trainer.py", "losses/logprobs.py", "canonical.py"}),
         ("dpo", {"training/methods/dpo.py", "training/methods/pairs.py", "losses/preference.py"}),
-        ("generate", {"rollout/weights.py", "rollout/engine.py", "rollout/records.py", "models/saving.py"}),
+        ("generate", {"inference/weights.py", "inference/engine.py", "rollout/records.py", "models/saving.py"}),
         (
             "score",
-            {"evaluation/verifiers.py", "data/tasks.py", "evaluation/math_answers.py", "evaluation/sandboxed.py"},
+            {"rewards/verifiers.py", "data/tasks.py", "rewards/math_answers.py", "rewards/sandbox/process.py"},
         ),
-        ("rl", {"evaluation/sandboxed.py", "rollout/endpoint.py"}),
+        ("rl", {"rewards/sandbox/process.py", "rewards/endpoint.py"}),
         ("dataset", {"data/build.py", "data/formats.py", "data/template.py"}),
         ("select_pairs", {"rollout/selection.py"}),
         ("evaluate", {"evaluation/statistics.py"}),
@@ -76,7 +58,7 @@ def test_an_edit_of_a_reachable_module_changes_the_code_digest_and_of_another_do
     """On a copy of the package, in fresh interpreters."""
     shutil.copytree(ROOT / "alignment_core", tmp_path / "alignment_core", ignore=shutil.ignore_patterns("__pycache__"))
     code = (
-        f"import json, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.stages import key\n"
+        f"import json, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.execution import key\n"
         f"assert key.__file__.startswith({str(tmp_path)!r})\n"
         "print(json.dumps([key.code_digest(f'alignment_core.stages.{name}') for name in ('sft', 'dpo')]))"
     )
@@ -119,7 +101,7 @@ def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
     shutil.copytree(ROOT / "alignment_core", tmp_path / "alignment_core", ignore=shutil.ignore_patterns("__pycache__"))
     losses = tmp_path / "alignment_core" / "losses" / "preference.py"
     code = (
-        f"import json, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.stages import key\n"
+        f"import json, pathlib, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.execution import key\n"
         "key.check_source()\n"
         f"with pathlib.Path({str(losses)!r}).open('a') as file: file.write('# edited')\n"
         "try: key.check_source()\n"
@@ -143,7 +125,7 @@ def test_every_stage_module_defines_its_stage_by_its_own_name(name):
 def test_stages_and_their_keys_need_no_machine_learning_package():
     stages = sorted(set(MODULES) - HELPERS)
     loaded = python(
-        "import importlib, json, sys\nfrom alignment_core.stages.key import code_digest\n"
+        "import importlib, json, sys\nfrom alignment_core.execution.key import code_digest\n"
         f"for name in {MODULES}: importlib.import_module(f'alignment_core.stages.{{name}}')\n"
         f"for name in {stages}: code_digest(f'alignment_core.stages.{{name}}')\n"
         f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
@@ -151,7 +133,7 @@ def test_stages_and_their_keys_need_no_machine_learning_package():
     assert loaded == []
 
 
-@pytest.mark.parametrize("module", ["flows", "flows.cli"])
+@pytest.mark.parametrize("module", ["flows", "flows.cli.main"])
 def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(module):
     code = (
         f"import time; t = time.perf_counter(); import json, sys, {module}; t = time.perf_counter() - t\n"
@@ -165,7 +147,7 @@ def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(modu
 def test_a_run_of_the_command_loads_neither_the_forms_of_deployments_nor_pandas():
     loaded = python(
         "import json, sys\nfrom alignment_core.imports import hidden\n"
-        "with hidden('pandas'): import flows.cli, flows.any_recipe\n"
+        "with hidden('pandas'): import flows.cli.main, flows.any_recipe\n"
         "print(json.dumps([name for name in ('pandas', 'flows.alignment', 'torch') if name in sys.modules]))\n"
         "import pandas"  # hidden no more
     )

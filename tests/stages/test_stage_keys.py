@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from alignment_core.data.pin import pin
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.key import key_parts, stage_key, stage_seed
 from alignment_core.recipes import DataConfig
-from alignment_core.stages.base import StageCall
-from alignment_core.stages.key import key_parts, stage_key, stage_seed
 from tests.stages.calls import call, python, reference
 
 
 def test_every_process_computes_the_same_key():
     code = (
-        "import json; from alignment_core.stages.base import StageCall; from alignment_core.stages.key import stage_key\n"
+        "import json; from alignment_core.execution.base import StageCall; from alignment_core.execution.key import stage_key\n"
         f"print(json.dumps(stage_key(StageCall.model_validate_json({call().model_dump_json()!r}))))"
     )
     keys = {python(code, PYTHONHASHSEED=seed) for seed in ("1", "2")}

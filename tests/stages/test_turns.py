@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from alignment_core.stages.turns import Turn, Turnstile
+from alignment_core.execution.turns import Turn, Turnstile
 
 
 def wait_until(condition: object, seconds: float = 10.0) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.artifacts import Reference
+from alignment_core.execution.base import StageResult
 from alignment_core.recipes import BaseRecipe, parse_recipe
-from alignment_core.stages.base import StageResult
 
 
 def recipe_with(tracking: dict[str, Any], **changes: Any) -> BaseRecipe:

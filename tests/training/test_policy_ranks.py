@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.recipes.rl import RlConfig
+from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.experience import step_schema
 from alignment_core.rollout.records import write_table
 from alignment_core.training.methods.sft import Sft

@@ -1,0 +1,1 @@
+"""Environments, tools and agents: what answers a policy between its turns."""

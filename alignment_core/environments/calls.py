@@ -1,0 +1,94 @@
+"""What the process of environments does when it is asked: it keeps one object for each episode, and calls its methods."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from alignment_core.environments.agents import Agent
+from alignment_core.environments.calling import called
+from alignment_core.errors import UserError
+from alignment_core.rewards.failures import Failed, raised
+from alignment_core.rewards.verifiers import load_function
+
+FIELD = "rl.environment.name"
+AGENT = "rl.environment.agent"
+
+_load = functools.lru_cache(maxsize=1)(load_function)
+
+_EPISODES: dict[str, Any] = {}
+
+
+async def reset(
+    episode: str, environment: str | None, agent: str | None, options: dict[str, Any], prompt: str, label: str | None
+) -> Any:
+    """Begin an episode; what the policy is told beside its prompt, None for nothing."""
+    if environment is not None:
+        one = await called(_load(environment, FIELD), **options)
+    else:
+        one = Agent(_load(str(agent), AGENT), options)
+    _EPISODES[episode] = one
+    observation = await called(one.reset, prompt, label)
+    if environment is not None and observation is not None and not _is_said(observation):
+        raise TypeError(f"`reset` answered {observation!r}; a text, a list of texts or None is needed")
+    return {"observation": observation}
+
+
+async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
+    """What the environment makes of the policy's turn: its ``text``, and what an agent is told beside it.
+
+    With ``verify``, a dict of a ``verifier`` and a ``completion``, that verifier's score comes to the reward. It is not called
+    here: this process serves many episodes, and a verifier may hang, crash, or need a main thread.
+    """
+    if episode not in _EPISODES:
+        raise Failed("crashed", "was lost: its process ended")
+    one = _EPISODES[episode]
+    is_agent = isinstance(one, Agent)
+    answer = await called(one.step, turn if is_agent else turn["text"])
+    done = isinstance(answer, dict) and bool(answer.get("done", False))
+    if not isinstance(answer, dict) or not (done or is_agent or _is_said(answer.get("observation"))):
+        wanted = "a dict with `observation` (a text or a list of texts) or `done: true` is needed"
+        raise TypeError(f"`step` answered {answer!r}; {wanted}")
+    reward = float(answer.get("reward", 0.0))
+    if not math.isfinite(reward):
+        raise ValueError(f"the reward is {reward}; a finite number is needed")
+    return {"observation": answer.get("observation"), "reward": reward, "done": done, "verify": answer.get("verify")}
+
+
+def _is_said(observation: Any) -> bool:
+    return isinstance(observation, str) or (
+        isinstance(observation, list) and all(isinstance(one, str) for one in observation)
+    )
+
+
+async def close(episode: str) -> Any:
+    """Let go of an episode."""
+    one = _EPISODES.pop(episode, None)
+    if hasattr(one, "close"):
+        await called(one.close)
+    return {}
+
+
+def options_content(name: str, field: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The ``content`` of an environment that has such a function: what of its options decides a result; or the ``problem``."""
+    try:
+        of_options = getattr(_load(name, field), "content", None)
+        return {"content": of_options(**options)} if of_options else {}
+    except UserError as error:
+        return {"problem": str(error)}
+    except TypeError as error:
+        return {"problem": f"rl.environment.options: {error}"}
+    except Exception as error:  # the user's code runs here
+        return {"problem": f"rl.environment.options: {name}.content failed: {raised(error)}"}
+
+
+async def _content(name: str, field: str, options: dict[str, Any]) -> dict[str, Any]:
+    return options_content(name, field, options)
+
+
+async def act(method: str, *arguments: Any) -> Any:
+    """The one function that the process serves."""
+    methods: dict[str, Callable[..., Any]] = {"reset": reset, "step": step, "close": close, "content": _content}
+    return await methods[method](*arguments)

@@ -1,0 +1,228 @@
+"""Environments: what answers the policy between its turns, in processes of their own.
+
+What the policy said stays the tokens that it sampled; what an environment says is encoded once and never trained on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from alignment_core.data.template import Renderer
+from alignment_core.environments.calls import AGENT, FIELD, options_content
+from alignment_core.environments.tool_calls import TAGS
+from alignment_core.errors import Stopped, UserError
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+from alignment_core.rewards.failures import Failed, failure_of
+from alignment_core.rewards.verifiers import function_content
+from alignment_core.rewards.verifying import Verifier
+from alignment_core.rollout.episodes import Episode
+from alignment_core.source_code import PACKAGE
+from alignment_core.user_code.counted import COUNTED
+from alignment_core.user_code.process import FunctionProcess
+
+VERIFIER = "rl.environment.options.verifier"
+ACT = "alignment_core.environments.calls:act"
+CONTENT_SECONDS = 60.0
+
+
+def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
+    """What of an environment decides a result, for stage keys, where that is more than the recipe says.
+
+    A class, or an agent, may say it of its options, by ``content(**options)``. Raises UserError if there is none of this
+    name, and where that fails.
+    """
+    kind, name, field = ("name", config.name, FIELD) if config.name else ("agent", str(config.agent), AGENT)
+    found = {kind: function_content(name, field, docstrings=True)}
+    of_options = _options_content(name, field, config.options, str(found))
+    return found if of_options is None else {**found, "options": of_options}
+
+
+_SAY_NOTHING: set[tuple[str, str]] = set()
+"""Environments of the user's without a ``content``, by name and source: to compute a key again starts no process."""
+
+
+def _options_content(name: str, field: str, options: dict[str, Any], source: str) -> Any:
+    """What an environment says of its options: one of ours here, one of the user's in a process of its own."""
+    if name.startswith(f"{PACKAGE}."):
+        found = options_content(name, field, options)
+    elif (name, source) in _SAY_NOTHING:
+        return None
+    else:
+        with FunctionProcess(ACT, CONTENT_SECONDS, field) as process:
+            found = next(answer for _, answer in process.answers([["content", name, field, options]]))
+    if isinstance(found, Failed):
+        raise UserError(f"rl.environment.options: {name}.content {found}")
+    if "problem" in found:
+        raise UserError(found["problem"])
+    if "content" not in found:
+        _SAY_NOTHING.add((name, source))
+    return found.get("content")
+
+
+class Environments:
+    """The episodes' environments, spread over processes; close it, from any thread."""
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        tokenizer: Any,
+        processes: int,
+        timeout: float,
+        chat_template: str | None = None,
+    ) -> None:
+        """``chat_template`` is the prompts' own, if they have one. An answer has ``timeout`` seconds."""
+        self.config = config
+        self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, chat_template)
+        added = tokenizer.added_tokens_decoder.items()
+        self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
+        """Special tokens, which an environment is not shown."""
+        self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
+        self._timeout, self._files = timeout, COUNTED.get({})  # verifiers are made by threads, which have no context
+        self._verifiers: dict[tuple[int, str], Verifier] = {}
+        """By place and name: each is asked by one thread."""
+        self._opening, self._closed = threading.Lock(), False
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        return len(self._processes)
+
+    def place(self, episode: Episode) -> int:
+        """The process that has the episode's environment."""
+        return zlib.crc32(episode.name.encode()) % self.size
+
+    def answer(self, episodes: Sequence[Episode], place: int) -> Iterator[Episode]:
+        """Let the environments of these episodes, all at one place, speak; each episode as soon as it was answered.
+
+        One whose environment is lost with its process under way begins again, once.
+        """
+        asked, finals = episodes, list[tuple[Episode, dict[str, str]]]()
+        while asked:
+            lost = []
+            for number, answer in self._processes[place].answers([self._call(episode) for episode in asked]):
+                episode = asked[number]
+                lost_it = isinstance(answer, Failed) and answer.reason == "crashed"
+                if lost_it and episode.turns and not episode.restarts:
+                    episode.restart()
+                    lost.append(episode)
+                else:
+                    self._heard(episode, answer)
+                    if episode.failure is None and answer.get("verify"):
+                        finals.append((episode, answer["verify"]))
+                    else:
+                        yield episode
+            asked = lost
+        yield from self._verified(finals, place)
+        over = [["close", episode.name] for episode in episodes if episode.over]
+        for _ in self._processes[place].answers(over):
+            pass
+
+    def answer_all(self, episodes: Sequence[Episode]) -> None:
+        """The same for episodes of all places."""
+        for place in range(self.size):
+            for _ in self.answer([one for one in episodes if self.place(one) == place], place):
+                pass
+
+    def _call(self, episode: Episode) -> list[Any]:
+        config, prompt = self.config, episode.prompt
+        if episode.began is None:
+            episode.began = time.monotonic()
+            return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
+        said = episode.ids[episode.turn :]
+        before = len(episode.prompt_ids) + episode.turn
+        counts = {"prompt_tokens": before, "completion_tokens": len(said), "total_tokens": before + len(said)}
+        text = self._tokenizer.decode([one for one in said if one not in self._unheard])
+        return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
+
+    def _heard(self, episode: Episode, answer: Any) -> None:
+        """Put an answer into its episode."""
+        try:
+            if isinstance(answer, Failed):
+                raise answer
+            self._take(episode, answer)
+        except Failed as failure:
+            episode.failure, episode.over = failure, True
+
+    def _verified(self, finals: Sequence[tuple[Episode, dict[str, str]]], place: int) -> Iterator[Episode]:
+        """Add the score of each episode's answer to its reward."""
+        for name in dict.fromkeys(final["verifier"] for _, final in finals):
+            mine = [(episode, final["completion"]) for episode, final in finals if final["verifier"] == name]
+            rows = [_as_row(episode, completion) for episode, completion in mine]
+            for number, score in self._verifier(place, name)(rows):
+                episode, _ = mine[number]
+                episode.failure = failure_of(score)
+                episode.reward += 0.0 if episode.failure else score
+                yield episode
+
+    def _verifier(self, place: int, name: str) -> Verifier:
+        with self._opening:
+            if self._closed:
+                raise Stopped("the environments were closed")
+            if (place, name) not in self._verifiers:
+                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER, self._files)
+            return self._verifiers[place, name]
+
+    def _take(self, episode: Episode, answer: dict[str, Any]) -> None:
+        """Raises Failed for what is no episode to learn from."""
+        episode.reward += answer.get("reward", 0.0)
+        if answer.get("done") or (episode.turns and episode.turns == self.config.max_turns):
+            episode.over = True
+        elif time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
+            late = f"was not over within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
+            raise Failed("timeout", late)
+        elif len(episode.ids) >= episode.room:
+            episode.over = True
+        else:
+            try:
+                self._tell(episode, answer["observation"])
+            except ValueError as error:
+                raise Failed("wrong_shape", f"said what cannot be told: {error}") from None
+
+    def _tell(self, episode: Episode, said: Any) -> None:
+        """Let the policy hear this before its next turn, if there is room for both: texts, or the request of an agent."""
+        if isinstance(said, dict):
+            episode.most = said["max_tokens"]
+        if episode.turns == 0:
+            episode.opening = self._first(episode, said)
+            if episode.room <= 0:
+                raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
+            return
+        if isinstance(said, dict):
+            ids = self._renderer.told(said["messages"], closed=episode.ids[-1] == self._tokenizer.eos_token_id)
+        else:
+            ids = self._renderer.told(self._messages(said)) if said else []
+        if len(episode.ids) + len(ids) < episode.room:
+            episode.hear(ids)
+        else:
+            episode.finish_reason, episode.over = "no room", True
+
+    def _first(self, episode: Episode, said: Any) -> list[int]:
+        """The prompt with what is said before the policy's first turn; an agent's request takes its place."""
+        if isinstance(said, dict):
+            return self._renderer.asked(said["messages"], said["tools"])
+        if not said:
+            return []
+        return self._renderer.told_first(episode.prompt["prompt"], self._messages(said))
+
+    def _messages(self, said: str | list[str]) -> list[dict[str, str]]:
+        return [{"role": self.config.role, "content": one} for one in ([said] if isinstance(said, str) else said)]
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._opening:
+            self._closed = True
+        for process in self._processes:
+            process.close()
+        for verifier in self._verifiers.values():
+            verifier.close()
+
+
+def _as_row(episode: Episode, completion: str) -> dict[str, Any]:
+    """An episode's answer as a verifier sees a completion."""
+    prompt = episode.prompt
+    row = {name: prompt.get(name) for name in ("label", "task", "source")}
+    return row | {"prompt_text": prompt["prompt"], "completion_text": completion}

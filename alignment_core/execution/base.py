@@ -1,0 +1,198 @@
+"""What a stage is, what a call of one is, and what a stage is handed while it runs."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from alignment_core.artifacts import Reference
+from alignment_core.canonical import derive_seed
+from alignment_core.errors import Stopped, UserError
+from alignment_core.execution.turns import FIRST, Turn
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.base import Config
+
+if TYPE_CHECKING:
+    from alignment_core.cluster.device import Device
+    from alignment_core.cluster.group import ActorGroup
+
+
+class StageConfig(Config):
+    """Configuration of a stage. All of it decides the result, unless ``content`` says otherwise."""
+
+    def content(self) -> Any:
+        """What goes into the stage's key: the configuration without paths or anything else that cannot matter."""
+        return self.model_dump(mode="json")
+
+
+C = TypeVar("C", bound=StageConfig)
+
+
+@dataclass(frozen=True)
+class Stage(Generic[C]):
+    """A kind of stage. Raise ``version`` when the same inputs should give another result."""
+
+    name: str
+    version: int
+    output: str
+    """Kind of the artifact that it makes."""
+    config: type[C]
+    run: Callable[[StageContext, C], dict[str, Any]]
+    """Writes files into ``context.output`` and returns metrics.
+
+    ``<name>.first`` is what a metric was at the stage's start; ``warnings`` is a list of sentences that people should read.
+    """
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """The key metrics, which stand for the stage on the terminal and in tables: their titles by name, the first ones first."""
+
+
+class StageCall(BaseModel):
+    """One use of a stage: plain data that travels from the flow to the host."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    """Module name below ``alignment_core.stages``."""
+    label: str
+    """What people call it, such as ``round-1/dpo``; not part of the key."""
+    config: dict[str, Any]
+    inputs: dict[str, Reference]
+    """Input artifacts by role."""
+    seed: int = 0
+    """The recipe's seed."""
+    stream: str = ""
+    """Which of the recipe's random streams the stage draws from, such as ``round-2``: stages of one kind that name the same
+    one share their noise."""
+    rerun: str = ""
+    """Set when the stage is to run again although its result is known; equal values mean the same second run."""
+
+    def definition(self) -> Stage[Any]:
+        return load_stage(self.stage)
+
+
+class StageResult(BaseModel):
+    """What came of a call. ``reason`` says why it ran, or that it was cached."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    stage: str
+    key: str
+    state: str
+    """``run`` or ``cached``."""
+    reason: str
+    seconds: float
+    """Without waits; 0 if it is cached."""
+    reference: Reference
+    metrics: dict[str, Any]
+    cost: dict[str, float] = {}
+    """What making the artifact cost, see :mod:`alignment_core.execution.cost`; for a cached one, when it was made."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the stage wants people to know, in sentences."""
+        return list(self.metrics.get("warnings", ()))
+
+
+def load_stage(name: str) -> Stage[Any]:
+    """The stage that the module ``alignment_core.stages.<name>`` defines."""
+    try:
+        return importlib.import_module(f"alignment_core.stages.{name}").STAGE
+    except (ModuleNotFoundError, AttributeError):
+        raise UserError(f"there is no stage {name!r}") from None
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What engines are to hold."""
+
+    model: Path
+    """Folder of the policy."""
+    policy: Reference
+    max_model_len: int
+    """Tokens of the longest sequence, prompt and completion."""
+    trust_remote_code: bool = False
+
+
+class Machines(Protocol):
+    """What the stages of one run share; see :mod:`alignment_core.execution.machines`."""
+
+    @property
+    def device(self) -> Device:
+        """What the actors run on."""
+
+    def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
+        """What provenance says about where a stage ran; with its ``resources``, if it used trainers or engines."""
+
+    @contextmanager
+    def processor(self, turn: Turn = FIRST) -> Iterator[Callable[[], None]]:
+        """The host process's own Python, for a stage that keeps it busy; yields how it lets an earlier stage go first."""
+
+    @contextmanager
+    def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+        """The trainer ranks, for this stage alone."""
+
+    @contextmanager
+    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+        """Engines with a policy's weights in them, for this stage alone."""
+
+    @contextmanager
+    def engines_and_trainers(
+        self, request: EngineRequest, turn: Turn = FIRST
+    ) -> Iterator[tuple[ActorGroup, ActorGroup]]:
+        """Both, for this stage alone; it must not take the one while it holds the other."""
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """While a stage waits for another run's."""
+
+    @contextmanager
+    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
+        """Actors of a reward model beside them; ``factory`` is ``package.module:Class``."""
+
+
+class Reporter(Protocol):
+    """Where progress goes."""
+
+    def __call__(self, done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None: ...
+
+
+@dataclass
+class StageContext:
+    """Everything that a stage may touch: its inputs, its output folder, its seed, and the machines."""
+
+    inputs: dict[str, Path]
+    """Verified local folders by role."""
+    references: dict[str, Reference]
+    output: Path
+    """Empty folder; what is in it at the end becomes the artifact."""
+    progress: Path
+    """Folder that outlives a crash, private to this stage's key."""
+    seed: int
+    """Derived from the recipe's seed, the kind of stage and its stream; see :func:`alignment_core.execution.key.stage_seed`."""
+    resources: ResourcesConfig
+    machines: Machines
+    reporter: Reporter
+    turn: Turn = FIRST
+    """Give it to the machines when you ask for one."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is being stopped: a stage that can save its progress does so, and ends."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """Work done, added up by the stage; :mod:`alignment_core.execution.cost` has the names."""
+
+    def derive(self, *parts: Any) -> int:
+        """A seed for one shard, request or purpose of this stage."""
+        return derive_seed(self.seed, *parts)
+
+    def report(self, done: float, total: float | None = None, unit: str = "", **metrics: float) -> None:
+        """Say how far the stage is. Raises Stopped if the run is being stopped."""
+        if self.stopping.is_set():
+            raise Stopped(f"stopped after {done:g} of {total or 0:g} {unit}")
+        self.reporter(done, total, unit, metrics)

@@ -1,0 +1,74 @@
+"""What a stage cost: measured here, named here, shown by provenance, results and tables.
+
+Every stage has
+
+- ``seconds``: from its start to its end, without its waits; ``waited_seconds``: for machines and other runs;
+- ``device_seconds``: how long it held trainers or engines, times their devices (GPUs, or ranks and engines on a CPU).
+
+Stages add the tokens that they worked on (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt
+counts once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes that
+score. They count what this run computed, not what an interrupted one had left finished. Times are those of all attempts at
+the stage, tokens those of the last one. Names like ``train_seconds`` say where the time of a stage went, and ``steps`` in how
+many steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from alignment_core.execution.turns import Turn
+
+TOKENS = ("prompt_tokens", "completion_tokens", "train_tokens", "score_tokens")
+TOTALS = ("seconds", "waited_seconds", "device_seconds", *TOKENS)
+
+
+class Meter:
+    """Measures one stage from now on; its ``turn`` is the one to give to the machines."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._told = turn.waits
+        self._started = time.monotonic()
+        self._waits_since: float | None = None
+        self._waited = self._device_seconds = 0.0
+        self.turn = replace(turn, waits=self._waits, used=self._used)
+
+    def _waits(self, reason: str | None) -> None:
+        now = time.monotonic()
+        if self._waits_since is not None:
+            self._waited += now - self._waits_since
+        self._waits_since = None if reason is None else now
+        self._told(reason)
+
+    def _used(self, device_seconds: float) -> None:
+        self._device_seconds += device_seconds
+
+    def cost(self) -> dict[str, float]:
+        """What every stage has in its cost."""
+        seconds = time.monotonic() - self._started - self._waited
+        values = {"seconds": seconds, "waited_seconds": self._waited, "device_seconds": self._device_seconds}
+        return {name: round(value, 3) for name, value in values.items()}
+
+
+def tokens(cost: Mapping[str, float]) -> float:
+    """All tokens that a stage worked on."""
+    return sum(cost.get(name, 0.0) for name in TOKENS)
+
+
+def per_step(cost: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step by part, as far as the stage measured them."""
+    steps = cost.get("steps", 0.0)
+    if not steps:
+        return {}
+    ending = "_seconds"
+    parts = {
+        name.removesuffix(ending): value for name, value in cost.items() if name.endswith(ending) and name not in TOTALS
+    }
+    return {name: value / steps for name, value in parts.items()}
+
+
+def total(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sums of a run, over the costs of the stages that ran in it."""
+    listed = list(costs)
+    return {name: round(sum(cost.get(name, 0.0) for cost in listed), 3) for name in TOTALS}

@@ -1,0 +1,226 @@
+"""One run at a time uses this machine's devices: the stages of several runs queue for it, first come, first served."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from alignment_core.artifacts.ownership import make_like_parent
+from alignment_core.artifacts.workspace import open_lock
+from alignment_core.execution.turns import RunName, Turn
+from alignment_core.processes import boot_id
+
+POLL_SECONDS = 0.2
+SILENT_SECONDS = 2.0
+"""After which a stage says that it waits, even if nobody wrote down for whom."""
+UNKNOWN = "the machine: another run uses it"
+
+log = logging.getLogger(__name__)
+
+
+class MachineQueue:
+    """This process's (one run's) access to the devices of the machine. Use from several threads.
+
+    A stage that wants the devices takes a ticket. Whoever holds the oldest ticket enters as soon as its run has the
+    machine or the machine is free. So the stages of one run use it together, and none enters any more once another run
+    waits. Between its stages a run keeps the machine until another one wants it; ``give_up`` is called then.
+
+    Tickets and the machine are files that their owners hold locks on (flock): whatever ends a process frees them.
+    """
+
+    def __init__(self, folder: Path, give_up: Callable[[], None] = lambda: None) -> None:
+        """``folder`` is the same for all runs of a machine; several machines may share it."""
+        name = boot_id()
+        self._tickets = make_like_parent(make_like_parent(folder) / f"{name}.queue")
+        self._machine, self._holder = folder / f"{name}.lock", folder / f"{name}.json"
+        self._numbering = folder / f"{name}.numbers"
+        self._give_up = give_up
+        self._condition = threading.Condition()
+        self._lock: IO[bytes] | None = None
+        self._users: list[Turn] = []
+        self._owner = uuid.uuid4().hex
+        """Tells what this object writes down from what others do."""
+        self._run = RunName()
+        self._mine: set[Path] = set()
+
+    @contextmanager
+    def use(self, turn: Turn) -> Iterator[None]:
+        """Use the machine; waits, without a deadline, and says why."""
+        with self._ticket(turn) as ticket:
+            told, since = None, time.monotonic()
+            while not self._enter(ticket, turn):
+                silent = time.monotonic() - since > SILENT_SECONDS
+                reason = self._reason() or told or (UNKNOWN if silent else None)
+                if reason != told:
+                    turn.waits(reason)
+                    told = reason
+                time.sleep(POLL_SECONDS)
+        try:
+            if told is not None:
+                turn.waits(None)
+            yield
+        finally:
+            self._leave(turn)
+
+    @contextmanager
+    def use_if_free(self, turn: Turn) -> Iterator[bool]:
+        """Use the machine if no other run has it or waits for it; yields whether it is so."""
+        with self._ticket(turn) as ticket:
+            entered = self._enter(ticket, turn)
+        try:
+            yield entered
+        finally:
+            if entered:
+                self._leave(turn)
+
+    def _enter(self, ticket: Path, turn: Turn) -> bool:
+        with self._condition:
+            if self._first() != ticket:
+                return False
+            if self._lock is None:
+                self._lock = _locked(open_lock(self._machine))
+                if self._lock is None:
+                    return False
+                threading.Thread(target=self._watch, daemon=True).start()
+            self._users.append(turn)
+            self._run = turn.run
+            self._say_who()
+            return True
+
+    def _leave(self, turn: Turn) -> None:
+        with self._condition:
+            self._users.remove(turn)
+            self._say_who()
+            self._condition.notify_all()
+
+    def _watch(self) -> None:
+        """While this run has the machine: pass it on when another run waits and no stage uses it."""
+        with self._condition:
+            while self._users or not self._another_is_first():
+                self._condition.wait(POLL_SECONDS)
+            assert self._lock is not None
+            try:
+                self._give_up()
+            except Exception:
+                log.exception("not all that ran on the machine could be ended before it went to another run")
+            with contextlib.suppress(OSError):
+                self._holder.unlink()
+            self._lock.close()
+            self._lock = None
+            self._condition.notify_all()
+
+    # ---------------------------------------------------------------- tickets
+
+    @contextmanager
+    def _ticket(self, turn: Turn) -> Iterator[Path]:
+        """A place in the queue, oldest first by name, that says whose it is. It is locked before it gets its name, so that
+        it is never stale."""
+        descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._tickets.parent)
+        with os.fdopen(descriptor, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.fchmod(descriptor, 0o644)  # another user's run, such as root's, looks at the lock
+            with contextlib.suppress(OSError):  # as below
+                file.write(self._words(turn.run, [turn.label]))
+                file.flush()
+            ticket = self._place(Path(temporary))
+            try:
+                yield ticket
+            finally:
+                ticket.unlink(missing_ok=True)
+                with self._condition:
+                    self._mine.discard(ticket)
+
+    def _place(self, temporary: Path) -> Path:
+        """Put a ticket at the end of the queue. Its number follows the last one that is there: no clock is asked."""
+        with self._condition, open_lock(self._numbering) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            last = max((int(ticket.name.partition("-")[0]) for ticket in self._tickets.iterdir()), default=0)
+            ticket = self._tickets / f"{last + 1:020d}-{os.getpid()}-{temporary.name}"
+            self._mine.add(ticket)
+            os.rename(temporary, ticket)
+        return ticket
+
+    def _first(self) -> Path | None:
+        """The oldest ticket whose owner lives; those of the dead are removed."""
+        for ticket in sorted(self._tickets.iterdir()):
+            if ticket in self._mine:
+                return ticket
+            with contextlib.suppress(FileNotFoundError):
+                abandoned = _locked(ticket.open("rb"))
+                if abandoned is None:
+                    return ticket
+                with abandoned:
+                    ticket.unlink(missing_ok=True)
+        return None
+
+    def _another_is_first(self) -> bool:
+        first = self._first()
+        return first is not None and first not in self._mine
+
+    # ---------------------------------------------------------------- words
+
+    def _say_who(self) -> None:
+        """Write down who has the machine, for those who wait and for people."""
+        with contextlib.suppress(OSError):  # a full disk: the reason is lost, the stage goes on
+            fresh = self._holder.with_suffix(f".{self._owner}")
+            fresh.write_text(self._words(self._run, [turn.label for turn in self._users]))
+            os.replace(fresh, self._holder)
+
+    def _words(self, run: RunName, stages: list[str]) -> str:
+        content = {"run": run.id, "recipe": run.recipe, "stages": stages, "pid": os.getpid(), "owner": self._owner}
+        return json.dumps(content)
+
+    def _reason(self) -> str | None:
+        """What a stage of this run waits for; none while the machine changes hands, and for its own run's tickets."""
+        with self._condition:
+            is_ours, first = self._lock is not None, self._first()
+            is_mine = first in self._mine
+        if not is_ours:
+            holder = _read(self._holder)
+            if holder is None or holder.get("owner") == self._owner or not holder.get("stages", True):
+                return None
+            return f"the machine: {_name(holder)} uses it for {_stages(holder)}" if holder else UNKNOWN
+        if first is None or is_mine:
+            return None
+        asked = _read(first)
+        return f"the machine: {_name(asked)} asked for it earlier for {_stages(asked)}" if asked else UNKNOWN
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What :meth:`MachineQueue._words` wrote; none if nothing is there, and empty if it cannot be read."""
+    try:
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) and {"run", "recipe", "stages", "owner"} <= found.keys() else {}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+
+
+def _name(whose: dict[str, Any]) -> RunName:
+    return RunName(whose["run"], whose["recipe"])
+
+
+def _stages(whose: dict[str, Any]) -> str:
+    return " and ".join(whose["stages"])
+
+
+def _locked(file: IO[bytes]) -> IO[bytes] | None:
+    """The open file, locked for this caller; none, and closed, if somebody else has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

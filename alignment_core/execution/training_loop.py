@@ -1,0 +1,138 @@
+"""Driving the trainer ranks through one job: progress, checkpoints, held-out metrics, export. Shared by all methods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import DataError, NumericError
+from alignment_core.execution.base import StageContext
+from alignment_core.execution.course import Course, unmoved
+from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
+
+if TYPE_CHECKING:
+    from alignment_core.training.learner import StepReport
+    from alignment_core.training.methods.base import Method
+    from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
+
+REPORT_SECONDS = 1.0
+
+
+def train(
+    context: StageContext,
+    method: Method,
+    training: Any,
+    model: str = "model",
+    reference: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Train the input of role ``model`` on the input ``data``; returns metrics. ``reference`` is a role, too."""
+    from alignment_core.training.trainer import TrainJob
+
+    data = context.inputs["data"]
+    if not (data / "train.parquet").is_file():
+        raise DataError("the data set holds no training rows")
+    job = TrainJob(
+        method=method,
+        model=str(context.inputs[model]),
+        reference=str(context.inputs[reference]) if reference else None,
+        train_data=str(data / "train.parquet"),
+        test_data=str(data / "test.parquet") if (data / "test.parquet").is_file() else None,
+        training=training,
+        seed=context.seed,
+        trust_remote_code=trust_remote_code,
+    )
+    wait = context.resources.wait_timeout_seconds
+    drop_incomplete(context.progress)
+    with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as group:
+        state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
+        _refer(context, group, wait)
+        metrics: dict[str, Any] = _loop(context, group, state, wait)
+        if job.test_data:
+            held_out = _averages(group.all("do", "evaluate", timeout=wait))
+            metrics |= {f"test_{name}": value for name, value in held_out.items()}
+        group.all("do", "export", str(context.output), timeout=wait)
+    if warnings := unmoved(context.inputs[model], context.output):
+        metrics["warnings"] = warnings
+    return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
+
+
+def _refer(context: StageContext, group: Any, wait: float) -> None:
+    """The forward passes of the reference, where the method has one; what is done of them is kept."""
+    started, done, total = time.monotonic(), 0, -1
+    while done != total:
+        done, total = group.all("do", "refer", REPORT_SECONDS, timeout=wait)[0]
+        if total:
+            context.report(done, total, "reference packs")
+    if total:
+        context.cost["reference_seconds"] = round(time.monotonic() - started, 3)
+
+
+def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float) -> dict[str, float]:
+    """Steps in slices of about a second, reported one by one; returns the averages of their last tenth and their first."""
+    step, total = state["step"], state["total_steps"]
+    context.report(step, total, "steps")
+    saved = started = time.monotonic()
+    course = Course(context.progress, step, total)
+    tokens, first = 0, step
+    while step < total:
+        reports = group.all("do", "train", total - step, REPORT_SECONDS, timeout=wait)
+        before, step = step, step + reports[0].steps
+        tokens += sum(report.tokens for report in reports)
+        due = step < total and time.monotonic() - saved > context.resources.progress_seconds
+        stops = context.stopping.is_set()
+        if due or stops:
+            _save(context.progress, group, step, wait)
+            saved = time.monotonic()
+        speed = tokens / (time.monotonic() - started)
+        for number, ranks in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
+            averages = _averages(ranks)
+            course.add(number, averages, sum(rank.normaliser for rank in ranks))
+            if context.stopping.is_set() and not stops:  # since a moment ago: the report ends the stage
+                _save(context.progress, group, step, wait)
+                stops = True
+            context.report(
+                number,
+                total,
+                "steps",
+                **averages,
+                grad_norm=ranks[0].grad_norm,
+                learning_rate=ranks[0].learning_rate,
+                tokens_per_second=speed,
+            )
+    seconds = time.monotonic() - started
+    context.cost.update(
+        train_tokens=tokens,
+        train_seconds=round(seconds, 3),
+        train_steps=step - first,
+    )
+    return {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
+
+
+def _averages(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Sums over ranks and slices, divided by what the loss is divided by."""
+    normaliser = sum(report.normaliser for report in reports)
+    names = sorted({name for report in reports for name in report.sums})
+    return {name: sum(report.sums.get(name, 0.0) for report in reports) / max(normaliser, 1.0) for name in names}
+
+
+@contextmanager
+def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
+    """A NumericError also says where the last good checkpoint is: the trainer writes none after a step that failed."""
+    try:
+        yield
+    except NumericError as error:
+        newest = newest_progress(progress)
+        kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
+        raise NumericError(
+            f"{error}. Look at these rows, or lower training.learning_rate; {kept}, and nothing later is saved"
+        ) from error
+
+
+def _save(progress: Path, group: Any, step: int, wait: float) -> None:
+    """Write a checkpoint; the older ones go once it is complete."""
+    group.all("do", "save_progress", str(progress), timeout=wait)
+    drop_older(progress, step)

@@ -1,0 +1,289 @@
+"""One vLLM engine as an actor holds it: it stays warm, takes new weights while it runs, and samples."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alignment_core.cluster.device import Device
+from alignment_core.imports import uncollected
+from alignment_core.models.buckets import Bucket
+from alignment_core.models.saving import checkpoint_dtype
+from alignment_core.recipes import GenerationConfig, ResourcesConfig
+from alignment_core.training.memory import memory_explained
+
+MOST_SEQUENCES = 256
+"""Completions that an engine samples at a time; others wait."""
+WEIGHTS, CACHE = "weights", "kv_cache"
+"""What vLLM calls the two parts of its memory that sleep."""
+WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
+
+
+def prepare() -> None:
+    """Import vLLM, which takes seconds and needs no model."""
+    with uncollected():
+        import vllm
+
+        vllm.LLM  # noqa: B018 (imported on first use)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion. Token ids [T] and their log-probabilities [T] under the sampling distribution."""
+
+    token_ids: np.ndarray
+    logps: np.ndarray
+    versions: np.ndarray
+    """[T] Version of the weights that each token was sampled with."""
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample beside others that are under way."""
+
+    name: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    seed: int
+
+
+@dataclass
+class _UnderWay:
+    """What was sampled of a request so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """Holds ``vllm.LLM`` for one architecture; ``policy`` says whose weights are in it."""
+
+    def __init__(
+        self,
+        model: str,
+        policy: str,
+        max_model_len: int,
+        resources: ResourcesConfig,
+        device: Device,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if resources.tensor_parallel_size > 1 and device.kind == "cuda":
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the GPUs are those of the workers that vLLM starts over Ray
+        prepare()
+        import vllm
+
+        self.llm = vllm.LLM(
+            model,
+            dtype=checkpoint_dtype(Path(model)),
+            max_model_len=max_model_len,
+            max_num_seqs=MOST_SEQUENCES,
+            skip_tokenizer_init=True,
+            trust_remote_code=trust_remote_code,
+            logprobs_mode="processed_logprobs",  # the distribution that was sampled from, at any temperature
+            worker_extension_cls=WORKER_EXTENSION,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            seed=0,
+            **device.engine_options(resources),
+        )
+        self.policy, self.trust_remote_code = policy, trust_remote_code
+        self.version = 0
+        """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
+        self.under_way: dict[str, _UnderWay] = {}
+        self._updates, self._checked = 0, False
+        """New weights that it has taken in, and whether :meth:`parity` was asked for after some."""
+        self._asleep: set[str] = set()
+        """What of its memory it gave away."""
+        self._tokens = resources.max_tokens_per_microbatch
+
+    def is_lost(self) -> bool:
+        """Whether one of its workers died; the others, which may wait for that one, are ended then."""
+        executor = self.llm.llm_engine.model_executor
+        lost = getattr(executor, "is_failed", False)
+        for worker in getattr(executor, "workers", ()) if lost else ():
+            worker.proc.kill()
+        return lost
+
+    def sleep(self) -> None:
+        """Give the GPU's memory away until new weights come: those that it holds are dropped, and what attention remembers.
+
+        On a CPU it only stops sampling.
+        """
+        if not self._asleep:
+            self.policy = ""
+            self.llm.sleep(level=2)
+            self._asleep = {WEIGHTS, CACHE}
+
+    def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            with memory_explained(self._tokens):  # trainers that work on less leave more of it
+                self.llm.wake_up([part])
+            self._asleep.remove(part)
+
+    def load(self, model: str, policy: str) -> float:
+        """Put the weights of the folder ``model`` into the running engine; seconds it took (0 if they are in it)."""
+        if policy == self.policy:
+            return 0.0
+        started = time.monotonic()
+        self.policy = ""  # whatever happens now, the engine must not pass for the old policy
+        self._wake(WEIGHTS)
+        self.llm.collective_rpc("load_checkpoint", args=(model,))
+        self._holds(policy, 0)
+        return time.monotonic() - started
+
+    def begin_update(self) -> None:
+        """Make ready for new weights, which come in buckets; what is being sampled waits, and one that sleeps wakes up."""
+        self.policy = ""
+        self._wake(WEIGHTS)
+        self.llm.collective_rpc("begin_update")
+
+    def take_bucket(self, bucket: Bucket) -> None:
+        """Take in some of the new weights."""
+        self.llm.collective_rpc("take_bucket", args=(bucket,))
+
+    def end_update(self, policy: str, version: int) -> None:
+        """All new weights are there: what is being sampled goes on with them."""
+        self.llm.collective_rpc("end_update")
+        self._holds(policy, version)
+
+    def _holds(self, policy: str, version: int) -> None:
+        """What attention remembers of the old weights goes, also that of completions under way: they are read again."""
+        self._wake(CACHE)
+        self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        self.policy, self.version = policy, version
+        self._updates += 1
+
+    def generate(
+        self,
+        policy: str,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        stop: int,
+        seed: int,
+        first: int = 0,
+    ) -> list[list[Completion]]:
+        """Sample ``config.num_generations`` completions per prompt; ``stop`` is the token id that ends one.
+
+        The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed, by its
+        number from ``first`` on, and the prefix cache is emptied first.
+        """
+
+        self._begin_batch(policy)
+        sampling = [
+            self._sampling(config, stop, (seed + 104_729 * (first + number)) % 2**31, n=config.num_generations)
+            for number in range(len(prompts))
+        ]
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self.llm.generate(requests, sampling, use_tqdm=False)
+        return [[self._completion(one) for one in output.outputs] for output in outputs]
+
+    def sample(self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop: int) -> list[Completion]:
+        """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
+        self._begin_batch(policy)
+        sampling = [self._sampling(config, stop, one.seed, max_tokens=one.max_tokens) for one in requests]
+        prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests]
+        return [self._completion(output.outputs[0]) for output in self.llm.generate(prompts, sampling, use_tqdm=False)]
+
+    def _begin_batch(self, policy: str) -> None:
+        """Forget all that could make the next completions differ from those of another engine with these weights."""
+        if policy != self.policy:
+            raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, asked for {policy}")
+        self.drop_all()
+        self.llm.reset_prefix_cache()
+
+    def advance(
+        self, fresh: Sequence[Request], config: GenerationConfig, stop: int, seconds: float
+    ) -> list[tuple[str, Completion]]:
+        """Sample for about ``seconds`` at what is under way and at ``fresh`` requests; the completions that are done.
+
+        Others stay under way, also over an update of the weights.
+        """
+        import vllm
+
+        for request in fresh:
+            sampling = self._sampling(config, stop, request.seed, max_tokens=request.max_tokens)
+            sampling.output_kind = vllm.sampling_params.RequestOutputKind.DELTA
+            self.llm.llm_engine.add_request(request.name, {"prompt_token_ids": list(request.prompt_ids)}, sampling)
+            self.under_way[request.name] = _UnderWay()
+        done: list[tuple[str, Completion]] = []
+        deadline = time.monotonic() + seconds
+        while self.under_way and time.monotonic() < deadline:
+            for output in self.llm.llm_engine.step():
+                (news,), known = output.outputs, self.under_way[output.request_id]
+                known.token_ids += news.token_ids
+                known.logps += [step[token].logprob for step, token in zip(news.logprobs, news.token_ids, strict=True)]
+                known.versions += [self.version] * len(news.token_ids)
+                if output.finished:
+                    done.append((output.request_id, self._finished(output.request_id, str(news.finish_reason))))
+        return done
+
+    def _finished(self, name: str, reason: str) -> Completion:
+        known = self.under_way.pop(name)
+        logps, versions = np.asarray(known.logps, np.float32), np.asarray(known.versions, np.int32)
+        return Completion(np.asarray(known.token_ids, np.int32), logps, versions, reason)
+
+    def drop_all(self) -> None:
+        """Forget what is under way."""
+        self.llm.llm_engine.abort_request(list(self.under_way), internal=False)
+        self.under_way.clear()
+
+    @staticmethod
+    def _sampling(config: GenerationConfig, stop: int, seed: int, **more: Any) -> Any:
+        import vllm
+
+        return vllm.SamplingParams(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            seed=None if config.temperature == 0 else seed,
+            logprobs=0,
+            stop_token_ids=[stop],
+            detokenize=False,
+            **{"max_tokens": config.max_completion_length, **more},
+        )
+
+    def _completion(self, output: Any) -> Completion:
+        ids = np.asarray(output.token_ids, np.int32)
+        logps = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+        versions = np.full(len(ids), self.version, np.int32)
+        return Completion(ids, np.asarray(logps, np.float32), versions, str(output.finish_reason))
+
+    def first_parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float | None:
+        """:meth:`parity`, None if there were no new weights yet or it was looked at after some."""
+        if self._checked or not self._updates:
+            return None
+        return self.parity(model, prompts, stop, bf16)
+
+    def parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float:
+        """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
+
+        Samples a few short completions and runs the folder ``model`` over the same tokens, which takes a second copy of it
+        in CPU memory.
+        """
+        import torch
+
+        from alignment_core.losses.logprobs import token_logps
+        from alignment_core.models.packed import load_model
+
+        config = GenerationConfig(num_generations=1, max_completion_length=16)
+        sampled = self.generate(self.policy, prompts, config, stop, seed=0)
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        reference = load_model(model, "lm", dtype, trust_remote_code=self.trust_remote_code).eval()
+        worst = 0.0
+        for prompt, (completion, *_) in zip(prompts, sampled, strict=True):
+            ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]])
+            with torch.no_grad():
+                logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            expected = token_logps(logits, ids[0, len(prompt) :]).numpy()
+            worst = max(worst, float(np.abs(expected - completion.logps).max()))
+        self._checked = self._updates > 0
+        return worst

@@ -1,0 +1,1 @@
+"""The sections of recipes, which methods share."""

@@ -1,0 +1,98 @@
+"""How to judge a policy, and what a promotion must pass."""
+
+from __future__ import annotations
+
+import difflib
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.paths import CodePath
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.rollout import GenerationConfig
+
+
+class EvaluationConfig(Config):
+    """Sampling on held-out prompts and the statistics computed from it."""
+
+    prompts: DataConfig
+    """Held-out prompts."""
+    generation: GenerationConfig = GenerationConfig()
+    """Sampling parameters."""
+    verifier: CodePath | None = None
+    """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
+    (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
+    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    max_overlap: float = Field(0.0, ge=0, le=1)
+    """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
+    is counted in any case."""
+    max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
+    """Largest share of completions for which the verifier may fail or give no answer; they are counted and left out."""
+    win_margin: float = Field(0.0, ge=0)
+    """Rewards closer than this are a tie, worth half a win."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Level of the intervals: Wilson's for `accuracy` and `win_rate`, bootstrap for `reward` and `kl`."""
+    resamples: int = Field(2000, ge=100)
+    """Bootstrap resamples (of prompts)."""
+
+    @model_validator(mode="after")
+    def _verifies_its_prompts(self) -> EvaluationConfig:
+        self.check_verifier(self.prompts, "prompts")
+        return self
+
+    def check_verifier(self, prompts: DataConfig, where: str) -> None:
+        """Raise ValueError if the verifier is the built-in tasks' own and a source of ``prompts`` is none of them."""
+        other = next((source.origin for source in prompts.sources if source.task is None), None)
+        if self.verifier == "task" and other is not None:
+            raise ValueError(
+                f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none; name a function"
+            )
+
+
+METRICS = ("accuracy", "reward", "win_rate", "kl", "length", "truncated")
+
+
+class Gate(Config):
+    """One condition on a metric; a promotion must pass all of them."""
+
+    metric: str
+    """Metric of the final policy: `accuracy`, `reward`, `win_rate` or `kl`; `win_rate.low` and `win_rate.high` are the
+    ends of its interval."""
+    min: float | None = None
+    """Minimum value."""
+    max: float | None = None
+    """Maximum value."""
+    min_gain: float | None = None
+    """Minimum gain over the same metric of the policy that the tag points to, evaluated on the same prompts; while the
+    tag does not exist, over that of the policy that the run starts from."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether it asks how the policy does beside another one."""
+        return self.min_gain is not None or self.metric.startswith("win_rate")
+
+    @model_validator(mode="after")
+    def _known_metric(self) -> Gate:
+        name, _, end = self.metric.partition(".")
+        if name not in METRICS or end not in ("", "low", "high"):
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METRICS)}"
+            raise ValueError(f"no metric {self.metric!r}; {hint}")
+        if self.min_gain is not None and name in ("win_rate", "kl"):
+            raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")
+        return self
+
+    @model_validator(mode="after")
+    def _some_bound(self) -> Gate:
+        if self.min is None and self.max is None and self.min_gain is None:
+            raise ValueError("a gate needs at least one of `min`, `max` and `min_gain`")
+        return self
+
+
+class PromotionConfig(Config):
+    """Which tag is moved to the new policy, and under which conditions."""
+
+    tag: str = "policy/production"
+    """The tag to move."""
+    gates: tuple[Gate, ...] = ()
+    """Conditions that must all hold."""

@@ -1,0 +1,409 @@
+"""Reinforcement learning: how completions are rewarded, what that makes of their tokens, and how the policy follows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.paths import CodePath, code_path, plain
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.rollout import GenerationConfig
+from alignment_core.recipes.sections.training import TrainingConfig
+from alignment_core.source_code import PACKAGE
+
+KINDS = ("verifier", "reward_model", "function", "urls", "environment")
+"""The fields of a reward of which exactly one says what it is."""
+
+
+def _unset(section: object) -> bool:
+    """A section that is not there is no part of the stage's key either."""
+    return section is None
+
+
+def _or_one_text(schema: dict[str, Any]) -> None:
+    """One text stands for a list of one."""
+    schema["anyOf"] = [{"type": schema.pop("type"), "items": schema.pop("items")}, {"type": "string"}]
+
+
+class RewardConfig(Config):
+    """One reward: exactly one of `verifier`, `reward_model`, `function`, `urls` and `environment`."""
+
+    verifier: CodePath | None = None
+    """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
+    (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
+    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    reward_model: Literal["ours"] | ModelConfig | None = None
+    """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model."""
+    function: CodePath | None = None
+    """Reward function of all completions of a prompt at once: `module:function` or `file.py:function`, optionally
+    `async`. It is called with a list of dicts and returns one number for each, or None for a completion without a
+    reward."""
+    urls: tuple[str, ...] = Field((), json_schema_extra=_or_one_text)
+    """Replicas of one HTTP endpoint. The first URL identifies it and is part of the stage's key."""
+    environment: bool = False
+    """Use the sum of the rewards that `rl.environment` returned over the turns of the completion."""
+    batch_size: int = Field(32, ge=1)
+    """Completions per request, with `urls`."""
+    token_variable: str | None = None
+    """Name of the environment variable that holds the bearer token, with `urls`."""
+    weight: float = 1.0
+    """Weight in the sum of all rewards."""
+    clip: tuple[float, float] | None = None
+    """Lower and upper bound to which each reward is clipped, before anything else is done to it."""
+    normalise: Literal["none", "group", "batch", "running"] = "none"
+    """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
+    the step (`batch`), or of all steps so far (`running`)."""
+    max_failed: float = Field(0.01, ge=0, le=0.5)
+    """Largest share of a step's completions that may lack this reward; they are counted and left out."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> RewardConfig:
+        if sum(bool(getattr(self, kind)) for kind in KINDS) != 1:
+            raise ValueError(f"a reward needs exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
+        if self.token_variable is not None and not self.urls:
+            raise ValueError("`token_variable` is for `urls`")
+        if not self.urls:
+            self.refuse_unused(("batch_size",), "without `urls`")
+        if self.clip and self.clip[0] >= self.clip[1]:
+            raise ValueError("`clip` needs a lower and then an upper bound")
+        return self
+
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, urls: Any) -> Any:
+        return (urls,) if isinstance(urls, str) else urls
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url!r} is no http:// or https:// URL")
+            if parts.username or parts.password:
+                raise ValueError(
+                    "a URL of a recipe holds no password; name the variable of a token in `token_variable`"
+                )
+        return urls
+
+
+def _functions(value: Any) -> Any:
+    return [code_path(one) for one in value] if isinstance(value, list) else code_path(value)
+
+
+class EnvironmentConfig(Config):
+    """What responds to the policy between its turns: a class or an agent. Each completion has an instance of its own,
+    in another process."""
+
+    name: CodePath | None = None
+    """Environment class, `module:Class` or `file.py:Class`. `reset(prompt, label)` returns a text to append to the
+    prompt, or None; `step(completion)` returns a dict with `observation` (a text, or a list of texts that become one
+    message each), `reward` and `done`. Both may be `async`; `close()` is called at the end if it exists.
+    `alignment_core.environments.tools:Tools` runs tools."""
+    agent: CodePath | None = Field(None, exclude_if=_unset)
+    """Agent function, `module:function` or `file.py:function`, optionally `async`: `agent(prompt, label, base_url,
+    api_key)` queries the policy by `POST {base_url}/chat/completions`, as with OpenAI's API, and returns the episode's
+    reward."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class, or further ones of the agent."""
+    max_turns: int = Field(8, ge=1)
+    """Maximum number of the policy's turns in an episode."""
+    episode_seconds: float = Field(600.0, gt=0)
+    """Time limit of an episode; one that takes longer has no reward."""
+    role: Literal["user", "tool"] = "user"
+    """Role of a class's observations in the chat template; without a template they are appended as plain text."""
+
+    @field_validator("name", "agent")
+    @classmethod
+    def _where_ours_are_now(cls, name: str | None) -> str | None:
+        """Environments lay in the package `rollout` before; recipes and deployments that were kept name them there."""
+        before = f"{PACKAGE}.rollout."
+        return f"{PACKAGE}.environments.{name.removeprefix(before)}" if name and name.startswith(before) else name
+
+    @field_validator("options")
+    @classmethod
+    def _functions_of_ours(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """In the options of our own environments, `file.py:function` is a path, too; what others' mean is not known."""
+        ours = (info.data.get("name") or "").startswith(f"{PACKAGE}.")
+        return plain({name: _functions(value) for name, value in options.items()} if ours else options)
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> EnvironmentConfig:
+        if (self.name is None) == (self.agent is None):
+            raise ValueError("give exactly one of `name` (a class) and `agent` (a function)")
+        return self
+
+
+class ShapingConfig(Config):
+    """Length penalties that are subtracted from the reward."""
+
+    overlong_buffer: int = Field(0, ge=0)
+    """Soft overlong punishment (DAPO): over the last this many tokens before `max_completion_length`, the penalty grows
+    linearly to `overlong_penalty`."""
+    overlong_penalty: float = Field(1.0, ge=0)
+    """Penalty of a completion of maximum length."""
+    truncation_penalty: float = Field(0.0, ge=0)
+    """Penalty of a completion that was truncated at `max_completion_length`."""
+
+
+class FilterConfig(Config):
+    """Dynamic sampling (DAPO): prompts whose completions all have the same reward carry no gradient and are replaced by
+    others. Rewards are compared after clipping and weighting, before normalisation and shaping."""
+
+    low: float | None = None
+    """Also exclude prompts whose mean reward is not above this value. The bounds are meant for rewards in [0, 1], such
+    as a verifier's: `low: 0.1` excludes prompts that are too hard. Default: no bound."""
+    high: float | None = None
+    """Also exclude prompts whose mean reward is not below this value. Default: no bound."""
+    max_refills: int = Field(3, ge=0)
+    """How often further prompts are sampled within a step; a step that still lacks prompts trains on fewer."""
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> FilterConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"`low` {self.low:g} is not below `high` {self.high:g}, so that no prompt would stay")
+        return self
+
+
+class AdvantageConfig(Config):
+    """Advantage estimation."""
+
+    estimator: Literal["gae", "returns", "group", "leave-one-out", "batch"] = "group"
+    """`gae` is generalized advantage estimation and needs a critic. The others are the return of a token minus a
+    baseline: none (`returns`, REINFORCE++), the mean of the prompt's completions (`group`: REINFORCE++-baseline, GRPO,
+    Dr. GRPO), the mean of the other completions (`leave-one-out`, RLOO), or the mean of the batch (`batch`)."""
+    divide_by_deviation: bool = False
+    """Divide by the standard deviation of the rewards of the prompt's completions (GRPO)."""
+    whiten: Literal["none", "mean", "mean-and-deviation"] = "none"
+    """Subtract the mean of the advantages over the whole batch, and optionally divide by their standard deviation."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount factor γ, per token."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """λ of generalized advantage estimation."""
+
+    @model_validator(mode="after")
+    def _has_a_lambda(self) -> AdvantageConfig:
+        if self.estimator != "gae":
+            self.refuse_unused(("gae_lambda",), f"with `estimator: {self.estimator}`")
+        return self
+
+
+class PolicyLossConfig(Config):
+    """Policy loss."""
+
+    loss_type: Literal["clip", "gspo", "cispo", "sapo"] = "clip"
+    """Clipped ratio (`clip`, PPO), clipped ratio of the sequence (`gspo`), CISPO, or SAPO."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """Lower clip bound ε: the ratio is clipped below 1 − ε."""
+    clip_high: float = Field(0.2, ge=0)
+    """Upper clip bound ε: the ratio is clipped above 1 + ε (clip-higher: larger than `clip_low`)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Dual clip: upper bound of the ratio if the advantage is negative. Default: no dual clipping."""
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05)
+    """SAPO's temperatures τ for positive and for other advantages."""
+    aggregation: Literal["token-mean", "sequence-mean-token-mean", "fixed-length"] = "token-mean"
+    """How the losses of tokens are averaged: over all tokens, within each completion and then over completions, or by
+    the maximum completion length (Dr. GRPO)."""
+
+    entropy_bonus: float = Field(0.0, ge=0)
+    """Coefficient of the entropy bonus (nats per token), which is subtracted from the loss."""
+
+    @model_validator(mode="after")
+    def _reads_its_fields(self) -> PolicyLossConfig:
+        unread = {"sapo": ("clip_low", "clip_high", "dual_clip"), "cispo": ("dual_clip", "sapo_temperatures")}
+        names = unread.get(self.loss_type, ("sapo_temperatures",))
+        self.refuse_unused(names, f"with `loss_type: {self.loss_type}`")
+        return self
+
+
+class KlConfig(Config):
+    """KL penalty to the initial policy; with a coefficient of 0 no reference model is loaded."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """KL coefficient, for the KL in nats per token."""
+    place: Literal["loss", "reward"] = "loss"
+    """Add the KL to the loss, or subtract it from the reward of each token."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """KL estimator: Schulman's k1, k2 or k3."""
+    unbiased_gradient: bool = False
+    """With the KL in the loss: keep the estimator's value, but use the unbiased gradient of the KL (that of k2)."""
+    target: float | None = Field(None, gt=0)
+    """Target of the adaptive KL controller: mean KL per token. Default: the coefficient is fixed."""
+    horizon: int = Field(10000, ge=1)
+    """Horizon of the adaptive KL controller, in completions."""
+
+
+class MismatchConfig(Config):
+    """Correction of the mismatch between the policy that samples (vLLM) and the policy that is trained."""
+
+    correction: Literal["none", "clip", "mask"] = "none"
+    """Weight each token by its importance ratio, and clip the ratio (`clip`) or set it to 0 (`mask`) outside the
+    bounds."""
+    level: Literal["token", "sequence"] = "token"
+    """Level at which the bounds apply: the token, or the whole completion."""
+    measure: Literal["ratio", "kl", "tv"] = "ratio"
+    """Measure to which the bounds apply: the ratio of the two probabilities, or the binary KL or total variation of the
+    sampled token."""
+    low: float = Field(0.0, ge=0)
+    """Lower bound of the ratio."""
+    high: float = Field(2.0, gt=0)
+    """Upper bound of the ratio, of the KL in nats, or of the total variation."""
+    stop_above: float = Field(0.1, gt=0)
+    """Stop the run if a step's mean mismatch, in nats per token, exceeds this value: the engine then does not hold the
+    policy."""
+
+
+class CriticConfig(Config):
+    """Critic for generalized advantage estimation."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate of the critic."""
+    clip: float | None = Field(0.2, gt=0)
+    """Value clipping: how far values may move from those before the update. Null disables it."""
+    steps_ahead: int = Field(0, ge=0)
+    """Number of initial steps in which only the critic is trained."""
+
+
+class ExecutionConfig(Config):
+    """How sampling and training are scheduled. Where they run is decided by `resources.placement`."""
+
+    max_staleness: int = Field(0, ge=0)
+    """Maximum number of steps between the weights that began a completion and those that are trained on it. 0 samples
+    and trains in turn; above 0 the engines sample while the policy trains."""
+    partial_rollouts: bool = True
+    """With `max_staleness` above 0: completions in progress continue with new weights as soon as there are some.
+    Otherwise new weights wait until these completions are done."""
+
+
+class PretrainingConfig(Config):
+    """Demonstrations or texts whose loss is added to each optimiser step of the policy (PPO-ptx)."""
+
+    data: DataConfig
+    """Demonstrations or texts, as for `sft`."""
+    coefficient: float = Field(0.05, gt=0)
+    """Weight of their mean loss per token."""
+    batch_size: int = Field(32, ge=1)
+    """Rows per optimiser step; each row is used once per epoch."""
+
+
+class EmaConfig(Config):
+    """Exponential moving average of the policy's weights, in fp32."""
+
+    decay: float = Field(0.992, gt=0, lt=1)
+    """Decay per optimiser step: average ← decay · average + (1 − decay) · weights."""
+
+
+class BestConfig(Config):
+    """Keep the weights with the highest mean reward on held-out prompts."""
+
+    prompts: DataConfig
+    """Held-out prompts; completions of all of them are sampled at each evaluation, with the settings of training."""
+    eval_steps: int = Field(10, ge=1)
+    """Evaluate every this many steps, and after the last. The reward is the weighted sum before normalisation and
+    shaping."""
+
+
+class TrajectoriesConfig(Config):
+    """Which steps' trajectories stay in the run's artifact: completions with tokens, log-probabilities, rewards and
+    advantages."""
+
+    keep: Literal["all", "last", "every"] = "all"
+    """Keep all steps, the last `steps`, or every `steps`-th."""
+    steps: int = Field(10, ge=1)
+    """Number of last steps, or interval, for `keep`."""
+
+    def keeps(self, step: int, total: int) -> bool:
+        """Whether those of this step (from 0) stay."""
+        if self.keep == "last":
+            return step >= total - self.steps
+        return self.keep == "all" or step % self.steps == 0
+
+
+class RlConfig(Config):
+    """Reinforcement learning: every step samples completions, rewards them, computes advantages and updates the
+    policy."""
+
+    prompts: DataConfig
+    """Prompts to sample from; every step takes the next ones, and each is used once per epoch."""
+    steps: int = Field(100, ge=1)
+    """Number of steps."""
+    prompts_per_step: int = Field(64, ge=1)
+    """Number of prompts in each step."""
+    generation: GenerationConfig = GenerationConfig()
+    """Sampling parameters."""
+    environment: EnvironmentConfig | None = None
+    """Environment or agent for episodes of several turns, which together share `max_completion_length`. Default: one
+    turn."""
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
+    """Rewards of a completion; their weighted sum is used."""
+    shaping: ShapingConfig = ShapingConfig()
+    """Length penalties."""
+    filter: FilterConfig | None = None
+    """Dynamic sampling. Default: train on every prompt."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """Advantage estimation."""
+    loss: PolicyLossConfig = PolicyLossConfig()
+    """Policy loss."""
+    kl: KlConfig = KlConfig()
+    """KL penalty to the initial policy."""
+    mismatch: MismatchConfig = MismatchConfig()
+    """Correction of the mismatch between sampling and training."""
+    critic: CriticConfig | None = None
+    """Critic, for the estimator `gae`."""
+    execution: ExecutionConfig = ExecutionConfig()
+    """Whether sampling runs ahead of training."""
+    pretraining: PretrainingConfig | None = Field(None, exclude_if=_unset)
+    """Add the loss on other rows (PPO-ptx). Default: none."""
+    ema: EmaConfig | None = Field(None, exclude_if=_unset)
+    """Keep an exponential moving average of the policy. Default: none."""
+    best: BestConfig | None = Field(None, exclude_if=_unset)
+    """Evaluate on held-out prompts during training and keep the best weights. Default: none."""
+    result: Literal["last", "average", "best"] = "last"
+    """Weights that are evaluated and promoted: the last, their average (`ema`) or the best (`best`). All that exist
+    stay in the run's artifact."""
+    trajectories: TrajectoriesConfig = TrajectoriesConfig()
+    """Which trajectories are kept."""
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
+    """Optimiser and schedule; `batch_size` counts completions, and `num_train_epochs` passes over each step's."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RlConfig:
+        if (self.advantage.estimator == "gae") != (self.critic is not None):
+            raise ValueError("`rl.critic` and the estimator `gae` need each other: set both or neither")
+        alone = self.generation.num_generations == 1
+        if alone and (self.advantage.estimator in ("group", "leave-one-out") or self.advantage.divide_by_deviation):
+            raise ValueError(
+                "`rl.generation.num_generations` is 1, so a prompt's completions have no mean but their own: raise it, or "
+                "use the estimator `batch`"
+            )
+        if alone and self.filter is not None:
+            raise ValueError(
+                "`rl.generation.num_generations` is 1, so no prompt has completions that differ in their reward, and "
+                "`rl.filter` would leave out all: raise it, or drop the filter"
+            )
+        sampling = self.generation
+        if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0:
+            raise ValueError(
+                "`rl.generation` samples from the policy itself, at any `temperature` above 0: leave `top_p`, `top_k` and "
+                "`min_p` out, as the tokens that they exclude would have no probability to learn from"
+            )
+        if (self.environment is not None) != any(reward.environment for reward in self.rewards):
+            raise ValueError(
+                "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
+            )
+        self.training.refuse_unused(("max_steps",), "in `rl.training`, as `rl.steps` says how many steps there are")
+        if self.kl.place == "reward":
+            self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
+        if self.kl.target is not None and self.kl.coefficient == 0:
+            raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
+        if self.result == "average" and self.ema is None:
+            raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or take `result: last`")
+        if self.result == "best" and self.best is None:
+            raise ValueError(
+                "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`, or take `result: last`"
+            )
+        return self

@@ -1,0 +1,73 @@
+"""How to sample completions and how to make preference pairs of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.training import DpoLossConfig, TrainingConfig
+
+
+class GenerationConfig(Config):
+    """Sampling parameters, named as in vLLM and TRL."""
+
+    num_generations: int = Field(4, ge=1)
+    """Number of completions per prompt."""
+    max_completion_length: int = Field(256, ge=1)
+    """Maximum length of a completion in tokens."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 is greedy decoding."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to this."""
+    top_k: int = Field(0, ge=0)
+    """Sample from the k most likely tokens; 0 means all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Exclude tokens whose probability is below this fraction of the most likely token's."""
+    shard_size: int = Field(64, ge=1)
+    """Prompts per shard, the unit of work that is either complete or absent after a crash."""
+
+
+class SelectionConfig(Config):
+    """How pairs of chosen and rejected completions are selected."""
+
+    strategy: Literal["best_worst", "best_random", "random_pair", "all_pairs"] = "best_worst"
+    """Best against worst, best against a random other, two at random, or every pair; the completion with the higher
+    score is chosen."""
+    score: Literal["reward", "verifier"] = "reward"
+    """What ranks the completions."""
+    min_margin: float = Field(0.0, ge=0)
+    """Minimum difference in score; completions with equal scores are never paired."""
+    max_pairs_per_prompt: int = Field(1, ge=1)
+    """With `all_pairs`: keep the pairs with the largest margins, at most this many per prompt."""
+
+    @model_validator(mode="after")
+    def _has_pairs_to_keep(self) -> SelectionConfig:
+        if self.strategy != "all_pairs":
+            self.refuse_unused(("max_pairs_per_prompt",), f"with `strategy: {self.strategy}`, which makes one pair")
+        return self
+
+
+class IterativeDpoConfig(Config):
+    """Rounds of generate → score → select → train."""
+
+    rounds: int = Field(2, ge=1)
+    """Number of rounds."""
+    prompts: DataConfig
+    """Prompts to sample from; every round takes the next slice, so that no prompt is used twice before all have
+    been."""
+    prompts_per_round: int = Field(1024, ge=1)
+    """Number of prompts in each round."""
+    generation: GenerationConfig = GenerationConfig()
+    """Sampling parameters."""
+    selection: SelectionConfig = SelectionConfig()
+    """Pair selection."""
+    loss: DpoLossConfig = DpoLossConfig()
+    """The preference loss."""
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    """Optimiser and schedule of one round."""
+    reference: Literal["previous", "initial"] = "previous"
+    """Reference policy of a round: the policy at the start of that round (`previous`), or the one before the first
+    round (`initial`)."""

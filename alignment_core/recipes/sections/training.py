@@ -1,0 +1,131 @@
+"""How to train: what every method shares, and what is particular to each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.model import ModelConfig
+
+
+class LoraConfig(Config):
+    """Low-rank adaptation: small matrices are trained beside the model's linear layers, whose weights stay frozen."""
+
+    r: int = Field(16, ge=1)
+    """Rank of the matrices."""
+    lora_alpha: int = Field(32, ge=1)
+    """Scaling: their product is multiplied by `lora_alpha` / `r`."""
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout probability of the adapters' inputs. What is dropped depends on the number of trainers and on
+    `max_tokens_per_microbatch`."""
+
+
+class TrainingConfig(Config):
+    """The optimiser and its schedule; nothing here depends on the number of devices."""
+
+    num_train_epochs: int = Field(1, ge=1)
+    """Passes over the training rows."""
+    max_steps: int | None = Field(None, ge=1)
+    """Maximum number of optimiser steps; training stops there even within an epoch."""
+    batch_size: int = Field(32, ge=1)
+    """Rows (or pairs) per optimiser step, in total over all devices and accumulation steps."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
+    """Schedule of the learning rate after the warm-up."""
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    """Fraction of the steps over which the learning rate rises linearly from zero."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Final learning rate, as a fraction of the peak."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of AdamW, applied to every trained parameter except norms, biases and embeddings. A language
+    model head that is tied to the input embeddings counts as an embedding; an untied head is decayed like any other linear
+    layer, and so are LoRA adapters and the head of a reward model or critic. (The `Trainer` of `transformers` decays
+    embeddings, too.)"""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's β₁."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """AdamW's β₂."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """AdamW's ε."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Maximum norm of the gradient, for clipping."""
+    max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
+    """Stop if the loss of a batch exceeds this value, as a guard against divergence. Not part of the stage's key while
+    unset."""
+    router_aux_loss_coef: float = Field(0.0, ge=0, exclude_if=lambda weight: weight == 0)
+    """Weight of the load-balancing loss of a mixture of experts (Mixtral, Qwen3-MoE, …); 0 disables it. The loss is not
+    linear in the tokens: that of a batch is the mean over its micro-batches, so `max_tokens_per_microbatch` and the
+    number of trainers change it slightly. Not part of the stage's key while 0."""
+    lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
+    """Train LoRA adapters (and a new head) instead of all weights. Saved models are complete, with the adapters merged
+    in. Not part of the stage's key while unset."""
+    bf16: bool = False
+    """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
+
+
+class SftConfig(Config):
+    """Supervised fine-tuning: next-token loss on completions."""
+
+    data: DataConfig
+    """Demonstrations."""
+    training: TrainingConfig = TrainingConfig()
+    """Optimiser and schedule."""
+
+
+class RewardModelConfig(Config):
+    """A reward model trained on preferences, or one that exists already."""
+
+    model: ModelConfig | None = None
+    """Use this sequence-classification model as it is, instead of training one."""
+    data: DataConfig | None = None
+    """Preference pairs to train on."""
+    loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
+    """Bradley–Terry, or its log-exp form; both use a `margin` column if there is one."""
+    training: TrainingConfig = TrainingConfig()
+    """Optimiser and schedule."""
+
+    @model_validator(mode="after")
+    def _trains(self) -> RewardModelConfig:
+        if self.model is not None:
+            self.refuse_unused(
+                ("loss_type", "training"),
+                "where `model` names a reward model, which is not trained",
+                "leave it out, or set the whole section, as in --set 'reward_model={model: NAME}'",
+            )
+        return self
+
+
+class DpoLossConfig(Config):
+    """The preference loss."""
+
+    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid` is DPO, `ipo` identity preference optimisation."""
+    beta: float = Field(0.1, gt=0)
+    """β: strength of the KL penalty to the reference policy."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Assumed fraction of flipped labels (conservative DPO); only with `sigmoid`."""
+    nll_weight: float = Field(0.0, ge=0)
+    """Weight of the chosen completion's mean negative log-likelihood per token, added to the loss."""
+
+    @model_validator(mode="after")
+    def _has_labels_to_smooth(self) -> DpoLossConfig:
+        if self.loss_type == "ipo":
+            self.refuse_unused(("label_smoothing",), "with `loss_type: ipo`")
+        return self
+
+
+class DpoConfig(Config):
+    """Direct preference optimisation on a fixed set of pairs."""
+
+    data: DataConfig
+    """Preference pairs."""
+    loss: DpoLossConfig = DpoLossConfig()
+    """The preference loss."""
+    training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
+    """Optimiser and schedule."""

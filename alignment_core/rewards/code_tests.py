@@ -1,0 +1,92 @@
+"""`verifier: code`: whether the Python code of a completion passes the tests of its label, run within limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from alignment_core.errors import EnvironmentFault
+from alignment_core.rewards.failures import Answers, Failed
+from alignment_core.rewards.sandbox.runner import SECONDS, check_limits, passes_tests, run_program
+
+FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+LEAST_SECONDS = 2.0
+"""For one of several inputs: a program that is not started by then would look as if this machine could not run any."""
+FORM = '`{"tests": "assert …"}` or `{"inputs": ["…", …], "outputs": ["…", …]}`'
+
+
+class CodeTests:
+    """Runs the programs of many completions, as many at a time as there are cores, until it is closed.
+
+    Raises EnvironmentFault if this machine cannot hold a program within its limits.
+    """
+
+    def __init__(self, field: str) -> None:
+        self._stop = threading.Event()
+        try:
+            check_limits(self._stop)
+        except EnvironmentFault as error:
+            raise EnvironmentFault(f"{field}: `code` {error}") from None
+
+    def __call__(self, answers: Sequence[tuple[str, str | None]]) -> Answers:
+        """For each (completion, label) 1.0 if the program passes all tests, else 0.0; Failed if the label holds none."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            running = {pool.submit(self._score, *answer): number for number, answer in enumerate(answers)}
+            try:
+                for done in as_completed(running):
+                    yield running[done], done.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """End the programs that run."""
+        self._stop.set()
+
+    def _score(self, completion: str, label: str | None) -> float | Failed:
+        try:
+            tests = _tests(label)
+        except ValueError as error:
+            return Failed("raised", f"failed: the label is no {FORM}: {error}")
+        program = code_of(completion)
+        if "tests" in tests:
+            return float(passes_tests(program, tests["tests"], self._stop))
+        until = time.monotonic() + SECONDS
+        for given, wanted in zip(tests["inputs"], tests["outputs"], strict=True):
+            if (left := until - time.monotonic()) <= 0:
+                return 0.0
+            ended = run_program(program, given, self._stop, seconds=max(left, LEAST_SECONDS))
+            if ended.code != 0 or _lines(ended.output.decode(errors="replace")) != _lines(wanted):
+                return 0.0
+        return 1.0
+
+
+def code_of(completion: str) -> str:
+    """The last block fenced as Python, or all of it."""
+    blocks = FENCE.findall(completion)
+    return blocks[-1] if blocks else completion
+
+
+def _tests(label: str | None) -> dict[str, Any]:
+    found = json.loads(label or "")
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
+    if found.keys() == {"tests"} and isinstance(found["tests"], str) and found["tests"].strip():
+        return found
+    if found.keys() != {"inputs", "outputs"}:
+        raise ValueError("it has other fields")
+    inputs, outputs = found["inputs"], found["outputs"]
+    texts = all(isinstance(side, list) and all(isinstance(one, str) for one in side) for side in (inputs, outputs))
+    if not texts or len(inputs) != len(outputs) or not inputs:
+        raise ValueError("`inputs` and `outputs` are lists of as many texts")
+    return found
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without white space at their ends, nor empty ones at the end."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,0 +1,200 @@
+"""A reward over HTTP: batches of completions, spread over the replicas of one endpoint, tried again until a deadline.
+
+Request, POST with JSON: ``query`` (prompt and completion as one text, special tokens included), ``prompts``,
+``completions`` and ``labels``, lists of the same length. Answer: ``{"rewards": [...]}``, a number or null for each. A server
+for OpenRLHF's ``remote_url`` fits: it knows ``query``, ``prompts`` and ``labels``, and answers ``rewards`` among others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from alignment_core.errors import EnvironmentFault, Stopped, UserError
+from alignment_core.rewards.failures import Answers, Failed
+
+Rows = Sequence[dict[str, Any]]
+
+AT_A_TIME = 4
+"""Requests under way for each replica that there is."""
+FIRST_REST, LONGEST_REST = 0.2, 5.0
+"""Seconds for which a replica that failed is left alone: more with each failure in a row, and up to half less by chance."""
+CONNECT_SECONDS = 5.0
+BUSY = (408, 425, 429)
+"""Answers of a server that may do better later, beside 5xx."""
+
+
+@dataclass
+class Replica:
+    url: str
+    requests: int = 0
+    failures: int = 0
+    rests_until: float = 0.0
+
+    def failed(self) -> None:
+        rest = min(FIRST_REST * 2**self.failures, LONGEST_REST) * random.uniform(0.5, 1.0)
+        self.failures += 1
+        self.rests_until = time.monotonic() + rest
+
+
+class Endpoint:
+    """Rewards that the servers behind ``urls`` give, in batches that have ``timeout`` seconds each, attempts included.
+
+    Raises UserError without the token, EnvironmentFault if there is no server at any of the URLs.
+
+    Args: ``text`` makes a row's ``query``; ``token_variable`` names the environment variable with the bearer token.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        batch_size: int,
+        token_variable: str | None,
+        timeout: float,
+        field: str,
+        text: Callable[[dict[str, Any]], str],
+    ) -> None:
+        self.batch_size, self.timeout, self.field, self.text = batch_size, timeout, field, text
+        self.replicas = [Replica(url) for url in urls]
+        self._headers: dict[str, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if token_variable:
+            token = os.environ.get(token_variable)
+            if not token:
+                raise UserError(f"{field}.token_variable: the environment has no variable {token_variable}")
+            self._headers = {"Authorization": f"Bearer {token}"}
+        self._find_one()
+
+    def __call__(self, rows: Rows) -> Answers:
+        with asyncio.Runner() as runner:
+            self._loop, found = runner.get_loop(), self._batches(rows)
+
+            async def next_batch() -> list[tuple[int, Any]] | None:
+                return await anext(found, None)
+
+            try:
+                while (batch := runner.run(next_batch())) is not None:
+                    yield from batch
+            except asyncio.CancelledError:
+                raise Stopped(f"{self.field}.urls: the endpoint was closed") from None
+            finally:
+                self._loop = None
+                runner.run(found.aclose())
+
+    def close(self) -> None:
+        """End a call that is under way in another thread, with Stopped."""
+        if (loop := self._loop) is not None:
+            with suppress(RuntimeError):  # it has ended by now
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+
+    async def _batches(self, rows: Rows) -> AsyncGenerator[list[tuple[int, Any]], None]:
+        """The answers of each batch, in the order in which they come."""
+        room = asyncio.Semaphore(AT_A_TIME * len(self.replicas))
+        async with httpx.AsyncClient(headers=self._headers, timeout=None) as client:
+
+            async def one(first: int) -> list[tuple[int, Any]]:
+                numbers = range(first, min(first + self.batch_size, len(rows)))
+                async with room:
+                    answers = await self._answers(client, [rows[number] for number in numbers])
+                return list(zip(numbers, answers, strict=True))
+
+            tasks = [asyncio.create_task(one(first)) for first in range(0, len(rows), self.batch_size)]
+            try:
+                for done in asyncio.as_completed(tasks):
+                    yield await done
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answers(self, client: httpx.AsyncClient, rows: Rows) -> list[Any]:
+        """What a replica answers for each row, or why none did within the deadline."""
+        content = {
+            "query": [self.text(row) for row in rows],
+            "prompts": [row["prompt_text"] for row in rows],
+            "completions": [row["completion_text"] for row in rows],
+            "labels": [row["label"] for row in rows],
+        }
+        deadline, failed = time.monotonic() + self.timeout, Failed("unreachable", "has no replica that answers")
+        while (left := deadline - time.monotonic()) > 0:
+            replica = min(self.replicas, key=lambda one: (one.rests_until > time.monotonic(), one.requests))
+            rest = replica.rests_until - time.monotonic()
+            if rest > 0:  # all of them do
+                await asyncio.sleep(min(rest, left))
+                continue
+            # leave another replica time to answer where this one hangs
+            share = left if len(self.replicas) == 1 else max(left / 2, min(left, 1.0))
+            try:
+                return await self._ask(client, replica, content, share)
+            except Failed as error:
+                failed = error
+            if failed.reason not in ("unreachable", "timeout"):
+                break
+        return [failed] * len(rows)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, replica: Replica, content: dict[str, Any], seconds: float
+    ) -> list[Any]:
+        replica.requests += 1
+        try:
+            async with asyncio.timeout(seconds):
+                response = await client.post(replica.url, json=content)
+            if response.status_code in BUSY or response.is_server_error:
+                raise Failed(
+                    "unreachable", f"answered {response.status_code} {response.reason_phrase} at {replica.url}"
+                )
+        except (httpx.TransportError, TimeoutError, Failed) as error:
+            replica.failed()
+            if isinstance(error, Failed):
+                raise
+            if isinstance(error, TimeoutError):
+                late = f"gave no answer within {self.timeout:g} seconds (resources.reward_timeout_seconds)"
+                raise Failed("timeout", f"{late} at {replica.url}") from None
+            raise Failed("unreachable", f"cannot be reached at {replica.url}: {_said(error)}") from None
+        finally:
+            replica.requests -= 1
+        replica.failures = 0
+        if not response.is_success:
+            raise UserError(
+                f"{self.field}.urls: {replica.url} answered {response.status_code} {response.reason_phrase}"
+            )
+        return _rewards(response, len(content["query"]))
+
+    def _find_one(self) -> None:
+        """Look whether anything listens, which costs nothing, before anything that does."""
+        problems = []
+        for replica in self.replicas:
+            url = httpx.URL(replica.url)
+            place = (url.host, url.port or (443 if url.scheme == "https" else 80))
+            try:
+                with socket.create_connection(place, min(CONNECT_SECONDS, self.timeout)):
+                    return
+            except OSError as error:
+                replica.failed()
+                problems.append(f"{replica.url}: {_said(error)}")
+        raise EnvironmentFault(f"{self.field}.urls: no server answers ({'; '.join(problems)})")
+
+
+def _rewards(response: httpx.Response, count: int) -> list[Any]:
+    answer = None
+    with suppress(ValueError):
+        answer = response.json()
+    rewards = answer.get("rewards") if isinstance(answer, dict) else None
+    if not isinstance(rewards, list):
+        raise Failed("wrong_shape", 'answered no JSON object with a list "rewards"')
+    if len(rewards) != count:
+        raise Failed("wrong_shape", f"answered {len(rewards)} rewards for {count} completions")
+    return rewards
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

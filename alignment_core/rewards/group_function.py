@@ -1,0 +1,47 @@
+"""A user's function that rewards all completions of a prompt at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from alignment_core.rewards.failures import Answers, Failed
+from alignment_core.user_code.process import FunctionProcess
+
+PLAIN = (str, int, float, bool, list, type(None))
+
+
+class GroupFunction:
+    """Rewards that the function ``name`` gives, one call for each prompt; in a process of its own until it is closed."""
+
+    def __init__(self, name: str, timeout: float, field: str) -> None:
+        self._process = FunctionProcess(name, timeout, field)
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> Answers:
+        groups: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            groups.setdefault(row["group"], []).append(number)
+        members = list(groups.values())
+        calls = [[[_seen(rows[number]) for number in numbers]] for numbers in members]
+        for index, answer in self._process.answers(calls):
+            numbers = members[index]
+            if not isinstance(answer, Failed) and not (isinstance(answer, list) and len(answer) == len(numbers)):
+                many = (
+                    f"{len(answer)} numbers" if isinstance(answer, list) else f"{answer}, which is no list of numbers,"
+                )
+                answer = Failed("wrong_shape", f"answered {many} for {len(numbers)} completions")
+            yield from zip(numbers, [answer] * len(numbers) if isinstance(answer, Failed) else answer, strict=True)
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def _seen(row: dict[str, Any]) -> dict[str, Any]:
+    """What the function is given of a completion: texts as ``prompt`` and ``completion``, and all else that is plain."""
+    seen = {name: value for name, value in row.items() if isinstance(value, PLAIN)}
+    return seen | {
+        "prompt": seen.pop("prompt_text"),
+        "completion": seen.pop("completion_text"),
+        "prompt_ids": [int(one) for one in row["prompt_ids"]],
+        "completion_ids": [int(one) for one in row["completion_ids"]],
+    }

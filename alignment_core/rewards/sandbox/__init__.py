@@ -1,0 +1,1 @@
+"""Programs that nobody has read, run within limits."""

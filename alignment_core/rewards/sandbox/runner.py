@@ -1,0 +1,245 @@
+"""Programs that nobody has read, run within limits: the side that starts, watches and ends them.
+
+What a program may do is decided in :mod:`~alignment_core.rewards.sandbox.system_calls` and given up in
+:mod:`~alignment_core.rewards.sandbox.process`, in its own process, before it begins. This is code of ours because nothing
+well kept holds the same limits out of an installed package: bubblewrap is a system package that needs user namespaces, which
+containers and some distributions refuse, and it counts neither threads nor disk; ``pyseccomp`` (last released in 2021) needs
+the system's libseccomp, ``landlock`` is an early release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any
+
+from alignment_core.errors import EnvironmentFault, Stopped
+from alignment_core.rewards.sandbox import process as sandboxed
+from alignment_core.rewards.sandbox import (
+    system_calls,
+)
+
+SECONDS = 30.0
+"""Wall time of a program, from the start of its process."""
+THREADS, FILES = 256, 64
+"""How many threads a program may start, and how often it may open a file that it may create."""
+LOOK_SECONDS = 0.1
+"""How often is looked whether it is to be ended."""
+READY = b" ready"
+NOTICE, ANSWER = 80, 24
+RECEIVE, SEND = 0xC0002100 | NOTICE << 16, 0xC0002101 | ANSWER << 16
+CONTINUE = 1
+
+NOT_HELD = """
+import os, socket, threading
+def refused(attempt, *given):
+    try: attempt(*given)
+    except OSError: return True
+held = {
+    "starts processes": refused(os.fork), "opens sockets": refused(socket.socket),
+    "reads files": refused(open, "/proc/self/environ"), "signals processes": refused(os.kill, os.getppid(), 0),
+}
+thread = threading.Thread(target=print, args=("started",))
+thread.start(); thread.join()
+open("file", "w").write("written")
+print(*(name for name, done in held.items() if not done), open("file").read())
+"""
+"""Says what of the limits does not hold, between what must work."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended. ``code`` is None if it was killed for its wall time."""
+
+    code: int | None
+    output: bytes
+
+
+def run_program(program: str, given: str, stop: threading.Event, seconds: float = SECONDS) -> Ended:
+    """Run a Python program with ``given`` as its standard input, and see what it writes in so many ``seconds``.
+
+    Raises EnvironmentFault if this machine cannot hold the program within its limits, Stopped once ``stop`` is set.
+    """
+    with tempfile.TemporaryFile() as output, _Sandbox({"program": program}, given, output) as sandbox:
+        code = _watch([sandbox], stop, seconds)
+        output.seek(0)
+        return Ended(code, output.read())
+
+
+def passes_tests(program: str, tests: str, stop: threading.Event, seconds: float = SECONDS) -> bool:
+    """Run Python ``tests`` of a program in a process of their own, which calls what the program defined in another one.
+
+    Raises as ``run_program`` does.
+    """
+    asks, answers = socket.socketpair()
+    with asks, answers, tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
+        tester = stack.enter_context(_Sandbox({"tests": tests}, "", output, asks))
+        tested = stack.enter_context(_Sandbox({"program": program}, "", None, answers))
+        asks.close()
+        answers.close()
+        code = _watch([tester, tested], stop, seconds)
+        output.seek(0)
+        return code == 0 and output.read() == sandboxed.PASSED
+
+
+def check_limits(stop: threading.Event) -> None:
+    """Try on this machine what no program may do. Raises EnvironmentFault if something is possible, or nothing works."""
+    ended = run_program(NOT_HELD, "", stop)
+    if ended.code != 0 or ended.output.decode().split() != ["started", "written"]:
+        raise EnvironmentFault(
+            f"does not hold a program within its limits on this machine: {ended.output!r}, {ended.code}"
+        )
+
+
+class _Sandbox:
+    """One process within limits, for as long as the context lasts."""
+
+    def __init__(
+        self, job: dict[str, str], given: str, output: IO[bytes] | None, channel: socket.socket | None = None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True))
+            self.told, tells = socket.socketpair()
+            self.told.setblocking(False)
+            stack.callback(self.told.close)
+            what = {"program": None, "tests": None, "channel": channel and channel.fileno(), "folder": folder}
+            with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as standard_input, tells:
+                job_file.write(json.dumps({**what, **job, **_filters()}).encode())
+                standard_input.write(given.encode(errors="replace"))
+                for file in (job_file, standard_input):
+                    file.seek(0)
+                self.process = subprocess.Popen(
+                    # no user's site-packages, no folder of the program on the path, no byte code written
+                    [sys.executable, "-s", "-P", "-B", sandboxed.__file__, str(job_file.fileno()), str(tells.fileno())],
+                    stdin=standard_input,
+                    stdout=subprocess.DEVNULL if output is None else output,
+                    stderr=subprocess.DEVNULL,
+                    cwd=folder,
+                    env=_environment(folder),
+                    pass_fds=[job_file.fileno(), tells.fileno(), *([channel.fileno()] if channel else [])],
+                    start_new_session=True,
+                )
+            stack.callback(self._kill)
+            self.ended = os.pidfd_open(self.process.pid)
+            stack.callback(os.close, self.ended)
+            self.said = b""
+            self.listener: int | None = None
+            self._left = {"clone": THREADS, "open": FILES}
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> _Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def ears(self) -> dict[int, Callable[[], None]]:
+        """Descriptors at which something may happen, and what to do then."""
+        told = {self.told.fileno(): self.hear} if self.told.fileno() >= 0 else {}
+        asked = {self.listener: self.answer} if self.listener is not None else {}
+        return {self.ended: lambda: None, **told, **asked}
+
+    def hear(self) -> None:
+        """It is ready or says why not; with the first byte comes the descriptor at which it asks."""
+        with contextlib.suppress(BlockingIOError):
+            while self.told.fileno() >= 0:
+                said, descriptors, _, _ = socket.recv_fds(self.told, 4096, 1)
+                self.said += said
+                for listener in descriptors:
+                    self.listener = listener
+                    self._stack.callback(os.close, listener)
+                if not said:
+                    self.told.close()
+
+    def answer(self) -> None:
+        """It asks for a thread, or a file that it may create: so many of each, and then no more."""
+        notice = bytearray(NOTICE)
+        with contextlib.suppress(OSError):  # it has been killed, or a signal came
+            assert self.listener is not None
+            fcntl.ioctl(self.listener, RECEIVE, notice, True)
+            number, call = struct.unpack_from("=Q8xi", notice)
+            kind = "clone" if call == system_calls.number_of("clone", _machine()) else "open"
+            self._left[kind] -= 1
+            refused = -errno.EAGAIN if kind == "clone" else -errno.EDQUOT
+            answer = (number, 0, 0, CONTINUE) if self._left[kind] >= 0 else (number, 0, refused, 0)
+            fcntl.ioctl(self.listener, SEND, struct.pack("=QqiI", *answer))
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _machine() -> system_calls.Machine:
+    machine = system_calls.MACHINES.get(platform.machine())
+    if machine is None or platform.system() != "Linux" or sys.maxsize < 1 << 32 or sys.byteorder != "little":
+        known = " or ".join(system_calls.MACHINES)
+        raise EnvironmentFault(
+            f"runs programs on 64-bit Linux on {known}, and this is {platform.system()} on {platform.machine()}"
+        )
+    return machine
+
+
+def _filters() -> dict[str, Any]:
+    machine = _machine()
+    filters = {"counting": system_calls.counting(machine), "allowing": system_calls.allowing(machine)}
+    return {
+        **{name: steps.hex() for name, steps in filters.items()},
+        "capset": machine.capset,
+        "seccomp": machine.seccomp,
+    }
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """No variable of ours, which may be a secret; the same order of sets in every run; no thread per core at import."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **threads}
+
+
+def _watch(sandboxes: list[_Sandbox], stop: threading.Event, seconds: float) -> int | None:
+    """Exit code of the first once it ends; None if it is to be killed. Raises EnvironmentFault if one could not start."""
+    first = sandboxes[0]
+    deadline = time.monotonic() + seconds
+    while (code := first.process.poll()) is None and (left := deadline - time.monotonic()) > 0:
+        if stop.is_set():
+            raise Stopped("the programs were ended")
+        _attend(sandboxes, min(left, LOOK_SECONDS))
+    for one in sandboxes:
+        one.hear()
+    why = next((said for one in sandboxes if (said := one.said.strip()) not in (b"", b"ready")), b"").decode()
+    if not why and first.said != READY:
+        why = f"exit code {code}" if code is not None else f"no start within {seconds:g} seconds"
+    if why:
+        raise EnvironmentFault(f"a program cannot be run within limits on this machine: {why}")
+    return code
+
+
+def _attend(sandboxes: list[_Sandbox], seconds: float) -> None:
+    """Answer what they ask, once something happens or so many seconds have passed."""
+    poll, of = select.poll(), {}
+    for one in sandboxes:
+        if one.process.poll() is None:
+            for descriptor, attend in one.ears().items():
+                poll.register(descriptor, select.POLLIN)
+                of[descriptor] = attend
+    for descriptor, event in poll.poll(seconds * 1000):
+        if event & select.POLLIN:
+            of[descriptor]()

@@ -1,0 +1,102 @@
+"""What completions are rewarded with: each source's own numbers, and the one reward that comes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from alignment_core.recipes.sections.rl import FilterConfig, RewardConfig, ShapingConfig
+
+LEAST_DEVIATION = 1e-6
+
+
+class RunningMean:
+    """Mean and standard deviation of all numbers so far: Chan et al. 1983, "Algorithms for Computing the Sample Variance"."""
+
+    def __init__(self, state: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+        self.count, self.mean, self.squares = state
+
+    @property
+    def state(self) -> list[float]:
+        """What makes an equal one; plain numbers."""
+        return [self.count, self.mean, self.squares]
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in more numbers."""
+        if not len(values):
+            return
+        count = self.count + len(values)
+        difference = float(values.mean()) - self.mean
+        self.squares += float(((values - values.mean()) ** 2).sum()) + difference**2 * self.count * len(values) / count
+        self.mean += difference * len(values) / count
+        self.count = count
+
+    def normalised(self, values: np.ndarray) -> np.ndarray:
+        return (values - self.mean) / max(math.sqrt(self.squares / max(self.count, 1.0)), LEAST_DEVIATION)
+
+
+def total_rewards(
+    raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], running: Sequence[RunningMean]
+) -> np.ndarray:
+    """The weighted sum of all sources, each clipped and normalised as its section says. [S]
+
+    Args: ``raw_SR`` [S, R] rewards by source; ``groups_S`` [S] which prompt a completion answers; ``running`` one for
+    each source, which takes these rewards in.
+    """
+    total_S = np.zeros(len(raw_SR))
+    for index, (config, known) in enumerate(zip(configs, running, strict=True)):
+        values_S = clipped(raw_SR[:, index], config)
+        known.add(values_S)
+        if config.normalise == "running":
+            values_S = known.normalised(values_S)
+        elif config.normalise == "batch":
+            values_S = _normalised(values_S, np.zeros(len(values_S), int))
+        elif config.normalise == "group":
+            values_S = _normalised(values_S, groups_S)
+        total_S += config.weight * values_S
+    return total_S
+
+
+def clipped(values_S: np.ndarray, config: RewardConfig) -> np.ndarray:
+    return np.clip(values_S, *config.clip) if config.clip else values_S
+
+
+def rewards_as_given(raw_SR: np.ndarray, configs: Sequence[RewardConfig]) -> np.ndarray:
+    """The weighted sum of all sources, each clipped, but not normalised. [S] of [S, R]."""
+    return np.sum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
+
+
+def length_penalties(lengths_S: np.ndarray, cut_S: np.ndarray, longest: int, config: ShapingConfig) -> np.ndarray:
+    """What completions lose for their length, as numbers that are not above zero. [S]
+
+    Within the buffer the loss grows linearly from 0 to ``overlong_penalty``: Yu et al. 2025, "DAPO", soft overlong
+    punishment. Args: lengths in tokens [S]; ``cut_S`` [S] whether a completion was cut at ``longest`` tokens.
+    """
+    penalties_S = -config.truncation_penalty * np.asarray(cut_S, float)
+    if config.overlong_buffer:
+        over_S = (lengths_S - (longest - config.overlong_buffer)) / config.overlong_buffer
+        penalties_S = penalties_S - config.overlong_penalty * np.clip(over_S, 0.0, 1.0)
+    return penalties_S
+
+
+def teaching(
+    raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], bounds: FilterConfig
+) -> set[int]:
+    """The groups whose weighted rewards differ, and whose mean lies within the ``bounds``, ends excluded: Yu et al. 2025,
+    "DAPO", equation 11."""
+    total_S = rewards_as_given(raw_SR, configs)
+    low = -math.inf if bounds.low is None else bounds.low
+    high = math.inf if bounds.high is None else bounds.high
+    rewards = {int(group): total_S[groups_S == group] for group in np.unique(groups_S)}
+    return {group for group, one in rewards.items() if np.ptp(one) > 0 and low < one.mean() < high}
+
+
+def _normalised(values_S: np.ndarray, groups_S: np.ndarray) -> np.ndarray:
+    result_S = np.zeros(len(values_S))
+    for group in np.unique(groups_S):
+        chosen = groups_S == group
+        deviation = max(float(values_S[chosen].std()), LEAST_DEVIATION)
+        result_S[chosen] = (values_S[chosen] - values_S[chosen].mean()) / deviation
+    return result_S

@@ -1,0 +1,102 @@
+"""Verifiers and other functions of the user, given by name. A verifier scores one completion in [0, 1]."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from alignment_core.data import reasoning_gym
+from alignment_core.errors import UserError
+from alignment_core.rewards.failures import raised
+from alignment_core.source_code import PACKAGE, ROOT
+from alignment_core.user_code.counted import code_of
+from alignment_core.user_code.definitions import NotDefined, definition
+from alignment_core.user_code.modules import load
+
+BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
+FIELD = "evaluation.verifier"
+FUNCTIONS = {
+    MATH: "alignment_core.rewards.math_answers:verify",
+    REASONING_GYM: "alignment_core.rewards.reasoning_gym_answers:verify",
+}
+"""Built-in verifiers that are functions as those of the user are."""
+
+
+LISTED = 10
+"""Functions that a message names where none is near."""
+
+
+def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
+    """``module:function`` or ``file.py:function`` → the function.
+
+    Raises UserError if there is no such function; ``field`` is where the recipe names it.
+    """
+    place, function = _parts(name, field)
+    try:
+        module = load(place)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code runs here
+        raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
+    if (found := getattr(module, function, None)) is None:
+        known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, known)}")
+    if not callable(found):
+        raise UserError(f"{field}: {name!r} is no function")
+    return found
+
+
+def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
+    """What a verifier is, for stage keys: a built-in one, or a function's name and the digest of its source."""
+    if name == MATH:
+        return {"name": MATH, "math-verify": importlib.metadata.version("math-verify")}
+    if name == REASONING_GYM:
+        return {"name": REASONING_GYM, "reasoning-gym": reasoning_gym.version()}
+    if name in (TASK, CODE):
+        return {"name": name}
+    return function_content(name, field)
+
+
+def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
+    """What a function or class is, for stage keys: its name and the digest of what its file computes, and all of the user's
+    that this imports (see :mod:`~alignment_core.user_code.counted`). Nothing of it is executed. Raises UserError.
+
+    With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
+    """
+    place, function = _parts(name, field)
+    try:
+        code = code_of(place)
+        path = definition(code, function)
+    except NotDefined as error:
+        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, error.names)}") from None
+    except (OSError, SyntaxError, ValueError, ImportError) as error:
+        if not place.endswith(".py") and not isinstance(error, ModuleNotFoundError):
+            load_function(name, field)  # of Python's own, or compiled: says what is wrong beside that
+            raise _without_source(name, field) from None
+        raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
+    if path and path.suffix != ".py":
+        raise _without_source(name, field)
+    if path and path not in code.files.values() and not path.is_relative_to(ROOT / PACKAGE):
+        code.files[f"{function} itself"] = path
+    return {"name": function, "code": code.digest(docstrings)}
+
+
+def _parts(name: str, field: str) -> tuple[str, str]:
+    """Where the function is, and what it is called."""
+    place, separator, function = name.rpartition(":")
+    if not separator or not place:
+        built_in = BUILT_IN if field.endswith("verifier") else ()
+        known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
+        raise UserError(f"{field}: {name!r} is neither {known}")
+    return place, function
+
+
+def _without_source(name: str, field: str) -> UserError:
+    return UserError(f"{field}: {name!r} has no Python source; name a function written in Python")
+
+
+def _nearest(function: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(function, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:LISTED]) or 'no function'}"

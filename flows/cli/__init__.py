@@ -1,0 +1,1 @@
+"""The ``align`` command: each module parses, calls and prints for one group of commands."""

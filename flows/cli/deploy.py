@@ -1,0 +1,69 @@
+"""The commands about deployments: deploy registers a recipe of one's own, watch follows a run to its end."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from alignment_core import journal
+from alignment_core.errors import EnvironmentFault
+from flows.cli.services import RunArgument
+from flows.console import JsonOption, err, out, print_json
+from flows.service import access, services
+
+
+def deploy(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML); it is read now, and what is in it is kept.")],
+    name: Annotated[str, typer.Option(help="Name of the deployment: `alignment/NAME`.")],
+    overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
+    cron: Annotated[str | None, typer.Option(help="When to run it by itself, such as '0 2 * * *'.")] = None,
+    timezone: Annotated[str, typer.Option(help="What --cron is meant in, such as Europe/Berlin.")] = "UTC",
+    as_json: JsonOption = False,
+) -> None:
+    """Register a recipe as a deployment of the services' server, or replace it; without --cron its schedule stays."""
+    from alignment_core.recipes import folder_of, load_recipe
+
+    chosen = load_recipe(recipe, overrides)
+    services.use_if_running()
+    if not os.environ.get(access.URL):
+        raise EnvironmentFault("no services run; start them with `align up`, or name a server with PREFECT_API_URL")
+    from prefect.client.orchestration import get_client
+
+    from flows import deployments
+
+    due = deployments.schedule(cron, timezone) if cron else None
+    with get_client(sync_client=True) as client:
+        deployments.register_recipe(client, name, chosen, folder_of(recipe), due)
+    if as_json:
+        return print_json({"deployment": f"{deployments.FLOW}/{name}", "cron": cron})
+    when = f"; it runs at {cron} ({timezone})" if cron else ""
+    return out.print(f"registered{when}. Run it now: prefect deployment run {deployments.FLOW}/{name}", markup=False)
+
+
+def watch(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Follow a run to its end, through crashes after which it goes on. Exit code 1 if it does not complete."""
+    from flows.service.follow import follow, last
+
+    try:
+        run_id = str(UUID(run))  # a run that is scheduled has no journal yet
+    except ValueError:
+        run_id = last() if run == journal.LAST else journal.find(run).run_id
+    ending = follow(run_id, lambda line: err.print(f"{datetime.now():%H:%M:%S}  {line}", markup=False))
+    if as_json:
+        print_json(ending.model_dump())
+    else:
+        why = f": {ending.message}" if ending.message else ""
+        out.print(f"run {run_id}: {ending.status}{why if ending.status != 'completed' else ''}", markup=False)
+    if ending.status != "completed":
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``align``."""
+    for command in (deploy, watch):
+        app.command()(command)

@@ -1,0 +1,159 @@
+"""What a person sees of a run: on a terminal (stderr) a live line per stage that runs, and the tables at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from alignment_core.execution.base import StageResult, load_stage
+from alignment_core.host.pace import headline
+from alignment_core.stages.report import COLUMNS, cell, confidence
+from alignment_core.tracking import Progress
+from flows.cli.stream import EventStream
+from flows.console import err, print_json, print_line
+from flows.costs import COSTS, cost_cells, run_cost, step_rows
+
+
+def display_of(as_json: bool) -> LiveDisplay | EventStream:
+    """What suits the place: JSON objects on stdout if asked for, bars on a terminal, otherwise lines on stdout."""
+    if as_json:
+        return EventStream(print_json)
+    if err.is_terminal:
+        return LiveDisplay(err)
+    return EventStream(lambda event: print_line(event["text"]))
+
+
+class LiveDisplay:
+    """Progress bars while a run goes on: a listener, to be used as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description:<28}"),
+            BarColumn(24),
+            TextColumn("{task.fields[count]:<16}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            console=console,
+            transient=True,
+        )
+        self._lock = threading.Lock()
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> LiveDisplay:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
+        """The run has its id, a folder for its journal and metrics, and a log."""
+        self.console.print(f"[dim]run {run_id[:8]}: metrics in {folder}, log {log}[/]")
+
+    def started(self, label: str) -> None:
+        with self._lock:
+            self._bars[label] = self.bars.add_task(label, total=None, count="", note="")
+
+    def progress(self, label: str, progress: Progress) -> None:
+        with self._lock:
+            bar = self._bars.get(label)
+        if bar is not None:
+            of_total = f"/{progress.total:,.0f}" if progress.total else ""
+            count = f"{progress.done:,.0f}{of_total} {progress.unit}"
+            note = headline(progress.shows, progress.metrics)
+            if (speed := progress.metrics.get("tokens_per_second")) is not None:
+                note += f"  {speed:,.0f} tokens/s"
+            self.bars.update(bar, completed=progress.done, total=progress.total, count=count, note=note)
+
+    def waits(self, label: str, reason: str | None) -> None:
+        with self._lock:
+            bar = self._bars.get(label)
+        if bar is not None:
+            self.bars.update(bar, note=f"waits for {reason}" if reason else "")
+
+    def finished(self, result: StageResult) -> None:
+        with self._lock:
+            bar = self._bars.pop(result.label, None)
+        if bar is not None:
+            self.bars.remove_task(bar)
+        mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
+        seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
+        self.console.print(f"{mark} {result.label:<28} {seconds}  {key_metrics(result)}  [dim]{result.reason}[/]")
+        for sentence in result.warnings:
+            self.warn(f"{result.label}: {sentence}")
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def ended(self, completed: bool) -> None: ...
+
+    def left(self, report: str) -> None:
+        """The run ends before it is complete, and this is its report."""
+        self.console.print("report of what there is: ", end="")
+        self.console.print(report, markup=False)
+
+    def warn(self, sentence: str) -> None:
+        """Say something that the run goes on in spite of."""
+        self.console.print("[yellow]warning:[/] ", end="")
+        self.console.print(sentence, markup=False)
+
+
+def key_metrics(result: StageResult) -> str:
+    """What the stage's module names as its key metrics, such as ``reward 0.120 → 0.830 · length 14.000``."""
+    return headline(load_stage(result.stage).shows, result.metrics)
+
+
+def promotion_line(promotion: Mapping[str, Any]) -> str:
+    """What became of the promotion, with what it was compared and why."""
+    beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
+    reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
+    return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}"
+
+
+def stage_table(stages: list[StageResult]) -> Table:
+    """One row per stage: cached or run, what it cost, speed, key metric; then the total of those that ran."""
+    table = Table(title="Stages", title_justify="left", box=None, padding=(0, 1, 0, 0), show_footer=True)
+    cost = cost_cells(run_cost(stages))
+    table.add_column("stage", "total", no_wrap=True)
+    for name in COSTS:
+        table.add_column(name, cost[name], justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("key metrics")
+    for stage in stages:
+        ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
+        costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
+        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", key_metrics(stage))
+    return table
+
+
+def step_table(stages: list[StageResult]) -> Table | None:
+    """Seconds of a step by part, if a stage ran that measured them."""
+    rows = step_rows(stages)
+    if not rows:
+        return None
+    table = Table(title="Seconds of a step", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def result_table(policies: Mapping[str, Mapping[str, float]]) -> Table:
+    """One row per policy, the verifier beside the reward, so that over-optimising the reward would be seen."""
+    title = f"Results on held-out prompts ({confidence(policies)} intervals over n prompts)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy")
+    shown = [(name, title) for name, title in COLUMNS if any(name in metrics for metrics in policies.values())]
+    for _, title in shown:
+        table.add_column(title, justify="right")
+    for label, metrics in policies.items():
+        table.add_row(label, *(cell(dict(metrics), name) for name, _ in shown))
+    return table

@@ -1,0 +1,233 @@
+"""The commands about runs and services: up, down, status, runs, resume, explain."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from alignment_core import journal
+from alignment_core.artifacts import open_store
+from alignment_core.errors import EnvironmentFault, UserError
+from flows.console import JsonOption, err, out, print_json
+from flows.service import access, services
+
+if TYPE_CHECKING:
+    from alignment_core.recipes import BaseRecipe
+
+RunArgument = Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")]
+SHOWN_RUNS = 10
+NOT_UP = 3
+"""Exit code of `align status` where nothing runs."""
+
+
+def up(
+    port: Annotated[int, typer.Option(help="Port of the Prefect server, on loopback.")] = 4200,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL URL (postgresql+asyncpg://…) for Prefect, or `sqlite`, which is the default and lies below "
+            f"ALIGN_HOME. Others see a command line: give a URL with a password as {access.DATABASE}.",
+        ),
+    ] = None,
+    foreground: Annotated[bool, typer.Option(help="Stay, as a service manager wants it; SIGTERM stops them.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a Prefect server, a worker and the reconciler in the background, with every deployment registered."""
+    state = services.running()
+    if state is not None and (foreground or state.phase == "ready"):
+        if foreground or state.url != access.url_of(port):
+            raise UserError(f"the services run already, at {state.url}; `align down` stops them")
+        wanted = access.shown_database(services.database_settings(database)) if database else None
+        if wanted not in (None, state.database):
+            raise UserError(f"the services run already, with {state.database}; `align down` stops them")
+    elif foreground:
+        services.become(port, database)
+    else:
+        state = services.start(port, database)
+    if as_json:
+        return print_json(state.model_dump(mode="json"))
+    _print_problems(state)
+    page = state.url.removesuffix("/api")
+    return out.print(
+        f"Prefect runs at {page}, with a worker. In another shell:\n\n"
+        '  eval "$(align env)"\n'
+        "  prefect deployment run alignment/quickstart --watch\n\n"
+        f"Its pages in a browser, {page}, ask for a password: that is in {services.token_file()}.",
+        markup=False,
+    )
+
+
+def env(as_json: JsonOption = False) -> None:
+    """Print what a shell needs to talk to the server of `align up`: eval "$(align env)"."""
+    state = services.running()
+    if state is None or state.phase != "ready":
+        raise EnvironmentFault("no services run; `align up` starts them")
+    if as_json:
+        return print_json({access.URL: state.url, "token_file": str(services.token_file())})
+    print(f"export {access.URL}={state.url}")
+    return print(f'export {access.TOKEN}="$(cat {shlex.quote(str(services.token_file()))})"')
+
+
+def down(as_json: JsonOption = False) -> None:
+    """Stop them. Runs that are under way save their work: a worker's go on at the next `align up`, those of `align run` with
+    `align resume last`."""
+    state = services.running()
+    if state is not None:
+        services.stop(state)
+    if as_json:
+        return print_json({"stopped": state is not None})
+    return out.print("stopped" if state else "nothing was running")
+
+
+def status(as_json: JsonOption = False) -> None:
+    """Show which services run, and the latest runs. Exit code 3 if the services do not run."""
+    state = services.running()
+    latest = [_run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
+    if as_json:
+        print_json({"services": state.model_dump(mode="json") if state else None, "runs": latest})
+    else:
+        _print_status(state, latest)
+    if state is None:
+        raise typer.Exit(NOT_UP)
+
+
+def _print_status(state: services.State | None, latest: list[dict[str, Any]]) -> None:
+    if state is None:
+        out.print("no services run; `align up` starts them")
+    else:
+        out.print(f"{state.phase}: {state.url}, database {state.database}", markup=False)
+        _print_problems(state)
+        for service in state.services:
+            again = (
+                f", restarted {service.restarts} times: see {services.log_of(service.name)}" if service.restarts else ""
+            )
+            out.print(
+                f"  {service.name:<12} {f'pid {service.pid}' if service.pid else 'starts again'}{again}", markup=False
+            )
+    for row in latest:
+        attempt = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
+        by = "a worker's" if row["deployed"] else "align run's"
+        out.print(
+            f"  {row['run'][:8]}  {row['started']}  {row['name']:<20} {row['status']} ({by}{attempt})", markup=False
+        )
+        for label, done in row["doing"].items():
+            out.print(f"              {label}: {done}", markup=False)
+
+
+def _print_problems(state: services.State) -> None:
+    for name, problem in state.problems.items():
+        out.print(f"[yellow]cannot run:[/] the deployment {name}: ", end="")
+        out.print(problem, markup=False)
+
+
+def _run_row(record: journal.RunRecord) -> dict[str, Any]:
+    return {
+        "run": record.run_id,
+        "name": record.name,
+        "started": record.started_at[:19].replace("T", " "),
+        "status": _status(record),
+        "attempt": record.attempt,
+        "deployed": record.deployed,
+        "doing": _doing(record),
+    }
+
+
+def _doing(record: journal.RunRecord) -> dict[str, str]:
+    """How far the stages are that a living run works on, and what those wait for that wait."""
+    if not journal.is_alive(record):
+        return {}
+    running = {label for label, line in journal.stages(record.run_id).items() if line.state == "running"}
+    found = {
+        label: f"{one.done:g}{f' of {one.total:g}' if one.total else ''} {one.unit}"
+        for label, one in journal.progress(record.run_id).items()
+    }
+    for label, wait in journal.waits(record.run_id).items():
+        found[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
+    return {label: said for label, said in found.items() if label in running}
+
+
+def _status(record: journal.RunRecord) -> str:
+    if record.status == "running" and journal.is_alive(record) is False:
+        return "died"
+    return record.status
+
+
+def resume(
+    run: RunArgument,
+    from_stage: Annotated[
+        str | None, typer.Option(help="Run this stage and all that depends on it again, although they are known.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a run up again where it stopped; its old process is ended first if it is still there."""
+    record = journal.find(run)
+    ended = journal.end_process(record, services.stop_seconds(record.recipe))
+    services.use_if_running()
+    if record.deployed:
+        return _resume_deployed(record, from_stage, ended, as_json)
+    from flows.cli.main import run_here
+
+    recipe = _kept_recipe(record)
+    chosen, resumes = from_stage or record.from_stage, None if from_stage else record
+    return run_here(recipe, chosen, resumes, as_json, record.overrides)
+
+
+def _kept_recipe(record: journal.RunRecord) -> BaseRecipe:
+    """The recipe of a run. Relative paths in one that an earlier version kept begin at the working folder, as they did."""
+    from alignment_core.recipes import parse_recipe
+    from alignment_core.recipes.paths import written
+
+    origin, here = f"the recipe of run {record.run_id}", Path.cwd()
+    recipe = parse_recipe(record.recipe, origin)
+    if record.located:
+        return recipe
+    located = parse_recipe(written(record.recipe, here), origin)
+    if located != recipe:
+        err.print(
+            f"{origin} holds relative paths, as those of earlier versions do: they are looked for in {here}; if the run was "
+            "started in another folder, resume it there",
+            markup=False,
+        )
+    return located
+
+
+def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:
+    if not os.environ.get("PREFECT_API_URL"):
+        raise EnvironmentFault("a worker ran this run; start the services (`align up`) or set PREFECT_API_URL first")
+    from flows.service.reconcile import resume_now
+
+    run_id = resume_now(record.run_id, from_stage, "its process was ended" if ended else "its process is gone")
+    if as_json:
+        return print_json({"run_id": run_id, "scheduled": True})
+    return out.print(f"scheduled as run {run_id}; the worker takes it up, its finished stages are cached")
+
+
+def explain(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Say why each stage of a run ran or was cached: what changed since the nearest earlier run of the stage."""
+    from alignment_core.lineage.explain import explain as explanations
+
+    record = journal.find(run)
+    lines = journal.stages(record.run_id).values()
+    found = explanations(lines, open_store(record.store, writes=False).records(), record.run_id)
+    if as_json:
+        return print_json({**_run_row(record), "stages": [one.model_dump(mode="json") for one in found]})
+    out.print(f"run {record.run_id} ({record.name}): {_status(record)}", markup=False)
+    for one in found:
+        seconds = f", {one.seconds:.1f} s" if one.state == "run" else ""
+        out.print(f"{one.label}: {one.state}{seconds}\n    {one.why}", markup=False)
+        for change in one.changed:
+            out.print(f"      {change}", markup=False)
+        for change in one.elsewhere:
+            out.print(f"      not in the key: {change}", markup=False)
+    return None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``align``."""
+    for command in (up, env, down, status, resume, explain):
+        app.command()(command)

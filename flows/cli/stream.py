@@ -1,0 +1,118 @@
+"""A run as a stream of events: lines of text where there is no terminal, JSON objects with ``--json``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from alignment_core.execution.base import StageResult, load_stage
+from alignment_core.host.pace import MOST_SECONDS, Clock, Pace, headline
+from alignment_core.tracking import Progress
+
+TICK_SECONDS = 0.5
+Event = dict[str, Any]
+
+
+class EventStream:
+    """A listener that says what happens, and now and then how far each stage is; to be used as a context manager.
+
+    ``emit`` gets each event: plain data, whose ``text`` is the event as a line. One event comes after the other.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], clock: Clock = time.monotonic) -> None:
+        self._emit, self._clock = emit, clock
+        self._lock = threading.RLock()
+        self._stages: dict[str, Pace] = {}
+        self._waiting: dict[str, str] = {}
+        self._over, self._heard = threading.Event(), True
+        self._thread = threading.Thread(target=self._loop, daemon=True, name="event stream")
+
+    def __enter__(self) -> EventStream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def opened(self, run_id: str, name: str, folder: str, log: str) -> None:
+        """The run has its id, a folder for its journal and metrics, and a log."""
+        text = f"{name} (run {run_id[:8]}): metrics in {folder}, log {log}"
+        self._say("run_started", text, run_id=run_id, name=name, folder=folder, log=log)
+
+    def started(self, label: str) -> None:
+        with self._lock:
+            self._stages[label] = Pace(self._clock)
+        self._say("stage_started", f"{label}: starts", stage=label)
+
+    def progress(self, label: str, progress: Progress) -> None:
+        with self._lock:
+            if pace := self._stages.get(label):
+                pace.seen(progress)
+
+    def waits(self, label: str, reason: str | None) -> None:
+        with self._lock:
+            if reason:
+                self._waiting[label] = reason
+            else:
+                self._waiting.pop(label, None)
+        self._say(
+            "waits", f"{label}: waits for {reason}" if reason else f"{label}: goes on", stage=label, reason=reason
+        )
+
+    def finished(self, result: StageResult) -> None:
+        with self._lock:
+            self._stages.pop(result.label, None)
+            self._waiting.pop(result.label, None)
+        done = f"{result.seconds:.1f} s" if result.state == "run" else "cached"
+        shown = headline(load_stage(result.stage).shows, result.metrics)
+        text = " · ".join(part for part in (f"{result.label}: done, {done}", shown, result.reason) if part)
+        self._say("stage_finished", text, **result.model_dump(mode="json"))
+        for sentence in result.warnings:
+            self.warn(f"{result.label}: {sentence}", stage=result.label)
+
+    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def ended(self, completed: bool) -> None: ...
+
+    def left(self, report: str) -> None:
+        """The run ends before it is complete, and this is its report."""
+        self._say("report", f"report of what there is: {report}", report=report)
+
+    def warn(self, sentence: str, **more: Any) -> None:
+        """Say something that the run goes on in spite of."""
+        self._say("warning", f"warning: {sentence}", **more, sentence=sentence)
+
+    def tick(self) -> None:
+        """Say how far the stages are whose line is due. Called by a thread of the stream's own.
+
+        That a stage waits was said when it began to, so it is said again only rarely.
+        """
+        with self._lock:
+            due = [(label, pace) for label, pace in self._stages.items() if pace.due()]
+            due = [(label, pace) for label, pace in due if label not in self._waiting or pace.seconds > MOST_SECONDS]
+            for label, pace in due:
+                waits = f" · waits for {self._waiting[label]}" if label in self._waiting else ""
+                self._say("progress", f"{label}: {pace.line()}{waits}", stage=label, **_numbers(pace))
+
+    def _loop(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            self.tick()
+
+    def _say(self, event: str, text: str, **content: Any) -> None:
+        with self._lock:
+            if self._heard:
+                try:
+                    self._emit({"event": event, "text": text, **content})
+                except OSError:  # `align run … | head`: nobody reads on, and the run goes on
+                    self._heard = False
+
+
+def _numbers(pace: Pace) -> Event:
+    """How far a stage is, for programs."""
+    seen, counted = pace.progress, {}
+    if seen is not None:
+        counted = {"done": seen.done, "total": seen.total, "unit": seen.unit, "metrics": dict(seen.metrics)}
+    return {"seconds": round(pace.seconds, 1), "rate": pace.rate, "seconds_left": pace.seconds_left, **counted}

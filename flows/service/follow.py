@@ -1,0 +1,215 @@
+"""Following a run to its end, through crashes and what takes it up again, also while its server is away."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from alignment_core import journal
+from alignment_core.errors import EnvironmentFault, NotFound
+from flows.service import access, services
+
+LOOK_SECONDS = 2.0
+PROGRESS_SECONDS = 15.0
+PATIENCE_SECONDS = 300.0
+"""A crashed run that nothing has taken up for so long stays as it is."""
+ENDS = {"COMPLETED": "completed", "FAILED": "failed", "CANCELLED": "cancelled"}
+LATER = (408, 429)
+"""Answers of a server that has no time now."""
+Say = Callable[[str], None]
+
+
+class _State(BaseModel):
+    """Of a run, as the server has it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+    name: str
+    message: str | None = None
+
+
+class _Run(BaseModel):
+    """What the server says of a run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    state: _State
+    run_count: int
+    deployment_id: str | None
+
+
+class Ending(BaseModel):
+    """How a run ended."""
+
+    run_id: str
+    status: str
+    """``completed``, ``failed``, ``cancelled``, or ``crashed`` for good."""
+    attempt: int
+    message: str | None
+
+
+def last() -> str:
+    """The run that was asked for last: of those that this machine's journal has and those that the services' server has,
+    where a worker may not have begun it. Raises UserError if there is none."""
+    begun = journal.runs()
+    services.use_if_running()
+    url = os.environ.get(access.URL)
+    asked = _asked_for_last() if url else None
+    if asked is None:
+        return journal.find(journal.LAST).run_id
+    elsewhere = [one for one in begun if not access.same_server(one.server or "", url or "")]
+    if elsewhere and datetime.fromisoformat(elsewhere[-1].started_at) > asked[0]:
+        return elsewhere[-1].run_id
+    return asked[1]
+
+
+def _asked_for_last() -> tuple[datetime, str] | None:
+    """When the newest run that is due at the server was due, and its id; None where there is none, or no answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    from flows.service.reconcile import FLOW
+
+    due = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
+            flow_run_filter=FlowRunFilter(expected_start_time=due),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=1,
+        ):
+            if run.expected_start_time is not None:
+                return run.expected_start_time, str(run.id)
+    return None
+
+
+def follow(run_id: str, say: Say) -> Ending:
+    """Wait for the end of a run, and say what happens meanwhile. Raises EnvironmentFault if nobody knows the run,
+    or the server does not let this process look at it."""
+    stages, states = _Stages(run_id, say), _States(run_id, say)
+    while True:
+        services.use_if_running()
+        ending = states.look()
+        stages.look()  # afterwards: what a run did last it writes down before its end
+        if ending is not None:
+            return ending
+        time.sleep(LOOK_SECONDS)
+
+
+class _States:
+    """Says each state of a run, as its server or, of a run without one, this machine's journal has it."""
+
+    def __init__(self, run_id: str, say: Say) -> None:
+        self._run_id, self._say = run_id, say
+        self._said = ""
+        self._crashed_at: float | None = None
+
+    def look(self) -> Ending | None:
+        """How the run ended, once it has."""
+        try:
+            run, refused = _ask(self._run_id), None
+        except EnvironmentFault as error:
+            run, refused = None, error
+        if run is not None:
+            return self._on_server(run)
+        record = _record(self._run_id)
+        if record is not None and not record.deployed:
+            return None if record.status == "running" and journal.is_alive(record) else _ended(record)
+        if refused is not None:
+            raise refused
+        self._news("the server does not answer; waiting for it")
+        return None
+
+    def _on_server(self, run: _Run) -> Ending | None:
+        state = run.state
+        attempt = f", attempt {run.run_count}" if run.run_count > 1 else ""
+        if self._news(f"{state.name}{attempt}{': ' + state.message if state.message else ''}"):
+            self._crashed_at = time.monotonic() if state.type == "CRASHED" else None
+        status = ENDS.get(state.type)
+        if self._crashed_at is not None:
+            waited = time.monotonic() - self._crashed_at
+            status = "crashed" if run.deployment_id is None or waited > PATIENCE_SECONDS else None
+        if status is None:
+            return None
+        return Ending(run_id=self._run_id, status=status, attempt=run.run_count, message=state.message)
+
+    def _news(self, text: str) -> bool:
+        """Say what was not said last."""
+        if text == self._said:
+            return False
+        self._said = text
+        self._say(text)
+        return True
+
+
+def _ask(run_id: str) -> _Run | None:
+    """What the server says; None while there is none. Raises EnvironmentFault if waiting for an answer is no use."""
+    url = os.environ.get(access.URL)
+    if not url:
+        return None
+    try:
+        answer = httpx.get(f"{url}/flow_runs/{run_id}", headers=access.headers(), timeout=10)
+    except httpx.HTTPError:
+        return None
+    if answer.is_server_error or answer.status_code in LATER:
+        return None
+    if answer.status_code in (401, 403):
+        raise EnvironmentFault(
+            f"{url} asks for a token, and this shell has none or another one; "
+            'eval "$(align env)" gives it that of `align up`, PREFECT_API_AUTH_STRING that of another server'
+        )
+    if answer.status_code == 404:
+        raise EnvironmentFault(f"nobody knows the run {run_id}: {url} has none of this id")
+    try:
+        return _Run.model_validate_json(answer.content)
+    except ValidationError:
+        said = f"{url} answers {answer.status_code} and nothing that a Prefect server says"
+        raise EnvironmentFault(f"{said}: is PREFECT_API_URL right? It ends in /api") from None
+
+
+def _record(run_id: str) -> journal.RunRecord | None:
+    """What is known here of the run. Raises EnvironmentFault if that is nothing, and there is no server to ask."""
+    try:
+        return journal.read(run_id)
+    except NotFound:
+        if not os.environ.get(access.URL):
+            unknown = f"no services run, and no run {run_id} was started here; `align up` starts them"
+            raise EnvironmentFault(unknown) from None
+        return None
+
+
+def _ended(record: journal.RunRecord) -> Ending:
+    """How a run ended that nothing takes up by itself."""
+    status = "crashed" if record.status == "running" else record.status
+    return Ending(run_id=record.run_id, status=status, attempt=record.attempt, message=record.error)
+
+
+class _Stages:
+    """Says what is new about the stages of a run, as far as this machine's journal knows."""
+
+    def __init__(self, run_id: str, say: Say) -> None:
+        self._run_id, self._say = run_id, say
+        self._known: dict[str, tuple[str, str]] = {}
+        self._progress_at = 0.0
+
+    def look(self) -> None:
+        lines = journal.stages(self._run_id)
+        for label, line in lines.items():
+            if self._known.get(label) != (line.state, line.at):
+                self._known[label] = line.state, line.at
+                seconds = f", {line.seconds:.1f} s" if line.state == "run" else ""
+                self._say(f"{label}: {line.state}{seconds}")
+        if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
+            self._progress_at = time.monotonic()
+            for label, one in journal.progress(self._run_id).items():
+                if label in lines and lines[label].state == "running":
+                    total = f" of {one.total:g}" if one.total else ""
+                    self._say(f"{label}: {one.done:g}{total} {one.unit}")

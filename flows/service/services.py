@@ -1,0 +1,240 @@
+"""What ``align up`` starts, seen from the commands: starting it, what it says of itself, pointing a process at it, its end."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from alignment_core.artifacts import align_home
+from alignment_core.artifacts.faults import check_room, explained
+from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.processes import ProcessId
+from flows.service import access
+from flows.service.environment import at_home
+
+SQLITE = "sqlite"
+START_SECONDS = 180.0
+STOP_SECONDS = 120.0
+LEAST_FREE_BYTES = 8 << 20
+"""Without so much room on the disk the services do not start: neither their database nor their logs would take a line."""
+
+
+class ServiceState(BaseModel):
+    """One service as ``align status`` shows it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    pid: int | None
+    restarts: int = 0
+
+
+class State(ProcessId):
+    """What the background process says of itself."""
+
+    url: str
+    database: str
+    """Without its password."""
+    phase: str
+    """``starting``, ``ready``, ``stopping``, ``stopped`` or ``failed``."""
+    services: tuple[ServiceState, ...] = ()
+    problems: dict[str, str] = {}
+    """Why a deployment cannot run, by its name."""
+    error: str | None = None
+
+
+def folder() -> Path:
+    """Where the background process keeps its lock, its state and the logs of the services."""
+    return align_home() / "services"
+
+
+def log_of(service: str) -> Path:
+    """Where the output of a service goes."""
+    return folder() / f"{service}.log"
+
+
+def token_file() -> Path:
+    """Holds what the server asks for (see :mod:`flows.service.access`) while the background process lives."""
+    return folder() / "token"
+
+
+def issue(token: str) -> None:
+    """Begin to use a token, and remember for good that it was one of ours."""
+    with _issued_file().open("a") as file:
+        file.write(_digest(token) + "\n")
+    access.write(token_file(), token)
+
+
+def _issued_file() -> Path:
+    """Holds the SHA-256 of every token that the services of this ALIGN_HOME ever had, one a line."""
+    return folder() / "issued"
+
+
+def _issued(token: str | None) -> bool:
+    with suppress(OSError):
+        return token is not None and _digest(token) in _issued_file().read_text().split()
+    return False
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def running() -> State | None:
+    """The services of this ALIGN_HOME, if their process lives."""
+    state = latest()
+    with suppress(OSError), (folder() / "lock").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return state
+    return None
+
+
+def latest() -> State | None:
+    """What the last background process of this ALIGN_HOME said of itself."""
+    with suppress(OSError, ValidationError):
+        return State.model_validate_json((folder() / "state.json").read_text())
+    return None
+
+
+def use_if_running() -> None:
+    """Point this process at the services' server, if they run, unless the user named another one.
+
+    If they do not, whoever answers at their address to one of their tokens is a stranger: this process forgets both. A
+    server of the user's own at the same address has another token, or none.
+    """
+    known, named = latest(), os.environ.get(access.URL)
+    if known is None or named not in (None, known.url):
+        return
+    state, token = running(), access.read(token_file())
+    if state is not None and state.phase == "ready" and token is not None:
+        os.environ.update(access.of_client(state.url, token))
+    elif _issued(os.environ.get(access.TOKEN)):
+        for name in access.of_client("", ""):
+            os.environ.pop(name, None)
+
+
+def environment(port: int) -> dict[str, str]:
+    """What the services inherit; the user's own settings win. Nothing of the database: the server alone knows it.
+
+    They, and the runs, import nothing from the folder that they are in: it may have folders named like our packages.
+    """
+    settings = {
+        **at_home(),
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_CLIENT_MAX_RETRIES": "9",
+        "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # or its database grows for ever
+    }
+    users, _ = access.split(os.environ)
+    ours = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), "PYTHONSAFEPATH": "1"}
+    return {**settings, **users, **ours}
+
+
+def database_settings(url: str | None) -> dict[str, str]:
+    """What the server has to know of the database that the user asks for. Raises UserError if it was another one before.
+
+    ``url`` is ``sqlite`` for one below ALIGN_HOME; none leaves it to the user's environment.
+    """
+    _, settings = access.split(os.environ)
+    if url == SQLITE:
+        return {}
+    if url is not None:
+        settings = {**settings, access.DATABASE: url}
+    before = database_file().read_text() if database_file().exists() else SQLITE
+    if access.shown_database(settings) is None and not before.startswith(SQLITE):
+        raise UserError(
+            f"the runs of these services are in {before}; give its URL again, as {access.DATABASE} or with --database, "
+            f"or begin anew with --database {SQLITE}"
+        )
+    return settings
+
+
+def database_file() -> Path:
+    """Holds what database the services had when they were last ready, without its password."""
+    return folder() / "database"
+
+
+def command(port: int) -> list[str]:
+    """The background process."""
+    return [sys.executable, "-m", "flows.service.services_process", str(port)]
+
+
+def _prepare() -> None:
+    with explained("create", folder()):
+        folder().mkdir(parents=True, exist_ok=True)
+    check_room(folder(), LEAST_FREE_BYTES, "Prefect's server")
+
+
+def start(port: int, database: str | None) -> State:
+    """Start the background process and wait until all is ready. Raises EnvironmentFault with what went wrong."""
+    settings = database_settings(database)
+    _prepare()
+    log = log_of("services")
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command(port),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+            env=environment(port),
+        )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:  # it ended at once, and says why
+        process.stdin.write(json.dumps(settings).encode())
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        state = running()
+        if state and state.pid == process.pid and state.phase == "ready":
+            return state
+        if process.poll() is not None:
+            state = latest()
+            reason = state.error if state and state.pid == process.pid and state.error else "it ended at once"
+            raise EnvironmentFault(f"the services did not start: {reason}; see {log}")
+        time.sleep(0.1)
+    process.terminate()
+    raise EnvironmentFault(f"the services did not start within {START_SECONDS:g} seconds; see {log}")
+
+
+def become(port: int, database: str | None) -> NoReturn:
+    """Turn this process into the background process: for a service manager, which wants to see it in the foreground."""
+    settings = database_settings(database)
+    _prepare()
+    reads, writes = os.pipe()
+    os.write(writes, json.dumps(settings).encode())
+    os.close(writes)
+    os.dup2(reads, 0)
+    inherited = environment(port)
+    os.chdir("/")
+    os.execve(sys.executable, command(port), inherited)
+
+
+def stop(state: State) -> None:
+    """End the background process and wait for it. Raises EnvironmentFault if it does not end."""
+    process = state.find()
+    if process is not None:
+        process.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    while running() is not None:
+        if time.monotonic() > deadline:
+            raise EnvironmentFault(f"process {state.pid} did not end within {STOP_SECONDS:g} seconds; end it by hand")
+        time.sleep(0.1)
+
+
+def stop_seconds(recipe: Mapping[str, Any]) -> float:
+    """What the recipe of a run gives its stages to save their work."""
+    return float(recipe["resources"]["stop_seconds"])
