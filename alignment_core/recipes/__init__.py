@@ -1,67 +1,64 @@
-"""Recipes: what to run, as frozen typed objects that come from YAML."""
+"""Recipes: what to run, as frozen typed objects that come from YAML.
 
-from alignment_core.recipes.load import apply_overrides, folder_of, load_recipe, parse_recipe
-from alignment_core.recipes.recipe import (
-    BaseRecipe,
-    DpoRecipe,
-    IterativeDpoRecipe,
-    NightlyRecipe,
-    Recipe,
-    RewardModelRecipe,
-    RlRecipe,
-    SftRecipe,
-)
-from alignment_core.recipes.sections.data import DataConfig, DataSource
-from alignment_core.recipes.sections.evaluation import EvaluationConfig, Gate, PromotionConfig
-from alignment_core.recipes.sections.model import ModelConfig, ScratchModel
-from alignment_core.recipes.sections.nightly import NightlyConfig
-from alignment_core.recipes.sections.resources import ResourcesConfig
-from alignment_core.recipes.sections.retention import RetentionConfig
-from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.recipes.sections.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
-from alignment_core.recipes.sections.tracking import TrackingConfig, WandbConfig
-from alignment_core.recipes.sections.training import (
-    DpoConfig,
-    DpoLossConfig,
-    LoraConfig,
-    RewardModelConfig,
-    SftConfig,
-    TrainingConfig,
-)
+What is here by name is imported when it is first asked for: modules that plug-ins bring import the sections below, and must
+not load, by that, what collects the plug-ins.
+"""
+# ruff: noqa: F401
 
-__all__ = [
-    "BaseRecipe",
-    "DataConfig",
-    "DataSource",
-    "DpoConfig",
-    "DpoLossConfig",
-    "DpoRecipe",
-    "EvaluationConfig",
-    "Gate",
-    "GenerationConfig",
-    "IterativeDpoConfig",
-    "IterativeDpoRecipe",
-    "LoraConfig",
-    "ModelConfig",
-    "NightlyConfig",
-    "NightlyRecipe",
-    "PromotionConfig",
-    "Recipe",
-    "ResourcesConfig",
-    "RetentionConfig",
-    "RewardModelConfig",
-    "RewardModelRecipe",
-    "RlConfig",
-    "RlRecipe",
-    "ScratchModel",
-    "SelectionConfig",
-    "SftConfig",
-    "SftRecipe",
-    "TrackingConfig",
-    "TrainingConfig",
-    "WandbConfig",
-    "apply_overrides",
-    "folder_of",
-    "load_recipe",
-    "parse_recipe",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alignment_core.recipes.load import apply_overrides, folder_of, load_recipe, parse_recipe
+    from alignment_core.recipes.recipe import (
+        BaseRecipe,
+        DpoRecipe,
+        IterativeDpoRecipe,
+        NightlyRecipe,
+        Recipe,
+        RewardModelRecipe,
+        RlRecipe,
+        SftRecipe,
+    )
+    from alignment_core.recipes.sections.data import DataConfig, DataSource
+    from alignment_core.recipes.sections.evaluation import EvaluationConfig, Gate, PromotionConfig
+    from alignment_core.recipes.sections.model import ModelConfig, ScratchModel
+    from alignment_core.recipes.sections.nightly import NightlyConfig
+    from alignment_core.recipes.sections.resources import ResourcesConfig
+    from alignment_core.recipes.sections.retention import RetentionConfig
+    from alignment_core.recipes.sections.rl import RlConfig
+    from alignment_core.recipes.sections.rollout import GenerationConfig, IterativeDpoConfig, SelectionConfig
+    from alignment_core.recipes.sections.tracking import TrackingConfig, WandbConfig
+    from alignment_core.recipes.sections.training import (
+        DpoConfig,
+        DpoLossConfig,
+        LoraConfig,
+        RewardModelConfig,
+        SftConfig,
+        TrainingConfig,
+    )
+
+_NAMES = {
+    "load": "apply_overrides folder_of load_recipe parse_recipe",
+    "recipe": "BaseRecipe DpoRecipe IterativeDpoRecipe NightlyRecipe Recipe RewardModelRecipe RlRecipe SftRecipe",
+    "sections.data": "DataConfig DataSource",
+    "sections.evaluation": "EvaluationConfig Gate PromotionConfig",
+    "sections.model": "ModelConfig ScratchModel",
+    "sections.nightly": "NightlyConfig",
+    "sections.resources": "ResourcesConfig",
+    "sections.retention": "RetentionConfig",
+    "sections.rl": "RlConfig",
+    "sections.rollout": "GenerationConfig IterativeDpoConfig SelectionConfig",
+    "sections.tracking": "TrackingConfig WandbConfig",
+    "sections.training": "DpoConfig DpoLossConfig LoraConfig RewardModelConfig SftConfig TrainingConfig",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found
