@@ -3,8 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
-ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/rollout/test_verifiers_environments.py \
-	tests/stages/test_rl_libraries.py tests/stages/test_rewards_of_environments.py
+ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_verifiers_environments.py \
+	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo up down test peers lint bench lock clean

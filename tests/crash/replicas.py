@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tests.rollout.reward_server import Server
+from tests.rewards.reward_server import Server
 
 AWAY_SECONDS = 1.5
 """How long a replica that was killed stays away."""

@@ -20,7 +20,7 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rollout.episodes import version_of
 from alignment_core.stages import rl
-from tests.rollout.reward_server import Server, lengths
+from tests.rewards.reward_server import Server, lengths
 from tests.stages.killing import Killer
 from tests.stages.rl_runs import RESOURCES, run_rl, section_of
 

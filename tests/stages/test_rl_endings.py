@@ -22,7 +22,7 @@ from alignment_core.execution.runner import run_stage
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from tests.processes import wait_until
-from tests.rollout.reward_server import Server
+from tests.rewards.reward_server import Server
 from tests.stages.killing import Killer, store_with
 from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, prompts, section_of
 from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once

@@ -18,7 +18,7 @@ from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, sectio
 
 pytestmark = pytest.mark.slow
 NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
-TASKSETS = Path(__file__).parents[1] / "rollout" / "tasksets"
+TASKSETS = Path(__file__).parents[1] / "environments" / "tasksets"
 STEPS = 2
 
 

@@ -25,7 +25,7 @@ from alignment_core.stages.sft import SftStageConfig
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.trainer import TrainJob
-from tests.stages.greedy import Greedy
+from tests.execution.greedy import Greedy
 from tests.stages.killing import Killer, store_with
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from alignment_core.errors import DataError, EnvironmentFault, Stopped, UserError
 from alignment_core.rewards.endpoint import Endpoint
 from alignment_core.rewards.failures import Account, numbers
-from tests.rollout.reward_server import Answer, Server, lengths
+from tests.rewards.reward_server import Answer, Server, lengths
 
 FIELD = "rl.rewards.0"
 

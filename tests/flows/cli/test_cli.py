@@ -19,7 +19,7 @@ from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from flows.cli import main as cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "flows.cli.main"]
 RECIPE = "method: sft\nname: demo\nmodel: some/model\nsft: {data: rows.jsonl}\n"
 Align = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,7 +9,7 @@ import pytest
 from alignment_core.tracking import Progress
 from flows.cli.stream import EventStream
 from flows.console import print_json
-from tests.stages.test_pace import Clock
+from tests.host.test_pace import Clock
 from tests.tracking.watched import result
 
 

@@ -24,7 +24,7 @@ from alignment_core.recipes.sections.rl import EnvironmentConfig, RewardConfig
 from alignment_core.rewards.failures import numbers
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.episodes import Episode
-from tests.rollout.reward_server import Server
+from tests.rewards.reward_server import Server
 
 SOURCE = """
 import signal

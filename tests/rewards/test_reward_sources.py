@@ -16,7 +16,7 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import RewardConfig
 from alignment_core.rewards.failures import reasons
 from alignment_core.rewards.sources import RewardSources, content
-from tests.rollout.reward_server import Server, lengths
+from tests.rewards.reward_server import Server, lengths
 
 SOURCE = """
 import os

@@ -1,0 +1,164 @@
+"""Rules between the fields of a recipe: what does not fit together, or would have no effect, is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+import alignment_core.recipes
+from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
+
+
+@pytest.mark.parametrize(
+    ("content", "override", "sentence"),
+    [
+        (SFT, "model={}", "model: give exactly one of `name` (Hub name, folder or reference) and `scratch`"),
+        (SFT, "model={name: a, scratch: {}}", "model: give exactly one of `name`"),
+        (SFT, "model={scratch: {hidden_size: 10, num_attention_heads: 3}}", "hidden_size 10 is not a multiple of"),
+        (SFT, "model={scratch: {num_key_value_heads: 3}}", "is not a multiple of num_key_value_heads"),
+        (SFT, "sft.data=[{path: a, task: reverse}]", "sft.data.sources.0: give exactly one of `path`"),
+        (SFT, "sft.data=[{rows: 3}]", "sft.data.sources.0: give exactly one of `path`"),
+        (
+            SFT,
+            "sft.data=[{path: a, options: {correct: 1}}]",
+            "sft.data.sources.0: `options` belong to a `task`",
+        ),
+        (SFT, "sft.data=[{path: a, weight: 1}, b]", "sft.data: give `weight` for every source or for none"),
+        (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the origin"),
+        (SFT, "promotion={gates: [{metric: kl, max: 1}]}", "`promotion.gates` need an `evaluation`"),
+        (SFT, "promotion={gates: [{metric: kl}]}", "promotion.gates.0: a gate needs at least one of `min`, `max`"),
+        (ROUNDS, "reward_model=", "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`"),
+        (ROUNDS, "reward_model={}", "`reward_model` needs exactly one of `data` (train one) and `model`"),
+        (ROUNDS, "reward_model.model=judge", "`reward_model` needs exactly one of `data` (train one) and `model`"),
+        (ROUNDS, "iterative_dpo.selection.score=verifier", "`evaluation.verifier` is needed"),
+        (
+            SFT,
+            "evaluation={prompts: p.jsonl, verifier: task}",
+            "evaluation: `verifier: task` scores the built-in tasks",
+        ),
+        (
+            ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "selection": {"score": "verifier"}}},
+            "evaluation={prompts: {task: reverse}, verifier: task}",
+            "of `iterative_dpo.prompts` is none; name a function",
+        ),
+        (JUDGE, "reward_model={model: judge}", "`reward_model.data` is needed here, and `reward_model.model` is not"),
+        (JUDGE, "evaluation.prompts=p", "remove `evaluation`, `promotion`"),
+    ],
+)
+def test_fields_that_do_not_fit_together_get_one_sentence(load, content, override, sentence):
+    (line,) = refusal(load, content, override).splitlines()
+    assert sentence in line
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "dpo.data={task: reverse}",
+            "`dpo.data.sources.0`: rows arrive in a file, folder, glob or `store:` prefix; give",
+        ),
+        ("dpo.data={path: inbox, rows: 5}", "give `path` and, if need be, `format` and `columns`, and nothing else"),
+        ("dpo.data={path: inbox, test_rows: 9}", "`dpo.data.test_rows` (9) must be less than `nightly.min_rows` (1)"),
+        ("promotion.gates=[]", "`promotion.gates` needs at least one gate"),
+        ("promotion=null", "promotion"),
+        ("evaluation=null", "evaluation"),
+        ("iterative_dpo={prompts: prompts.jsonl}", "`reward_model` is needed, because `iterative_dpo.selection.score`"),
+        ("reward_model={}", "`reward_model` needs exactly one of `data` (train one) and `model` (use that one)"),
+        ("nightly.inbox=Inbox/1", "nightly.inbox"),
+    ],
+)
+def test_a_night_that_could_not_run_unattended_is_refused(load, override, sentence):
+    assert sentence in refusal(load, NIGHT, override)
+
+
+def test_a_night_needs_no_section_of_its_own(load):
+    assert load(NIGHT).nightly.min_rows == 1
+    assert load(NIGHT, "iterative_dpo={prompts: p.jsonl, selection: {score: verifier}}").iterative_dpo.rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rl.rewards=[]"], "rl.rewards"),
+        (
+            ["rl.rewards.0.reward_model=ours"],
+            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
+        ),
+        (
+            ["rl.rewards.0.function=f.py:f"],
+            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
+        ),
+        (["rl.rewards.0={urls: 'localhost:5000'}"], "'localhost:5000' is no http:// or https:// URL"),
+        (["rl.rewards.0={urls: 'http://me:hidden@there/'}"], "a URL of a recipe holds no password; name the variable"),
+        (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` is for `urls`"),
+        (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
+        (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
+        (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
+        (["rl.rewards.0.verifier=task"], "prompts.jsonl of `rl.prompts` is none"),
+        (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
+        (["rl.generation.temperature=0"], "`rl.generation` samples from the policy itself"),
+        (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
+        (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
+        (["resources={offload_optimizer: true, zero_stage: 0}"], "`offload_optimizer` needs `zero_stage` 1, 2 or 3"),
+        (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
+        (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
+        (
+            ["rl.rewards.0.verifier=task", "rl.prompts={task: reverse, rows: 8}", "rl.best={prompts: held_out.jsonl}"],
+            "held_out.jsonl of `rl.best.prompts` is none",
+        ),
+        (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
+        (
+            ["rl.generation.num_generations=1", "rl.advantage.estimator=batch", "rl.filter={}"],
+            "`rl.filter` would leave out all: raise it, or drop the filter",
+        ),
+        (
+            ["rl.training.max_steps=5"],
+            "`max_steps` has no effect in `rl.training`, as `rl.steps` says how many steps there are",
+        ),
+        (
+            ["rl.loss={loss_type: sapo, clip_high: 0.3}"],
+            "`clip_high` has no effect with `loss_type: sapo`: leave it out",
+        ),
+        (["rl.loss={loss_type: cispo, dual_clip: 3}"], "`dual_clip` has no effect with `loss_type: cispo`"),
+        (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
+        (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
+        (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
+        (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect without `urls`"),
+        (
+            ["rl.prompts={task: reverse, subset: main}"],
+            "`subset` has no effect without a data set of the Hub in `path`",
+        ),
+        (
+            ["rl.prompts={path: p.jsonl, mixing: all_exhausted}"],
+            "`mixing` has no effect without a `weight` of each source",
+        ),
+        (["model={scratch: {}, revision: main}"], "`revision` has no effect with `scratch`"),
+        (["rl.filter={low: 0.5, high: 0.5}"], "`low` 0.5 is not below `high` 0.5, so that no prompt would stay"),
+    ],
+)
+def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, says):
+    assert says in refusal(load, RL, *overrides)
+
+
+def test_a_plain_section_rl_is_enough(load):
+    assert load(RL).samples
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["iterative_dpo.loss={loss_type: ipo, label_smoothing: 0.1}"], "`label_smoothing` has no effect with"),
+        (["iterative_dpo.selection.max_pairs_per_prompt=3"], "has no effect with `strategy: best_worst`"),
+        (
+            ["reward_model={model: some/judge, training: {batch_size: 8}}"],
+            "`training` has no effect where `model` names",
+        ),
+        (["reward_model={model: some/judge, loss_type: logexp}"], "`loss_type` has no effect where `model` names"),
+    ],
+)
+def test_fields_that_nothing_would_read_are_refused(load, overrides, says):
+    assert says in refusal(load, ROUNDS, *overrides)
+    loaded = load(ROUNDS, "reward_model={model: some/judge}")
+    assert alignment_core.recipes.parse_recipe(loaded.model_dump(mode="json")) == loaded, (
+        "defaults that are written out are none"
+    )
