@@ -31,6 +31,17 @@ class StageConfig(Config):
         """What goes into the stage's key: the configuration without paths or anything else that cannot matter."""
         return self.model_dump(mode="json")
 
+    def code_used(self) -> tuple[str, ...]:
+        """Modules that compute the result as it is configured, beside those of the :class:`Stage`: the plug-ins that it names.
+
+        What such a module imports of its own distribution, and of ours, counts with it.
+        """
+        return ()
+
+    def packages_used(self) -> tuple[str, ...]:
+        """Distributions whose versions decide the result as it is configured, beside those of the :class:`Stage`."""
+        return ()
+
 
 C = TypeVar("C", bound=StageConfig)
 
@@ -51,6 +62,11 @@ class Stage(Generic[C]):
     """
     shows: Mapping[str, str] = field(default_factory=dict)
     """The key metrics, which stand for the stage on the terminal and in tables: their titles by name, the first ones first."""
+    code: tuple[str, ...] = ()
+    """Modules, and packages with all that they hold, that compute the result beside the stage's own module; of ours, or of the
+    distribution that brings the stage. A digest of each is in the key."""
+    packages: tuple[str, ...] = ()
+    """Distributions that compute the result, such as ``torch``. Their versions are in the key."""
 
 
 class StageCall(BaseModel):
