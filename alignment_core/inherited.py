@@ -1,7 +1,7 @@
 """What a process that we start may know of our environment: all but Prefect's variables.
 
 They may hold a token or the password of a database, and below us runs anybody's code: reward functions, tokenizers, stages.
-Prefect's own processes, and the flows that its workers start, are told more: see :mod:`flows.service.access`.
+Prefect's own processes, and the flows that its workers start, are told more: see :mod:`flows.access`.
 """
 
 from __future__ import annotations

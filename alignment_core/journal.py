@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
+from alignment_core.home import align_home
 from alignment_core.processes import ProcessId
 
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"

@@ -1,8 +1,9 @@
-"""How the cost of stages and of a whole run is shown in tables."""
+"""What is said of a run in more than one place: its cost, and what became of its promotion."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.cost import per_step, tokens, total
@@ -31,3 +32,10 @@ def step_rows(stages: Iterable[StageResult]) -> list[dict[str, str]]:
         for label, parts in measured.items()
         if parts
     ]
+
+
+def promotion_line(promotion: Mapping[str, Any]) -> str:
+    """What became of the promotion, with what it was compared and why."""
+    beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
+    reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
+    return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}"

@@ -8,9 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from alignment_core.artifacts import Store, align_home
+from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
 from alignment_core.checks.shapes import SAMPLING
+from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
 from alignment_core.recipes import BaseRecipe, NightlyRecipe

@@ -24,9 +24,8 @@ from alignment_core.execution.base import StageResult
 from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.report import cell
-from flows.cli.display import promotion_line
-from flows.costs import cost_cells, run_cost, step_rows
-from flows.service import access
+from flows import access
+from flows.costs import cost_cells, promotion_line, run_cost, step_rows
 from tasks.stage import Run
 
 NONE = "there is none"

@@ -21,10 +21,11 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 from pydantic import BaseModel
 
-from alignment_core.artifacts import Reference, align_home, open_store
+from alignment_core.artifacts import Reference, open_store, prune
 from alignment_core.artifacts.ownership import check_ours
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
+from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
 from alignment_core.journal import Journal, in_use, new_record
@@ -33,16 +34,16 @@ from alignment_core.recipes import BaseRecipe
 from alignment_core.reporting.run_report import policies_of
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
+from flows import access
 from flows.comparison import Compared, compare
 from flows.costs import run_cost
 from flows.early import COMMAND_LINE, CommandLine, check_recipe
 from flows.host_log import in_run_log
+from flows.orphans import clear_page, close_not_begun
 from flows.outputs import Outputs
 from flows.planning import plan
 from flows.progress import ProgressArtifacts
 from flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
-from flows.service import access
-from flows.service.orphans import clear_page, close_not_begun
 from flows.watch import Watch
 from tasks.graph import CURRENT, Input, is_part
 from tasks.promotion import promote
@@ -154,7 +155,7 @@ def _prune(recipe: BaseRecipe, run: Run) -> None:
         if recipe.retention.journal_days is not None:
             prune_journals(recipe.retention.journal_days)
         days, used = recipe.retention, in_use(but=run.journal.record.run_id)
-        pruned = run.store.prune(days.progress_days, days.rollouts_days, delete=True, used=used)
+        pruned = prune(run.store, days.progress_days, days.rollouts_days, delete=True, used=used)
     except Exception as error:
         logger.warning("nothing more was pruned: %s", error)
         return

@@ -2,11 +2,12 @@
 
 from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.folder import FolderBackend
-from alignment_core.artifacts.gc import Garbage, GcReport
+from alignment_core.artifacts.gc import Garbage, GcReport, collect
 from alignment_core.artifacts.manifest import FileEntry, Manifest
-from alignment_core.artifacts.opening import align_home, check_backend, open_store
+from alignment_core.artifacts.opening import check_backend, open_store
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.retention import prune
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace
@@ -25,7 +26,8 @@ __all__ = [
     "Store",
     "TagMove",
     "Workspace",
-    "align_home",
     "check_backend",
+    "collect",
     "open_store",
+    "prune",
 ]

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, PRUNED, STAGES, SUSPECTS, blob_path, stage_path
+from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
 from alignment_core.errors import Corrupt, NotFound, UserError
 
 _CLOCK_OF_FILES = 5
 """CLOCK_REALTIME_COARSE, linux/time.h: what the kernel dates files by. It runs some milliseconds behind the others."""
-
-if TYPE_CHECKING:
-    from alignment_core.artifacts.store import Store
 
 
 class Garbage(BaseModel):
@@ -54,7 +51,7 @@ class GcReport(BaseModel):
         return f"{verb} {len(self.garbage)} objects, {self.size / 2**20:.1f} MiB; {self.kept} artifacts stay"
 
 
-def collect(store: Store, delete: bool, older_than: float) -> GcReport:
+def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> GcReport:
     """Collect what is unreachable and was not modified for ``older_than`` seconds.
 
     Roots are the stage records (their outputs and inputs) and every move of every tag. Publishers may work at the same

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +13,7 @@ from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.errors import EnvironmentFault, StoreError, UserError
+from alignment_core.home import align_home
 
 FORMAT_VERSION = 1
 
@@ -71,23 +69,6 @@ def _probe(backend: Backend) -> None:
             )
     finally:
         backend.delete(probe)
-
-
-def align_home() -> Path:
-    """The one directory for what is local to this machine: ``$ALIGN_HOME``, by default ``~/.alignment``.
-
-    A new one is closed to others, because of the logs, recipes and databases in it. One that is there keeps its mode:
-    others may read artifacts in it on purpose (``align doctor`` says so).
-    """
-    home = Path(os.environ.get("ALIGN_HOME") or "~/.alignment").expanduser().absolute()
-    _create(home)
-    return home
-
-
-@cache
-def _create(home: Path) -> None:
-    with suppress(OSError):  # who cannot write there learns it when something has to be written
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _folder(uri: str | Path | None) -> Path:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.gc import Garbage
 from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.paths import PRUNED, blob_path, manifest_path, pruned_path
+from alignment_core.artifacts.reference import PRUNABLE
+from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import entries, is_mine, time_and_size
 from alignment_core.errors import UserError
 
-if TYPE_CHECKING:
-    from alignment_core.artifacts.store import Store
-
-PRUNABLE = ("rollouts", "scores")
-"""Kinds that are large, cheap to make again from what stays, and needed only until what is made from them is there."""
 DAY = 24 * 3600.0
 
 
 def prune(
-    store: Store, progress_days: float | None, rollouts_days: float | None, delete: bool, used: Collection[str] = ()
+    store: Store,
+    progress_days: float | None,
+    rollouts_days: float | None,
+    delete: bool = False,
+    used: Collection[str] = (),
 ) -> list[Garbage]:
     """Find, and with ``delete`` remove, progress and rollouts that nobody used for so many days; None keeps them.
 

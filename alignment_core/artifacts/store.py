@@ -6,22 +6,21 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from alignment_core.artifacts import gc as collector
-from alignment_core.artifacts import retention, tags
+from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.manifest import FileEntry, Manifest
 from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
-from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.reference import PRUNABLE, Reference
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
 from alignment_core.canonical import canonical_json
@@ -172,7 +171,7 @@ class Store:
         path = stage_path(key)
         try:
             record = self.record_at(path)
-            if record.output.kind in retention.PRUNABLE:
+            if record.output.kind in PRUNABLE:
                 self.backend.touch(manifest_path(record.output.digest))  # before the look at the mark, see retention
             if self.is_pruned(record.output):
                 log.info("the stage with key %s has to run again: %s was pruned", key[:12], record.output.short)
@@ -244,20 +243,6 @@ class Store:
     def scratch(self) -> AbstractContextManager[Path]:
         """A fresh directory on the file system of the store's local side, removed at the end of the ``with``."""
         return self.workspace.scratch()
-
-    def prune(
-        self,
-        progress_days: float | None,
-        rollouts_days: float | None,
-        delete: bool = False,
-        used: Collection[str] = (),
-    ) -> list[collector.Garbage]:
-        """Find, and with ``delete`` remove, what a retention policy does not keep; see :func:`retention.prune`."""
-        return retention.prune(self, progress_days, rollouts_days, delete, used)
-
-    def gc(self, delete: bool = False, older_than: float = 3600.0) -> collector.GcReport:
-        """Find, and with ``delete`` remove, what nothing refers to and nothing changed for ``older_than`` seconds."""
-        return collector.collect(self, delete, older_than)
 
     # ---------------------------------------------------------------- inside
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.canonical import digest_of_file
 from alignment_core.data import formats, reasoning_gym, tasks, verifiers_tasksets
+from alignment_core.data.hub import commit_of
 from alignment_core.errors import UserError
-from alignment_core.hub import commit_of
 from alignment_core.recipes.paths import BEGINS, may_be_hub_name
 from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
 from alignment_core.recipes.sections.data import DataSource

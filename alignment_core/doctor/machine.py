@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from alignment_core.artifacts import align_home
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
 from alignment_core.doctor.answer import SECONDS, Answer
+from alignment_core.home import align_home
 from alignment_core.host.supervised import LONGEST_SOCKET_FOLDER
 from alignment_core.inherited import inherited
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
 
-from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.home import align_home
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.host.supervised import Supervised, short_folder

@@ -16,13 +16,14 @@ from pathlib import Path
 from socket import SHUT_RD, socket
 from typing import Any
 
-from alignment_core.artifacts import align_home, open_store
+from alignment_core.artifacts import open_store
 from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import run_stage
 from alignment_core.execution.turns import RunName, Turn
+from alignment_core.home import align_home
 from alignment_core.host.pace import Pace, Progress
 from alignment_core.host.protocol import Channel, describe
 from alignment_core.imports import uncollected

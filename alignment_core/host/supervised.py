@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from alignment_core.artifacts import align_home
+from alignment_core.home import align_home
 from alignment_core.host.supervisor import IN_USE, discard
 
 YOUNG_SECONDS = 60.0

@@ -13,7 +13,7 @@ from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import entropy, token_logps
 
 if TYPE_CHECKING:
-    from alignment_core.training.batches import MicroBatch
+    from alignment_core.models.microbatch import MicroBatch
 
 Head = Literal["lm", "score", "value"]
 """Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from alignment_core.artifacts import align_home
+from alignment_core.home import align_home
 from alignment_core.imports import uncollected
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError
+from alignment_core.files import write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,16 +89,6 @@ def write_table(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> No
 
     table = pa.Table.from_pylist(rows, schema=schema)
     write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file so that its name stands for all of it, or is not there: also after a kill or a power cut."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def read_rollouts(directory: Path) -> list[dict[str, Any]]:

@@ -167,7 +167,7 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
 
     Raises UserError, with the ``hint`` where there is no such model.
     """
-    from alignment_core.hub import commit_of
+    from alignment_core.data.hub import commit_of
 
     if model.scratch is not None:
         return BaseModelConfig(model=model)

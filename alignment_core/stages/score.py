@@ -12,10 +12,11 @@ import numpy as np
 
 from alignment_core.errors import NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.files import write_whole
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct
 from alignment_core.rewards.verifiers import verifier_content
 from alignment_core.rewards.verifying import verify
-from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table, write_whole
+from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 
 if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from alignment_core.artifacts import align_home
 from alignment_core.canonical import digest_of
+from alignment_core.home import align_home
 from alignment_core.recipes import BaseRecipe
 
 COMPLETED = "completed"

@@ -11,12 +11,12 @@ import functools
 import heapq
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alignment_core.canonical import derive_seed
+from alignment_core.models.microbatch import MicroBatch, Row
 
 if TYPE_CHECKING:
     import torch
@@ -24,51 +24,6 @@ if TYPE_CHECKING:
 LINE_TOKENS = 128
 """Least width of a line. Attention costs width² per line, so that short sequences want short lines; a longer sequence
 makes all lines of its pack as long."""
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """Token ids [T] (int64) and which of them are targets [T] (bool; the first token never is)."""
-
-    ids: np.ndarray
-    targets: np.ndarray
-
-    @classmethod
-    def of_prompt_and_completion(cls, prompt: Seq[int], completion: Seq[int]) -> TokenSequence:
-        ids = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
-        targets = np.arange(len(ids)) >= max(len(prompt), 1)
-        return cls(ids, targets)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One training row: its sequences (one, or chosen and rejected) and the extra numbers that its method needs."""
-
-    number: int
-    sequences: tuple[TokenSequence, ...]
-    margin: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(sequence.ids) for sequence in self.sequences)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows packed into L lines of W tokens, with K targets in S sequences. Places count through the lines, 0..L·W-1."""
-
-    rows: tuple[Row, ...]
-    input_ids: torch.Tensor  # [L, W]
-    position_ids: torch.Tensor  # [L, W], restarting at 0 with each sequence; 0 for every token that fills a line
-    filled: torch.Tensor  # [L, W], 0 for every token that fills a line, otherwise 1
-    predict_K: torch.Tensor  # [K], place whose output predicts the target
-    labels_K: torch.Tensor  # [K], the target's token id
-    sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
-    last_S: torch.Tensor  # [S], place of each sequence's last token
-
-    @property
-    def sequences(self) -> int:
-        return len(self.last_S)
 
 
 @functools.lru_cache(maxsize=4)

@@ -9,8 +9,9 @@ import torch
 
 from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
-from alignment_core.training.batches import Row, TokenSequence, cut, pack
+from alignment_core.training.batches import cut, pack
 
 
 class Forward:

@@ -22,11 +22,12 @@ from alignment_core.artifacts.ownership import check_ours
 from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged
+from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
-from alignment_core.training.batches import MicroBatch, Row, cut, pack
+from alignment_core.training.batches import cut, pack
 from alignment_core.training.ranks import sum_over_ranks
 
 LEAST_BYTES_PER_PARAMETER = 12

@@ -7,8 +7,9 @@ from pathlib import Path
 from torch import Tensor
 
 from alignment_core.canonical import derive_seed
+from alignment_core.models.microbatch import MicroBatch
 from alignment_core.recipes.sections.rl import PretrainingConfig
-from alignment_core.training.batches import MicroBatch, batch_of_step
+from alignment_core.training.batches import batch_of_step
 from alignment_core.training.learner import StepReport, Term
 from alignment_core.training.methods.sft import Sft
 

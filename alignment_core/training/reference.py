@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from alignment_core.errors import NumericError
+from alignment_core.files import write_whole
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import PackedModel, run_packed
-from alignment_core.rollout.records import write_whole
-from alignment_core.training.batches import MicroBatch, Row, cut, pack
+from alignment_core.training.batches import cut, pack
 from alignment_core.training.ranks import agree, sum_over_ranks
 
 FILE = "reference_logps.npz"

@@ -34,10 +34,11 @@ from alignment_core.losses.policy import (
 )
 from alignment_core.models import buckets
 from alignment_core.models.buckets import Bucket, Share
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
-from alignment_core.training.batches import MicroBatch, Row, TokenSequence, epoch_order
+from alignment_core.training.batches import epoch_order
 from alignment_core.training.checkpoints import complete, newest_progress
 from alignment_core.training.learner import Learner, ModelSource, StepReport, Term
 from alignment_core.training.pretraining import Pretraining

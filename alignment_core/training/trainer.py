@@ -18,9 +18,10 @@ import torch
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
+from alignment_core.models.microbatch import MicroBatch
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
-from alignment_core.training.batches import MicroBatch, batch_of_step, steps_per_epoch
+from alignment_core.training.batches import batch_of_step, steps_per_epoch
 from alignment_core.training.checkpoints import complete, newest_progress, step_of
 from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term
 from alignment_core.training.methods.base import Method

@@ -12,9 +12,10 @@ import typer
 
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault
+from flows import access
 from flows.cli.services import RunArgument
 from flows.console import JsonOption, err, out, print_json
-from flows.service import access, services
+from flows.service import services
 
 
 def deploy(

@@ -110,13 +110,6 @@ def key_metrics(result: StageResult) -> str:
     return headline(load_stage(result.stage).shows, result.metrics)
 
 
-def promotion_line(promotion: Mapping[str, Any]) -> str:
-    """What became of the promotion, with what it was compared and why."""
-    beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
-    reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
-    return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}"
-
-
 def stage_table(stages: list[StageResult]) -> Table:
     """One row per stage: cached or run, what it cost, speed, key metric; then the total of those that ran."""
     table = Table(title="Stages", title_justify="left", box=None, padding=(0, 1, 0, 0), show_footer=True)

@@ -13,8 +13,9 @@ import typer
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
+from flows import access
 from flows.console import JsonOption, err, out, print_json
-from flows.service import access, services
+from flows.service import services
 
 if TYPE_CHECKING:
     from alignment_core.recipes import BaseRecipe
@@ -170,7 +171,7 @@ def resume(
     services.use_if_running()
     if record.deployed:
         return _resume_deployed(record, from_stage, ended, as_json)
-    from flows.cli.main import run_here
+    from flows.cli.run import run_here
 
     recipe = _kept_recipe(record)
     chosen, resumes = from_stage or record.from_stage, None if from_stage else record

@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from alignment_core.artifacts import GcReport, Manifest, Provenance, Reference, Store, TagMove, open_store
+from alignment_core.artifacts import (
+    GcReport,
+    Manifest,
+    Provenance,
+    Reference,
+    Store,
+    TagMove,
+    collect,
+    open_store,
+    prune,
+)
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import in_use
 from flows.console import JsonOption, StoreOption, err, out, print_json
@@ -147,8 +157,8 @@ def artifacts_gc(
 ) -> None:
     """Find what no tag and no stage record needs: leftovers of crashed publishers and of finished stages."""
     opened = open_store(store, writes=False)
-    pruned = opened.prune(progress_days, rollouts_days, delete, in_use())
-    report = opened.gc(delete, older_than)
+    pruned = prune(opened, progress_days, rollouts_days, delete, in_use())
+    report = collect(opened, delete, older_than)
     told = {one.path for one in pruned}
     report = GcReport(
         deleted=delete,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from alignment_core.artifacts import align_home
+from alignment_core.home import align_home
 
 WORKERS = ("APILogWorker", "EventsWorker")
 """Prefect's background senders: their loggers are named after their classes, so that Prefect's own level does not reach them,

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
-from flows.service import access, services
+from flows import access
+from flows.service import services
 
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0

@@ -14,10 +14,10 @@ import time
 import urllib.error
 import urllib.request
 
-from alignment_core.artifacts import align_home
 from alignment_core.errors import EnvironmentFault
+from alignment_core.home import align_home
 from alignment_core.host.supervised import Supervised, fresh_folder
-from flows.service import access
+from flows import access
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict
 from alignment_core import journal
 from alignment_core.errors import NotFound, UserError
 from flows.console import say
-from flows.service.orphans import clear_page
+from flows.orphans import clear_page
 
 FLOW = "alignment"
 EVERY_SECONDS = 5.0

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from alignment_core.artifacts import align_home
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.home import align_home
 from alignment_core.processes import ProcessId
-from flows.service import access
+from flows import access
 from flows.service.environment import at_home
 
 SQLITE = "sqlite"
@@ -65,7 +65,7 @@ def log_of(service: str) -> Path:
 
 
 def token_file() -> Path:
-    """Holds what the server asks for (see :mod:`flows.service.access`) while the background process lives."""
+    """Holds what the server asks for (see :mod:`flows.access`) while the background process lives."""
     return folder() / "token"
 
 

@@ -26,12 +26,12 @@ from typing import BinaryIO
 import psutil
 
 from alignment_core import journal
-from alignment_core.artifacts import align_home
 from alignment_core.errors import AlignmentError, EnvironmentFault
+from alignment_core.home import align_home
 from alignment_core.host.supervised import Supervised, fresh_folder
 from alignment_core.processes import ProcessId
+from flows import access
 from flows.console import say
-from flows.service import access
 from flows.service.prefect_api import server_command
 from flows.service.prefect_worker import TEMPORARY
 from flows.service.services import (

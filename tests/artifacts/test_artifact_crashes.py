@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from alignment_core.artifacts import open_store
+from alignment_core.artifacts import collect, open_store
 from alignment_core.artifacts.paths import blob_path, manifest_path
 from alignment_core.errors import Conflict, Corrupt, EnvironmentFault, NotFound
 from tests.processes import kill_at
@@ -45,7 +45,7 @@ def test_killed_publisher_leaves_no_visible_artifact(tmp_path, write, draft, in_
         assert all(reader.verify(reference) == [] for reference in visible)  # and all means every byte
         assert reader.find(KEY) is None or visible == [whole]
         finished = reader.find(KEY) is not None
-        reader.gc(delete=True, older_than=-1)
+        collect(reader, delete=True, older_than=-1)
         leftovers = [found.path for found in reader.backend.list("") if found.path not in ("format.json", "lock")]
         assert finished or leftovers == []  # what a crash leaves, gc finds
         assert reader.publish(directory, "model", draft()) == whole
@@ -89,7 +89,7 @@ def test_concurrent_publishers_of_the_same_artifact_all_succeed(store, write, dr
     (manifest,) = store.artifacts()
     assert store.verify(manifest.reference) == []
     assert store.find(KEY).output == manifest.reference
-    assert store.gc(older_than=-1).garbage == ()
+    assert collect(store, older_than=-1).garbage == ()
 
 
 def test_concurrent_results_of_one_key_converge(store, write, draft, in_children, tmp_path):
@@ -198,7 +198,7 @@ def test_a_damaged_manifest_or_record_is_healed_too(store, write, draft, damage)
         damage(store.backend.root / path)
         assert store.find(KEY) is None
         with pytest.raises(Corrupt):
-            store.gc(delete=True, older_than=-1)  # deletes nothing while it cannot tell what is needed
+            collect(store, delete=True, older_than=-1)  # deletes nothing while it cannot tell what is needed
         assert store.publish(directory, "model", draft()) == model
         assert store.find(KEY).output == model
         assert store.verify(model) == []
@@ -262,7 +262,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_artifact(tmp_path, write, draft)
         assert [manifest.reference for manifest in store.artifacts()] == [small]
         assert store.find(KEY) is None
         assert store.verify(small) == []
-        assert len(store.gc(delete=True, older_than=-1).of("blob")) >= 2
+        assert len(collect(store, delete=True, older_than=-1).of("blob")) >= 2
         store.publish(write("fits", {"one": os.urandom(2**18)}), "model")
         subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
         assert store.verify(store.publish(big, "model", draft())) == []

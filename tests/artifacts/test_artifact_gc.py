@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from alignment_core.artifacts import open_store
+from alignment_core.artifacts import collect, open_store
 from alignment_core.artifacts.paths import blob_path
 
 KEY = "a" * 64
@@ -26,27 +26,27 @@ def test_only_what_nothing_reaches_is_garbage(store, write, draft):
     store.move_tag("policy", tagged, old, "better, but one may want to go back")
     orphan = store.publish(write("orphan", {"n": "3", "config.json": "{}"}), "model")  # shares one blob
 
-    dry = store.gc(older_than=-1)
+    dry = collect(store, older_than=-1)
     assert not dry.deleted
     assert (len(dry.of("manifest")), len(dry.of("blob")), dry.size > 0, dry.kept) == (1, 1, True, 4)
     assert store.verify(orphan) == []
     assert "would delete 2 objects" in str(dry)
 
-    assert store.gc(delete=True, older_than=-1).garbage == dry.garbage
+    assert collect(store, delete=True, older_than=-1).garbage == dry.garbage
     assert {manifest.reference for manifest in store.artifacts()} == {data, output, old, tagged}
     assert all(store.verify(manifest.reference) == [] for manifest in store.artifacts())
-    assert store.gc(older_than=-1).garbage == ()
+    assert collect(store, older_than=-1).garbage == ()
 
 
 def test_nothing_young_is_deleted(store, write):
     orphan = store.publish(write("d"), "model")
-    assert store.gc(delete=True).garbage == ()
+    assert collect(store, delete=True).garbage == ()
     assert store.verify(orphan) == []
 
 
 def test_the_cache_of_a_deleted_artifact_goes_with_it(store, write):
     cached = store.fetch(store.publish(write("d"), "model"))
-    assert len(store.gc(delete=True, older_than=-1).of("cache")) == 1
+    assert len(collect(store, delete=True, older_than=-1).of("cache")) == 1
     assert not cached.exists()
 
 
@@ -54,7 +54,7 @@ def test_progress_goes_when_its_stage_is_finished(store, write, draft):
     (store.progress(KEY) / "step").write_text("state")
     (store.progress("b" * 64) / "step").write_text("state")
     store.publish(write("d"), "model", draft())
-    assert store.gc(delete=True, older_than=-1).of("progress") == [f"progress/{KEY}"]
+    assert collect(store, delete=True, older_than=-1).of("progress") == [f"progress/{KEY}"]
     assert (store.progress("b" * 64) / "step").exists()
 
 
@@ -66,7 +66,7 @@ def test_scratch_of_a_killed_process_goes_and_of_a_living_one_stays(store, in_ch
 
     assert in_children(die) == [-signal.SIGKILL]
     with store.scratch() as mine:
-        assert len(store.gc(delete=True, older_than=-1).of("temporary")) == 1
+        assert len(collect(store, delete=True, older_than=-1).of("temporary")) == 1
         assert mine.is_dir()
 
 
@@ -82,7 +82,7 @@ def test_a_blob_that_was_renewed_outlives_whatever_ends_the_collector(store, wri
     for step in range(1, 20):
         path, renewed = aged_blob(store, store.publish(write("d"), "model")), tmp_path / f"renewed-{step}"
 
-        def collect(step=step, path=path, renewed=renewed):
+        def collects(step=step, path=path, renewed=renewed):
             def renew():
                 if store.backend.touch(path):
                     renewed.write_text("")
@@ -105,7 +105,7 @@ def test_a_blob_that_was_renewed_outlives_whatever_ends_the_collector(store, wri
             store.backend.delete(path, unmodified_since=look_before)
             os._exit(0)
 
-        (code,) = in_children(collect)
+        (code,) = in_children(collects)
         renewals += renewed.exists()
         assert store.backend.stat(path) or not renewed.exists()
         if code == 0 and not renewed.exists():
@@ -121,7 +121,7 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
         def first_collect(*args, **kwargs):
             if not vars(mine).get("collects"):
                 mine.collects = True
-                collections.append(open_store(store.uri, writes=False).gc(delete=True, older_than=0))
+                collections.append(collect(open_store(store.uri, writes=False), delete=True, older_than=0))
                 mine.collects = False
             return call(*args, **kwargs)
 
@@ -169,12 +169,12 @@ def test_gc_beside_publishers_breaks_nothing(store, write, in_children):
             reference = mine.publish(directories[0], "model")
             assert mine.verify(reference) == []
 
-    def collect() -> None:
+    def collects() -> None:
         deleted = 0
         while time.time() < end:
-            deleted += len(open_store(store.uri).gc(delete=True, older_than=60).garbage)
+            deleted += len(collect(open_store(store.uri), delete=True, older_than=60).garbage)
         assert deleted > 10
 
-    assert in_children(publish, collect, collect) == [0, 0, 0]
+    assert in_children(publish, collects, collects) == [0, 0, 0]
     again = [store.publish(directory, "model") for directory in directories]
     assert all(store.verify(reference) == [] for reference in again)

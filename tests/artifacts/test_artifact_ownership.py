@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import align_home, open_store
+from alignment_core.artifacts import collect, open_store
 from alignment_core.artifacts.ownership import check_ours, make_private
 from alignment_core.doctor.machine import own_disk
 from alignment_core.errors import EnvironmentFault
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.turns import RunName, Turn
+from alignment_core.home import align_home
 
 KEY = "a" * 64
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
@@ -101,8 +102,8 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
             (model / "weights").write_text("w")
             open_store().publish(model, "model")
 
-    def collect():
-        assert open_store().gc(delete=True, older_than=-1).of("temporary") == []
+    def collects():
+        assert collect(open_store(), delete=True, older_than=-1).of("temporary") == []
 
     def use_machine():
         with MachineQueue(align_home() / "locks").use(Turn(waits=lambda _: None, label="sft", run=RunName("a", "b"))):
@@ -111,7 +112,7 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
     assert in_children(owner(publish)) == [0]
     lock = home / "store" / "lock"
     lock.unlink(missing_ok=True)
-    open_store().gc(delete=True, older_than=-1)
+    collect(open_store(), delete=True, older_than=-1)
     assert in_children(use_machine) == [0]
     assert lock.stat().st_uid == 0
     theirs = home / "store" / "tmp" / "scratch-of-root"
@@ -120,7 +121,7 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
     (home / "store" / "cache").mkdir(exist_ok=True)
     (home / "store" / "cache" / ("c" * 64)).mkdir(mode=0o700)
     assert in_children(owner(publish)) == [0]
-    assert in_children(owner(collect)) == [0]
+    assert in_children(owner(collects)) == [0]
     assert in_children(owner(use_machine)) == [0]
     assert theirs.is_dir()
 

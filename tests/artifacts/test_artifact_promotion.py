@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignment_core.artifacts import Reference
+from alignment_core.artifacts import Reference, prune
 from alignment_core.artifacts.paths import blob_path
 from alignment_core.artifacts.promotion import promote, rollback
 from alignment_core.errors import NotFound, StoreError, UserError
@@ -97,7 +97,7 @@ def test_a_damaged_artifact_is_never_named_anew(store, models, moved):
 
 def test_a_pruned_artifact_is_refused(store, write, draft):
     rollouts = store.publish(write("r"), "rollouts", draft())
-    assert store.prune(None, 0, delete=True)
+    assert prune(store, None, 0, delete=True)
     with pytest.raises(NotFound, match="were pruned"):
         promote(store, "samples", rollouts, None, "")
 

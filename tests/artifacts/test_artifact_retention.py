@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from alignment_core.artifacts import open_store
+from alignment_core.artifacts import collect, open_store, prune
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, blob_path, manifest_path
 from alignment_core.errors import NotFound
 from alignment_core.lineage import Graph
@@ -43,11 +43,11 @@ def rollouts(store, write, draft):
 def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollouts):
     pairs = store.publish(write("pairs", {"rows": "pairs"}), "dataset", draft(OTHER_KEY, inputs={"samples": rollouts}))
     size = store.manifest(rollouts).size
-    (told,) = store.prune(None, 1)
+    (told,) = prune(store, None, 1)
     assert (told.what, told.path, told.size) == ("rollouts", str(rollouts), size)
     assert is_whole(store, rollouts)
 
-    assert store.prune(None, 1, delete=True) == [told]
+    assert prune(store, None, 1, delete=True) == [told]
     assert store.is_pruned(rollouts)
     assert store.verify(rollouts) == []
     assert not any(store.backend.stat(blob_path(entry.sha256)) for entry in store.manifest(rollouts).files)
@@ -56,11 +56,11 @@ def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollo
         store.fetch(rollouts)
     assert [node.reference for node in Graph.of(store).up(pairs).children] == [rollouts]
     assert store.find(OTHER_KEY).output == pairs
-    assert store.prune(None, 1, delete=True) == []
+    assert prune(store, None, 1, delete=True) == []
 
 
 def test_the_stage_of_pruned_rollouts_runs_again_and_brings_them_back(store, write, draft, rollouts, caplog):
-    store.prune(None, 1, delete=True)
+    prune(store, None, 1, delete=True)
     with caplog.at_level("INFO"):
         assert store.find(KEY) is None
     assert f"{rollouts.short} was pruned" in caplog.text
@@ -77,16 +77,16 @@ def test_what_is_young_tagged_or_of_another_kind_stays(store, write, rollouts):
     model = store.publish(write("model"), "model")
     age(store, 2)
     young = store.publish(write("young", {"rows": "y"}), "scores")
-    assert [one.path for one in store.prune(None, 1, delete=True)] == [str(rollouts)]
+    assert [one.path for one in prune(store, None, 1, delete=True)] == [str(rollouts)]
     assert all(is_whole(store, reference) and not store.is_pruned(reference) for reference in (tagged, model, young))
-    assert store.prune(None, None, delete=True) == []
+    assert prune(store, None, None, delete=True) == []
 
 
 def test_blobs_that_another_artifact_needs_stay(store, write):
     rollouts = store.publish(write("rollouts", ROWS), "rollouts")
     copy = store.publish(write("copy", {"rows": ROWS["part-1.parquet"], "note": "mine"}), "dataset")
     age(store, 2)
-    (gone,) = store.prune(None, 1, delete=True)
+    (gone,) = prune(store, None, 1, delete=True)
     assert gone.size == len(ROWS["part-0.parquet"])
     assert store.is_pruned(rollouts)
     assert is_whole(store, copy)
@@ -94,16 +94,16 @@ def test_blobs_that_another_artifact_needs_stay(store, write):
 
 def test_rollouts_that_a_run_finds_again_count_as_used(store, rollouts):
     assert store.find(KEY) is not None
-    assert store.prune(None, 1, delete=True) == []
+    assert prune(store, None, 1, delete=True) == []
     age(store, 2)
-    assert len(store.prune(None, 1, delete=True)) == 1
+    assert len(prune(store, None, 1, delete=True)) == 1
 
 
 def test_the_collector_leaves_what_is_pruned_known_and_takes_its_mark_with_it(store, write, draft, rollouts):
     orphan = store.publish(write("orphan", {"rows": "o"}), "scores")  # no record, so that gc takes it altogether
     age(store, 2)
-    store.prune(None, 1, delete=True)
-    report = store.gc(delete=True, older_than=-1)
+    prune(store, None, 1, delete=True)
+    report = collect(store, delete=True, older_than=-1)
     assert report.of("mark") == [f"pruned/{orphan.digest}"]
     assert [manifest.reference for manifest in store.artifacts()] == [rollouts]
     assert store.is_pruned(rollouts)
@@ -124,12 +124,12 @@ def test_forgotten_progress_goes_and_what_is_claimed_or_fresh_stays(store):
     with store.claim(OTHER_KEY) as progress:
         for path in (progress, *progress.rglob("*")):
             os.utime(path, (0, 0))  # nothing was written for years, but its stage runs
-        assert [one.path for one in store.prune(7, None)] == [f"progress/{KEY}"]
-        assert len(store.prune(7, None, delete=True)) == 1
+        assert [one.path for one in prune(store, 7, None)] == [f"progress/{KEY}"]
+        assert len(prune(store, 7, None, delete=True)) == 1
         assert (progress / "step-00000001" / "state").exists()
     assert not (store.workspace.all_progress / KEY).exists()
     assert (store.workspace.all_progress / ("c" * 64)).exists()
-    assert [one.path for one in store.prune(7, None, delete=True)] == [f"progress/{OTHER_KEY}"]
+    assert [one.path for one in prune(store, 7, None, delete=True)] == [f"progress/{OTHER_KEY}"]
 
 
 def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rollouts, monkeypatch):
@@ -137,8 +137,8 @@ def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rol
     with store.claim(OTHER_KEY):
         pass  # the stage's turn has not come again yet
     monkeypatch.setattr("time.time", lambda now=time.time: now() + 8 * 86400)
-    assert store.prune(7, 7, delete=True, used={OTHER_KEY, str(rollouts)}) == []
-    assert {one.what for one in store.prune(7, 7)} == {"progress", "rollouts"}
+    assert prune(store, 7, 7, delete=True, used={OTHER_KEY, str(rollouts)}) == []
+    assert {one.what for one in prune(store, 7, 7)} == {"progress", "rollouts"}
 
 
 # ------------------------------------------------------------------ crashes and other processes
@@ -152,11 +152,11 @@ def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write
         rollouts = store.publish(directory, "rollouts", draft())
         age(store, 2)
 
-        def prune(step=step, store=store):
+        def prunes(step=step, store=store):
             kill_at(step, CHANGES)
-            store.prune(None, 1, delete=True)
+            prune(store, None, 1, delete=True)
 
-        (code,) = in_children(prune)
+        (code,) = in_children(prunes)
         assert code in (0, -signal.SIGKILL)
         assert store.is_pruned(rollouts) or is_whole(store, rollouts)
         assert store.verify(rollouts) == []
@@ -165,7 +165,7 @@ def test_a_killed_pruner_leaves_a_whole_artifact_or_a_marked_one(tmp_path, write
             store.backend.stat(blob_path(entry.sha256)) for entry in store.manifest(rollouts).files
         )
         age(store, 2)
-        store.prune(None, 1, delete=True)  # the next one finishes
+        prune(store, None, 1, delete=True)  # the next one finishes
         assert not any(store.backend.list(BLOBS))
         assert store.publish(directory, "rollouts", draft()) == rollouts
         assert store.find(KEY) is not None
@@ -181,7 +181,7 @@ def test_a_killed_publisher_of_pruned_rollouts_leaves_them_marked_or_whole(tmp_p
         store = open_store(tmp_path / f"store-{step}")
         rollouts = store.publish(directory, "rollouts", draft())
         age(store, 2)
-        store.prune(None, 1, delete=True)
+        prune(store, None, 1, delete=True)
 
         def publish(step=step, store=store):
             kill_at(step, CHANGES)
@@ -213,13 +213,13 @@ def test_pruners_beside_a_publisher_take_nothing_from_under_it(store, write, dra
                 assert is_whole(mine, rollouts)
         assert found > 0
 
-    def prune() -> None:
+    def prunes() -> None:
         mine, pruned = open_store(store.uri), 0
         while time.time() < end:
-            pruned += len(mine.prune(None, 1, delete=True))
+            pruned += len(prune(mine, None, 1, delete=True))
         assert pruned > 0
 
-    assert in_children(publish, prune, prune) == [0, 0, 0]
+    assert in_children(publish, prunes, prunes) == [0, 0, 0]
     assert store.is_pruned(rollouts) or is_whole(store, rollouts)
 
 
@@ -234,5 +234,5 @@ def test_a_user_of_rollouts_and_a_pruner_see_each_other(store, rollouts, monkeyp
         return stat(asked)
 
     monkeypatch.setattr(store.backend, "stat", found_meanwhile)
-    store.prune(None, 1, delete=True)
+    prune(store, None, 1, delete=True)
     assert is_whole(store, rollouts)  # and the pruner sees that somebody wanted it

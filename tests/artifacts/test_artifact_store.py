@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import FileEntry, FolderBackend, Manifest, Reference, check_backend, open_store
+from alignment_core.artifacts import FileEntry, FolderBackend, Manifest, Reference, check_backend, collect, open_store
 from alignment_core.artifacts.paths import blob_path, manifest_path
 from alignment_core.errors import Conflict, EnvironmentFault, NotFound, StoreError, UserError
 
@@ -267,7 +267,7 @@ def test_a_store_that_lost_its_format_is_still_one(store, write):
 
 def test_to_look_at_a_store_writes_nothing(tmp_path):
     absent = open_store(tmp_path / "absent", writes=False)
-    assert (list(absent.artifacts()), absent.tags(), absent.gc(delete=True).garbage) == ([], {}, ())
+    assert (list(absent.artifacts()), absent.tags(), collect(absent, delete=True).garbage) == ([], {}, ())
     assert not (tmp_path / "absent").exists()
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flows.cli.main import NOT_PROMOTED
+from flows.cli.run import NOT_PROMOTED
 
 LARGE_ROUND = ("evaluation=null", "promotion=null", "iterative_dpo.prompts_per_round=4800")
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"

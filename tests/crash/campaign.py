@@ -20,8 +20,8 @@ import psutil
 
 from alignment_core import journal
 from alignment_core.execution.training_loop import REPORT_SECONDS
+from flows.access import of_client
 from flows.service import environment
-from flows.service.access import of_client
 from flows.service.prefect_api import PrefectApi
 from tests.crash import recipe
 from tests.crash.outcome import Comparison, Digests, digests, each_prompt_once, equal_digests

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.service import access
+from flows import access
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import wait_until
 

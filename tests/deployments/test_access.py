@@ -26,9 +26,9 @@ from alignment_core.recipes import DataConfig, DataSource, ResourcesConfig
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.tracking import wandb
 from alignment_core.user_code import process as function_process
-from flows import deployments
-from flows.service import access, services_process
+from flows import access, deployments
 from flows.service import services as up
+from flows.service import services_process
 from flows.service.prefect_api import start_prefect_api
 from tests.deployments.up import BIN, PASSWORD, Services
 from tests.processes import processes_of, wait_until
@@ -195,7 +195,7 @@ def test_services_that_wait_for_their_port_are_not_said_to_be_ready(home: Path, 
 
 
 def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, tmp_path: Path) -> None:
-    for name in ("flows/service/services_process.py", "flows/service/access.py", "tasks/graph.py"):
+    for name in ("flows/service/services_process.py", "flows/access.py", "tasks/graph.py"):
         file = tmp_path / "work" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("raise RuntimeError('not ours')")
@@ -205,7 +205,7 @@ def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, 
 
     for variables in (deployments.shipped()["sft"]["work_pool"]["job_variables"]["env"], up.environment(taken)):
         environment = {**os.environ, **variables}
-        ours = [sys.executable, "-c", "import flows.service.access, tasks.graph"]
+        ours = [sys.executable, "-c", "import flows.access, tasks.graph"]
         subprocess.run(ours, cwd=tmp_path / "work", env=environment, check=True)
 
 

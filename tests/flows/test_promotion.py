@@ -13,7 +13,7 @@ from prefect.logging import disable_run_logger
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
-from flows.cli.main import not_promoted
+from flows.cli.run import not_promoted
 from flows.comparison import Compared
 from flows.runs import _check_from_stage
 from tasks.graph import CURRENT

@@ -40,7 +40,7 @@ def test_a_long_name_is_cut() -> None:
 def test_a_run_that_is_taken_up_again_keeps_what_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken_up: list[Any] = []
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
-    monkeypatch.setattr("flows.cli.main.run_here", lambda *given: taken_up.append(given))
+    monkeypatch.setattr("flows.cli.run.run_here", lambda *given: taken_up.append(given))
     content = recipe_with({}).model_dump(mode="json")
     with Journal(new_record("0" * 8, "small", content, "store", overrides=("seed=3",))).open() as journal:
         journal.end("stopped")

@@ -18,7 +18,7 @@ import pytest
 
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.turns import RunName, Turn
-from flows.service.access import of_client
+from flows.access import of_client
 from tests.flows.test_processes import RECIPE, wait_until
 
 pytestmark = pytest.mark.slow

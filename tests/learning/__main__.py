@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.evaluation.statistics import wilson
-from flows.cli.main import NOT_PROMOTED
+from flows.cli.run import NOT_PROMOTED
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "deployments" / "recipes"

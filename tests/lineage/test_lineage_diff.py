@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, prune
 from alignment_core.canonical import digest_of
 from alignment_core.lineage import compare, diff_text
 
@@ -112,7 +112,7 @@ def test_of_several_stages_that_made_the_same_bytes_the_nearest_are_compared(sto
 def test_what_was_pruned_can_still_be_compared(store, publish):
     a = publish({"rows": "a"}, "rollouts", name="a", config={"x": 1})
     b = publish({"rows": "b"}, "rollouts", name="b", config={"x": 2})
-    store.prune(None, 0, delete=True)
+    prune(store, None, 0, delete=True)
     assert store.is_pruned(a)
     assert compare(store, a, b).key == ["config.x: 1 → 2"]
 

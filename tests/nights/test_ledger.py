@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.artifacts import open_store
+from alignment_core.artifacts import collect, open_store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.lineage import Graph
@@ -137,7 +137,7 @@ def test_a_batch_says_in_its_lineage_which_files_it_is_from(ledger, drop, inbox)
 def test_the_garbage_collector_keeps_the_rows_of_every_night(ledger, drop):
     drop("a.jsonl", pair(1))
     night = whole_night(ledger, "mon").night
-    ledger.store.gc(delete=True, older_than=-1)
+    collect(ledger.store, delete=True, older_than=-1)
     assert ledger.store.verify(night.batch) == []
     assert whole_night(ledger, "tue").night.state == "empty"
 

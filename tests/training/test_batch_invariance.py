@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, logsigmoid
 
+from alignment_core.models.microbatch import Row
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import DpoLossConfig
-from alignment_core.training.batches import Row, cut, pack
+from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.recipes import TrainingConfig
-from alignment_core.training.batches import LINE_TOKENS, Row, TokenSequence, batch_of_step, cut, pack
+from alignment_core.training.batches import LINE_TOKENS, batch_of_step, cut, pack
 from alignment_core.training.schedule import learning_rate
 
 

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
+from alignment_core.models.microbatch import Row
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.rollout.experience import step_schema
 from alignment_core.rollout.records import write_table
-from alignment_core.training.batches import Row, cut, pack
+from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft

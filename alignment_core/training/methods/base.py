@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from alignment_core.training.batches import MicroBatch, Row
+from alignment_core.models.microbatch import MicroBatch, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa

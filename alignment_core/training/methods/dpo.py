@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.losses.preference import dpo_loss, ipo_loss
+from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.recipes import DpoLossConfig
-from alignment_core.training.batches import MicroBatch, Row
 from alignment_core.training.methods.pairs import pair_rows, split_pairs
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from alignment_core.losses.reward import bradley_terry_loss, log_exp_loss
-from alignment_core.training.batches import MicroBatch, Row
+from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.training.methods.pairs import pair_rows, split_pairs
 
 if TYPE_CHECKING:

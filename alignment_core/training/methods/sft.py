@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from alignment_core.training.batches import MicroBatch, Row, TokenSequence
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 from alignment_core.training.methods.base import column
 
 if TYPE_CHECKING:

@@ -358,12 +358,13 @@ REFUSED = """
 import sys
 from flows import early
 from flows.cli import main as cli
+from flows.cli import run
 from flows.service import prefect_api
 from flows.runs import Outcome
 
 promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}
 outcome = Outcome(status="completed", run_id="1", store=sys.argv[1], promotion=promotion).model_dump(mode="json")
-cli._run_flow = lambda *_: outcome
+run._run_flow = lambda *_: outcome
 early.check_recipe = early.early_host = lambda *_: None
 prefect_api.start_prefect_api = lambda: None
 sys.argv = ["align", "run", *sys.argv[2:]]

@@ -16,7 +16,8 @@ import pytest
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.journal import Journal, new_record
-from flows.service import access, follow
+from flows import access
+from flows.service import follow
 
 RUN = """
 import sys, time

@@ -16,8 +16,8 @@ from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Runn
 from alignment_core.errors import UserError
 from alignment_core.journal import Journal, new_record
 from flows.early import COMMAND_LINE, CommandLine
+from flows.orphans import close_not_begun
 from flows.runs import _open_run
-from flows.service.orphans import close_not_begun
 from flows.service.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
 from tests.tracking.watched import recipe_with
 

@@ -1,0 +1,122 @@
+"""The house: which rooms there are, in which order, and that no import goes up or round in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ORDER = (
+    ("flows.cli",),
+    ("flows.service",),
+    ("flows",),
+    ("tasks",),
+    ("reporting", "checks", "doctor"),
+    ("lineage", "nights"),
+    ("tracking", "host"),
+    ("stages",),
+    ("execution",),
+    ("rewards", "environments", "rollout"),
+    ("inference", "training"),
+    ("evaluation", "user_code", "data", "models", "losses", "cluster"),
+    ("recipes",),
+    ("artifacts",),
+    ("",),
+)
+"""From the top of the house down. A module may import from its own room, from rooms beside it, and from those below; the last
+are the modules of ``alignment_core`` itself."""
+
+
+def sources() -> dict[str, Path]:
+    found = {}
+    for top in ("alignment_core", "flows", "tasks"):
+        for path in (ROOT / top).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+SOURCES = sources()
+
+
+def imports(module: str) -> Iterator[str]:
+    """Modules of ours that a module imports, wherever in it, for type checking alone included."""
+    path = SOURCES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in SOURCES)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively within {package}"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in SOURCES or node.module in SOURCES:
+                    yield inner if inner in SOURCES else str(node.module)
+
+
+IMPORTS = {module: sorted(set(imports(module)) - {module}) for module in SOURCES}
+
+
+def room_of(module: str) -> str:
+    """The room that a module is in: the longest one that has its name."""
+    name = module.removeprefix("alignment_core").removeprefix(".")
+    rooms = [room for level in ORDER for room in level if name == room or name.startswith(f"{room}.") or not room]
+    return max(rooms, key=len)
+
+
+TO_MEND = {
+    "alignment_core.user_code.process → alignment_core.rewards.failures",
+    "alignment_core.user_code.process → alignment_core.rewards.verifiers",
+    "alignment_core.rewards.sources → alignment_core.execution.base",
+    "alignment_core.rewards.sources → alignment_core.rollout.experience",
+}
+"""What is still there of before; nothing is added."""
+LEVEL = {room: number for number, level in enumerate(ORDER) for room in level}
+
+
+def test_every_package_is_in_a_room():
+    packages = {name for name, path in SOURCES.items() if path.name == "__init__.py" and name != "alignment_core"}
+    assert {name for name in packages if not room_of(name)} == set()
+    assert {room for level in ORDER for room in level if room} <= {room_of(name) for name in packages}
+
+
+def test_no_import_goes_up():
+    up = [
+        f"{module} → {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if LEVEL[room_of(other)] < LEVEL[room_of(module)] and f"{module} → {other}" not in TO_MEND
+    ]
+    assert up == []
+
+
+@pytest.mark.parametrize("packages", [False, True], ids=["modules", "rooms"])
+def test_no_imports_go_round_in_a_circle(packages: bool):
+    graph: dict[str, set[str]] = {}
+    for module, others in IMPORTS.items():
+        for other in others:
+            one, two = (room_of(module), room_of(other)) if packages else (module, other)
+            if one != two and f"{module} → {other}" not in TO_MEND:
+                graph.setdefault(one, set()).add(two)
+    assert [" → ".join(circle) for circle in circles(graph)] == []
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """A circle through each node that is in one."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> Iterator[list[str]]:
+        if node in path:
+            yield [*path[path.index(node) :], node]
+            return
+        if node in done:
+            return
+        for other in sorted(graph.get(node, ())):
+            yield from walk(other, [*path, node])
+        done.add(node)
+
+    for start in sorted(graph):
+        yield from walk(start, [])
