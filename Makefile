@@ -1,4 +1,4 @@
-# make demo · make up · make test · make peers · make lint · make bench
+# make demo · make up · make test · make test-long · make peers · make lint · make bench
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_ve
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test peers lint bench lock clean
+.PHONY: demo up down test test-long peers lint bench lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run deployments/recipes/quickstart.yaml
@@ -19,7 +19,12 @@ down: $(VENV)/.run
 	$(BIN)/align down
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+# Learning with three seeds, runs that are killed at random, and fifty runs in a row; alone on the machine, for each takes all cores.
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest tests/long $(PYTEST)
+	$(BIN)/python -m tests.benchmarks soak
 
 peers: $(PEERS)/.run
 	$(PEERS)/bin/python -m pytest tests/peers $(ENVIRONMENTS) $(PYTEST)

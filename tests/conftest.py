@@ -1,8 +1,9 @@
-"""What the tests of models, training and rollout share: tiny real models and one private Ray with its actors."""
+"""What tests share: the order in which they run, the `align` command, tiny real models, one private Ray with its actors."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -10,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alignment_core.artifacts import Store, open_store
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig, ScratchModel
+from tests.align import Align, run_align
 
 # A suite started in the background of a script inherits an ignored SIGINT, and so would the programs that it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
     token = Path(config.cache.mkdir("ray")) / "auth_token"  # type: ignore[union-attr]
     token.write_text("0" * 64)
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))  # Ray itself would write one to ~/.ray
+
+
+WARM = ("machines", "services")
+"""Fixtures that take long to start and serve many files: all of these run in one worker."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first. Each file stays in one worker, for its own fixtures' sake."""
+    groups, slow = dict[Path, str](), set[Path]()
+    for item in items:
+        groups.setdefault(item.path, item.path.name)
+        for warm in WARM:
+            if warm in getattr(item, "fixturenames", ()):
+                groups[item.path] = warm
+        if item.get_closest_marker("slow"):
+            slow.add(item.path)
+    order = [*WARM, True, False]
+    items.sort(key=lambda item: order.index(groups[item.path] if groups[item.path] in WARM else item.path in slow))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
 
 
 @pytest.fixture
@@ -83,13 +108,33 @@ def fill(disk: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new database of Prefect's: making one takes ten seconds, copying it none."""
-    home = tmp_path_factory.mktemp("migrated")
-    prefect = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
-    subprocess.run(prefect, env=environment, check=True, capture_output=True, timeout=120)
-    return home / "prefect.db"
+def migrated(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database of this Prefect's: to make one takes ten seconds, so all workers and later sessions share it."""
+    folder = Path(pytestconfig.cache.mkdir("prefect"))  # type: ignore[union-attr]
+    made = folder / f"{version('prefect')}.db"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            home = tmp_path_factory.mktemp("migrated")
+            prefect = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+            environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_LOGGING_LEVEL": "CRITICAL"}
+            subprocess.run(prefect, env=environment, check=True, capture_output=True, timeout=120)
+            shutil.copyfile(home / "prefect.db", folder / "new.db")
+            (folder / "new.db").rename(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def align(migrated: Path) -> Align:
+    """``align(home, "run", …)`` as a user says it; a home that is new starts with a database that has its tables."""
+
+    def run(home: Path, *arguments: str, **options: Any) -> dict[str, Any]:
+        if not home.exists() or not any(home.iterdir()):
+            (home / "prefect").mkdir(parents=True)
+            shutil.copyfile(migrated, home / "prefect" / "prefect.db")
+        return run_align(home, *arguments, **options)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -105,9 +105,9 @@ def test_every_piece_of_a_recipe_has_fields_that_exist():
 
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
 def test_every_target_of_make_and_every_option_of_a_measurement_exists(page):
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for said in code(page):
-        assert set(re.findall(r"^make (\w+)", said)) <= set(targets), said
+        assert set(re.findall(r"^make ([\w-]+)", said)) <= set(targets), said
         for name, part, options in re.findall(r"python -m tests\.(\w+)(?: (\w+))?(.*)", said):
             assert not part or (ROOT / "tests" / name / f"{part}.py").exists(), said
             entry = (ROOT / "tests" / name / "__main__.py").read_text()

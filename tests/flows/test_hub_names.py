@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.align import Align
 from tests.flows.fake_hub import commit_of, fake_hub
 
-Align = Callable[..., dict[str, Any]]
 RECIPE = """
 method: dpo
 name: hub

@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.align import Align
 from tests.processes import processes_of, wait_until
 
-Align = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 method: sft

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Align = Callable[..., dict[str, Any]]
+from tests.align import Align
+
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
 SMALL = [
     "sft.training.max_steps=30",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.align import Align
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
-Align = Callable[..., dict[str, Any]]
 
 pytestmark = [
     pytest.mark.slow,

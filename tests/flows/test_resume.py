@@ -7,15 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.align import Align
 from tests.processes import processes_of, wait_until
 
-Align = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 STEPS = 300
 RECIPE = f"""

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.align import Align
+
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deployments" / "recipes" / "quickstart.yaml"
-Align = Callable[..., dict[str, Any]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
