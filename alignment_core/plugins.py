@@ -31,56 +31,71 @@ class Group:
     """What one is called in messages, such as ``method``."""
 
     def places(self) -> dict[str, str]:
-        """Where each plug-in is, as ``module:attribute`` by name, ours first. Nothing is imported but the package of ours.
-
-        Raises UserError if two go by the same name.
-        """
-        return dict(_places(self))
+        """Where each plug-in is, as ``module:attribute`` by name, ours first. Nothing is imported but the package of ours."""
+        return {name: places[0] for name, places in _places(self).items()}
 
     def names(self) -> tuple[str, ...]:
         """The names that :meth:`load` takes."""
-        return tuple(self.places())
+        return tuple(_places(self))
 
     def module(self, name: str) -> str:
         """The module of a plug-in. Raises UserError."""
         return self._place(name).partition(":")[0]
 
     def load(self, name: str) -> Any:
-        """The plug-in. Raises UserError if there is none of this name, or if it does not load."""
-        module, _, attribute = self._place(name).partition(":")
+        """The plug-in. Raises UserError if there is none of this name, or several, or if it does not load.
+
+        ``a_b`` is ``a-b``.
+        """
+        place = self._place(name)
         try:
-            return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+            return resolve(place)
         except Exception as error:
-            if module.startswith(f"{self.package}."):
+            if place.startswith(f"{self.package}."):
                 raise
             raise UserError(
-                f"the {self.what} {name!r} ({module}:{attribute}, group {self.name}) does not load: "
-                f"{type(error).__name__}: {error}"
+                f"the {self.what} {name!r} ({place}, group {self.name}) does not load: {type(error).__name__}: {error}"
             ) from error
 
     def _place(self, name: str) -> str:
-        places = _places(self)
-        if name not in places:
-            near = difflib.get_close_matches(name, places, n=1, cutoff=0.4)
+        known = _places(self)
+        if name.replace("_", "-") not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"there is no {self.what} {name!r}; choose one of {', '.join(places)}{hint}")
-        return places[name]
+            raise UserError(f"there is no {self.what} {name!r}; choose one of {', '.join(known)}{hint}")
+        place, *others = known[name.replace("_", "-")]
+        if others:
+            raise UserError(
+                f"installed packages bring several of the {self.what} {name!r}: {', '.join([place, *others])}; "
+                "uninstall all but one"
+            )
+        return place
+
+
+def resolve(place: str) -> Any:
+    """What ``module:attribute`` names. Raises whatever the import of the module raises, and AttributeError."""
+    module, _, attribute = place.partition(":")
+    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 @functools.cache
-def _places(group: Group) -> dict[str, str]:
+def _entry_points() -> Any:
+    return metadata.entry_points()
+
+
+@functools.cache
+def _places(group: Group) -> dict[str, list[str]]:
+    """More than one under a name is nobody's trouble but theirs who ask for it."""
     spec = util.find_spec(group.package)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     found = {
-        one.name.replace("_", "-"): f"{group.package}.{one.name}:{group.attribute}"
+        one.name.replace("_", "-"): [f"{group.package}.{one.name}:{group.attribute}"]
         for one in sorted(pkgutil.iter_modules(folders), key=lambda one: one.name)
         if not one.name.startswith("_")
     }
-    for entry in sorted(metadata.entry_points(group=group.name)):
+    for entry in sorted(_entry_points().select(group=group.name)):
         place = entry.value if ":" in entry.value else f"{entry.value}:{group.attribute}"
-        other = found.setdefault(entry.name, place)
-        if other != place:
-            raise UserError(
-                f"two installed packages bring a {group.what} {entry.name!r}, {other} and {place}: uninstall one of them"
-            )
+        places = found.setdefault(entry.name.replace("_", "-"), [])
+        if place not in places:
+            places.append(place)
     return found

@@ -1,130 +1,82 @@
-"""The deployments' flows, all named ``alignment``: the functions differ only in the recipe that their form asks for.
+"""The deployments' flows, all named ``alignment``: they differ only in the recipe that their form asks for.
 
-Each becomes a flow when somebody asks this module for it: making the forms of all takes longer than a cached stage.
+``deployed_<name>`` is the flow of a shipped recipe, ``run_<method>`` that of recipes of one's own. Each is made when somebody
+asks this module for it: making the forms of all takes longer than a cached stage.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any
 
 from prefect import Flow
 
-from alignment_core.recipes import (
-    DpoRecipe,
-    IterativeDpoRecipe,
-    NightlyRecipe,
-    RewardModelRecipe,
-    RlRecipe,
-    SftRecipe,
-    load_recipe,
-)
+from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes.methods import METHODS, Method, method, method_of
 from alignment_core.recipes.paths import each_text
 from flows.any_recipe import alignment_flow, run_any
-from flows.runs import project_file
+from flows.shipped import PROJECT, shipped
+
+REQUIRED = inspect.Parameter.empty
+OWN = "run_"
 
 
-def _shipped(name: str) -> Any:
-    """A recipe whose paths begin at the project's folder, where its deployment runs; the form shows none of this machine."""
-    path, project = project_file("deployments", "recipes", f"{name}.yaml"), project_file()
-    recipe = load_recipe(path, working_folder=path.parent)  # whatever lies where this is imported
+def _form(name: str) -> tuple[Method, Any, str] | None:
+    """The method that the flow's form is for, the recipe that it shows, and what the flow does."""
+    for one in shipped().values():
+        if one.function == name:
+            recipe = one.recipe()
+            return method_of(recipe), _shown(recipe), one.description
+    for known in METHODS.names() if name.startswith(OWN) else ():
+        if own_flow(known) == name:
+            found = method(known)
+            return found, REQUIRED, str(found.recipe.__doc__)
+    return None
+
+
+def own_flow(method: str) -> str:
+    """What the flow of recipes of one's own is called here, by their method."""
+    return OWN + method.replace("-", "_")
+
+
+def _shown(recipe: BaseRecipe) -> BaseRecipe:
+    """With paths that begin at the project's folder, where its deployment runs; the form shows none of this machine."""
 
     def shown(text: str) -> str:
-        return os.path.relpath(text, project) if text.startswith(f"{project}/") else text
+        return os.path.relpath(text, PROJECT) if text.startswith(f"{PROJECT}/") else text
 
     return type(recipe).model_validate(each_text(recipe.model_dump(mode="json", exclude_unset=True), shown))
 
 
-def deployed_quickstart(
-    recipe: IterativeDpoRecipe = _shipped("quickstart"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """SFT → reward model → two rounds of DPO with a small model on built-in tasks."""
-    return run_any(recipe, overrides, from_stage)
+def _function(name: str, method: Method, recipe: Any, description: str) -> Any:
+    """A function with the signature that Prefect makes the form of."""
+
+    def function(
+        recipe: BaseRecipe, overrides: list[str] = [], from_stage: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        return run_any(recipe, overrides, from_stage, **more)
+
+    signature = inspect.signature(function, eval_str=True)
+    first, *others, _ = signature.parameters.values()
+    asked = [first.replace(annotation=method.recipe, default=recipe), *others, *_more(method)]
+    vars(function)["__signature__"] = signature.replace(parameters=asked)
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = description
+    return function
 
 
-def deployed_iterative_dpo(
-    recipe: IterativeDpoRecipe = _shipped("iterative-dpo"),
-    overrides: list[str] = [],
-    from_stage: str | None = None,
-) -> dict[str, Any]:
-    """SFT → reward model → rounds of DPO → evaluation → promotion."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_sft(
-    recipe: SftRecipe = _shipped("sft"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """Supervised fine-tuning."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_reward_model(
-    recipe: RewardModelRecipe = _shipped("reward-model"),
-    overrides: list[str] = [],
-    from_stage: str | None = None,
-) -> dict[str, Any]:
-    """A reward model from preference pairs."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_dpo(
-    recipe: DpoRecipe = _shipped("dpo"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """DPO on given pairs."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_ppo(
-    recipe: RlRecipe = _shipped("ppo"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """PPO against a reward model."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_grpo(
-    recipe: RlRecipe = _shipped("grpo"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """GRPO against a verifier."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_reinforce_baseline(
-    recipe: RlRecipe = _shipped("reinforce-baseline"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """REINFORCE++ with the mean of a prompt's completions as baseline."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_agent(
-    recipe: RlRecipe = _shipped("agent"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """GRPO of an agent whose turns an environment answers."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_rlhf(
-    recipe: RlRecipe = _shipped("rlhf"), overrides: list[str] = [], from_stage: str | None = None
-) -> dict[str, Any]:
-    """SFT → reward model → PPO."""
-    return run_any(recipe, overrides, from_stage)
-
-
-def deployed_nightly(
-    recipe: NightlyRecipe = _shipped("nightly"),
-    overrides: list[str] = [],
-    from_stage: str | None = None,
-    night: str | None = None,
-) -> dict[str, Any]:
-    """Production → new preference rows → evaluation → promotion. `night` names the night; default when the run was due."""
-    return run_any(recipe, overrides, from_stage, night)
-
-
-_FUNCTIONS = {name: globals().pop(name) for name in list(globals()) if name.startswith("deployed_")}
+def _more(method: Method) -> list[inspect.Parameter]:
+    """What the form of a method asks for besides."""
+    if (run := method.runner()) is None:
+        return []
+    given = inspect.signature(run, eval_str=True).parameters.values()
+    return [one.replace(kind=one.KEYWORD_ONLY) for one in given if one.name not in ("recipe", "from_stage")]
 
 
 def __getattr__(name: str) -> Flow[..., Any]:
-    if name not in _FUNCTIONS:
+    if not name.startswith(("deployed_", OWN)) or (form := _form(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made: Flow[..., Any] = alignment_flow(_FUNCTIONS[name])
+    made: Flow[..., Any] = alignment_flow(_function(name, *form))
     globals()[name] = made
     return made

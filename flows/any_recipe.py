@@ -11,11 +11,10 @@ from prefect.context import FlowRunContext
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import BaseRecipe, NightlyRecipe, apply_overrides, parse_recipe
+from alignment_core.recipes import BaseRecipe, apply_overrides, parse_recipe
+from alignment_core.recipes.methods import method_of
 from alignment_core.recipes.paths import written
-from flows import nightly
 from flows.early import COMMAND_LINE
-from flows.planning import COMPOSITIONS
 from flows.runs import run_recipe
 
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
@@ -26,13 +25,14 @@ PATHS_BEGIN = "ALIGN_PATHS_BEGIN"
 
 
 def _run_name() -> str:
-    """The recipe's name, and what its runs differ in: seed, overrides, night, and the stage from which it runs again."""
+    """The recipe's name, and what its runs differ in: seed, overrides, and what else the form asks for."""
     context, caller = FlowRunContext.get(), COMMAND_LINE.get()
     parameters: dict[str, Any] = (context.parameters if context else None) or {}
     recipe: BaseRecipe = parameters["recipe"]
     overrides = [*parameters.get("overrides", ()), *(caller.overrides if caller else ())]
     seed = [] if any(one.startswith("seed=") for one in overrides) else [f"seed {recipe.seed}"]
-    others = [f"{name} {value}" for name in ("night", "from_stage") if (value := parameters.get(name))]
+    more = sorted(parameters.keys() - {"recipe", "overrides", "from_stage"})
+    others = [f"{name} {value}" for name in (*more, "from_stage") if (value := parameters.get(name))]
     name = ", ".join([recipe.name, *seed, *overrides, *others])
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
@@ -40,8 +40,8 @@ def _run_name() -> str:
 alignment_flow = flow(name="alignment", task_runner=runner, flow_run_name=_run_name, validate_parameters=True)
 
 
-def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, night: str | None = None) -> Any:
-    """What every deployment does. `overrides` are `path=value`, as with `align run --set`; `night` names a night.
+def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, **more: Any) -> Any:
+    """What every deployment does. `overrides` are `path=value`, as with `align run --set`; `more` is for the method's own run.
 
     Relative paths begin at the folder that the deployment names, else at the working folder. With such a folder the recipe's
     own paths are absolute since it was deployed, and what may be a name is one.
@@ -56,13 +56,14 @@ def run_any(recipe: BaseRecipe, overrides: list[str], from_stage: str | None, ni
         get_run_logger().warning("%s", error)
         refuse_unused = False
     content = apply_overrides(content, overrides, folder)
-    return _run(parse_recipe(content, refuse_unused=refuse_unused), from_stage, night)
+    return _run(parse_recipe(content, refuse_unused=refuse_unused), from_stage, **more)
 
 
-def _run(recipe: BaseRecipe, from_stage: str | None, night: str | None = None) -> Any:
-    if isinstance(recipe, NightlyRecipe):
-        return nightly.one_night(recipe, night, from_stage)
-    return run_recipe(recipe, COMPOSITIONS[recipe.method], from_stage)
+def _run(recipe: BaseRecipe, from_stage: str | None, **more: Any) -> Any:
+    method = method_of(recipe)
+    if run := method.runner():
+        return run(recipe, from_stage, **more)
+    return run_recipe(recipe, method.compose(), from_stage)
 
 
 @alignment_flow

@@ -1,4 +1,4 @@
-"""Deployments: those of prefect.yaml, and recipes of one's own. ``python -m flows.deployments`` registers the former.
+"""Deployments: the shipped recipes, and those of one's own. ``python -m flows.deployments`` registers the former.
 
 Their entrypoints are modules of this package, which a worker finds from any folder.
 """
@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
@@ -35,38 +34,33 @@ from alignment_core.recipes import BaseRecipe, parse_recipe
 from flows import alignment
 from flows.any_recipe import PATHS_BEGIN
 from flows.run_form import run_form
+from flows.shipped import PROJECT, hidden, pool, shipped
 
 FLOW = "alignment"
-PROJECT = Path(__file__).resolve().parent.parent
-FUNCTIONS = {
-    "sft": "deployed_sft",
-    "reward-model": "deployed_reward_model",
-    "dpo": "deployed_dpo",
-    "iterative-dpo": "deployed_iterative_dpo",
-    "rl": "deployed_grpo",
-    "nightly": "deployed_nightly",
-}
-"""The flow whose form a recipe of one's own has, by its method."""
 PAGE = 200
 
 
 def flow_of(method: str) -> Flow[..., Any]:
     """The flow that runs recipes of a method."""
-    found: Flow[..., Any] = getattr(alignment, FUNCTIONS[method])
+    found: Flow[..., Any] = getattr(alignment, alignment.own_flow(method))
     return found
 
 
-def shipped() -> dict[str, dict[str, Any]]:
-    """What prefect.yaml says of each deployment, by name."""
-    return {one["name"]: one for one in yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]}
+def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
+    """Register the shipped recipes. The schedules of what is registered already stay as their user left them.
 
-
-def register_shipped(client: SyncPrefectClient) -> None:
-    """Register what prefect.yaml lists. The schedules of what is registered already stay as their user left them."""
-    for name, written in shipped().items():
-        schedules = [CronSchedule(cron=one["cron"], timezone=one["timezone"]) for one in written.get("schedules", [])]
-        flow = getattr(alignment, written["entrypoint"].rpartition(":")[2])
+    Returns why one cannot be registered, by its name or file.
+    """
+    problems = hidden()
+    for name, one in shipped().items():
+        try:
+            flow, cron = getattr(alignment, one.function), one.cron()
+        except Exception as error:  # of a plug-in, which must not keep the others from being registered
+            problems[name] = f"its recipe {one.path} does not load: {error}"
+            continue
+        schedules = [CronSchedule(cron=cron, timezone="UTC")] if cron else []
         _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules)
+    return problems
 
 
 def schedule(cron: str, timezone: str) -> CronSchedule:
@@ -102,8 +96,8 @@ def _register(
     schedules: list[CronSchedule] | None,
     folder: Path | None = None,
 ) -> None:
-    pool = next(iter(shipped().values()))["work_pool"]
-    variables = pool["job_variables"]
+    chosen = pool()
+    variables = chosen["job_variables"]
     if folder:
         variables = {**variables, "env": {**variables["env"], PATHS_BEGIN: str(folder)}}
     content: dict[str, Any] = {
@@ -112,7 +106,7 @@ def _register(
         "entrypoint": f"{flow.fn.__module__}.{flow.fn.__name__}",
         "parameter_openapi_schema": form_of(flow),
         "enforce_parameter_schema": True,
-        "work_pool_name": pool["name"],
+        "work_pool_name": chosen["name"],
         "job_variables": {**variables, "working_dir": str(PROJECT)},
         "pull_steps": [],
         "path": None,
@@ -129,8 +123,9 @@ def _register(
 def form_of(flow: Flow[..., Any]) -> dict[str, Any]:
     """The run form of one of our flows. Of its recipe it shows what the file says, not what every field is by default."""
     form = run_form(flow.parameters.model_dump())
-    shipped_recipe: BaseRecipe = inspect.signature(flow.fn).parameters["recipe"].default
-    form["properties"]["recipe"]["default"] = shipped_recipe.model_dump(mode="json", exclude_unset=True)
+    shown = inspect.signature(flow.fn).parameters["recipe"].default
+    if isinstance(shown, BaseRecipe):
+        form["properties"]["recipe"]["default"] = shown.model_dump(mode="json", exclude_unset=True)
     return form
 
 
@@ -158,6 +153,12 @@ def _problem(deployment: DeploymentResponse) -> str | None:
     if colon:
         return _problem_of_file(deployment, file, function)
     module, _, function = entrypoint.rpartition(".")
+    recipe = (deployment.parameters or {}).get("recipe")
+    try:
+        if module == alignment.__name__ and recipe:
+            parse_recipe(recipe)
+    except UserError as error:
+        return f"its recipe is not valid any more: {error}"
     try:
         if not hasattr(importlib.import_module(module), function):
             return f"its entrypoint {entrypoint} does not exist"
@@ -166,12 +167,6 @@ def _problem(deployment: DeploymentResponse) -> str | None:
     folder = (deployment.job_variables or {}).get("working_dir")
     if folder and not Path(folder).is_dir():
         return f"its folder {folder} is gone"
-    recipe = (deployment.parameters or {}).get("recipe")
-    try:
-        if module == alignment.__name__ and recipe:
-            parse_recipe(recipe)
-    except UserError as error:
-        return f"its recipe is not valid any more: {error}"
     return None
 
 
@@ -199,8 +194,7 @@ def main() -> int:
     """Register the shipped deployments in the pool that is named, and print what cannot run as a JSON object."""
     with get_client(sync_client=True) as client:
         _create_pool(client, sys.argv[1])
-        register_shipped(client)
-        print(json.dumps(problems(client, sys.argv[1])))
+        print(json.dumps({**register_shipped(client), **problems(client, sys.argv[1])}))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import DpoRecipe
+from alignment_core.recipes.methods.dpo import DpoRecipe
 from flows.evaluation import Evaluations
 from flows.outputs import Outputs
 from flows.start import base_and_start
@@ -12,7 +12,7 @@ from tasks import data, training
 def dpo(recipe: DpoRecipe) -> Outputs:
     """Compose the recipe."""
     trust = recipe.model.trust_remote_code
-    base, start = base_and_start(recipe)
+    base, start = base_and_start(recipe, recipe.sft)
     pairs = data.dataset("dpo/data", recipe.dpo.data, "preference", base, trust)
     policy = training.dpo("dpo", recipe.dpo.training, recipe.dpo.loss, start, pairs, trust_remote_code=trust)
     evaluations = Evaluations(recipe, base, None)

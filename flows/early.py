@@ -14,7 +14,8 @@ from alignment_core.checks.shapes import SAMPLING
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
-from alignment_core.recipes import BaseRecipe, NightlyRecipe
+from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes.methods import method_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
 
 def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
     """A host that is starting, if a stage is certain to run; it warms engines up if one that samples may."""
-    if isinstance(recipe, NightlyRecipe) or not any(stage.state == "runs" for stage in planned.stages):
-        return None  # a night may be empty
+    if method_of(recipe).run or not any(stage.state == "runs" for stage in planned.stages):
+        return None  # what its own way to run asks for is not certain: a night may be empty
     samples = any(stage.stage in SAMPLING for stage in planned.stages if stage.state != "cached")
     log = align_home() / "logs" / f"starting-{os.getpid()}.log"
     host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, samples=samples)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import IterativeDpoConfig, IterativeDpoRecipe, NightlyRecipe
+from alignment_core.recipes import BaseRecipe, IterativeDpoConfig
+from alignment_core.recipes.methods.iterative_dpo import IterativeDpoRecipe
 from flows.evaluation import Evaluations
 from flows.outputs import Outputs
 from flows.start import base_and_start, reward_model
@@ -13,8 +14,8 @@ from tasks.graph import Input, Step
 def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
     """Compose the whole recipe. Stages start as soon as their inputs are there."""
     trust = recipe.model.trust_remote_code
-    base, start = base_and_start(recipe)
-    judge = reward_model(recipe, base, start)
+    base, start = base_and_start(recipe, recipe.sft)
+    judge = reward_model(recipe, recipe.reward_model, base, start)
 
     section = recipe.iterative_dpo
     prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
@@ -36,7 +37,7 @@ def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
 
 
 def rounds(
-    recipe: IterativeDpoRecipe | NightlyRecipe,
+    recipe: BaseRecipe,
     section: IterativeDpoConfig,
     start: Input,
     prompts: Input,
@@ -55,7 +56,7 @@ def rounds(
 
 
 def one_round(
-    recipe: IterativeDpoRecipe | NightlyRecipe,
+    recipe: BaseRecipe,
     section: IterativeDpoConfig,
     label: str,
     turn: int,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from alignment_core.artifacts import Reference
-from alignment_core.recipes import NightlyRecipe
+from alignment_core.checks.plan import PlannedStage
+from alignment_core.execution.base import StageConfig
+from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
 from flows.evaluation import PRODUCTION, Evaluations
 from flows.iterative_dpo import rounds
@@ -13,6 +15,12 @@ from tasks import data, training
 from tasks.graph import CURRENT, Input, artifact
 
 
+def planned(recipe: NightlyRecipe) -> Outputs:
+    """The stages of a night that finds rows, for who wants to see them before."""
+    arriving = PlannedStage("the night's rows", "rows", StageConfig(), {}, "runs")
+    return compose(recipe, CURRENT.get().store.tag(recipe.promotion.tag), arriving, number=0)
+
+
 def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | None, number: int) -> Outputs:
     """The stages of a night: ``rows`` is the batch that it took, after ``number`` others."""
     trust = recipe.model.trust_remote_code
@@ -20,7 +28,9 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
     start = production or base
     if production and (made := artifact(base)):
         check_same_tokenizer(CURRENT.get().store, made, production)
-    judge = reward_model(recipe, base, base)  # from the model, not from production: it judges all nights alike
+    judge = reward_model(
+        recipe, recipe.reward_model, base, base
+    )  # from the model, not from production: it judges all nights alike
 
     pairs = data.dataset("rows", recipe.dpo.data, "preference", base, trust, rows=rows)
     section, loss = recipe.iterative_dpo, recipe.dpo.loss

@@ -16,34 +16,37 @@ from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import Stopped
 from alignment_core.nights.inbox import NO_FILES
 from alignment_core.nights.ledger import AlreadyRuns, Ledger, Night, summary
-from alignment_core.recipes import NightlyRecipe
+from alignment_core.recipes.methods.nightly import NightlyRecipe
 from flows.night import compose
 from flows.nightly_news import announce
 from flows.runs import Outcome, flow_run, run_recipe
 
 
-def one_night(recipe: NightlyRecipe, name: str | None, from_stage: str | None) -> dict[str, Any] | State:
-    """Run a night, or go on with one that was interrupted. Raises what made it fail, once that is recorded."""
+def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str | None = None) -> dict[str, Any] | State:
+    """Run a night, or go on with one that was interrupted. Raises what made it fail, once that is recorded.
+
+    ``night`` names the night; default when the run was due.
+    """
     ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
-    night = Night(night=name or _due(), run=run_id)
+    entry = Night(night=night or _due(), run=run_id)
     outcome: Any = Outcome(status="completed", run_id=run_id, store=ledger.store.uri).model_dump(mode="json")
     with ExitStack() as held:
-        with _failure_recorded(recipe, ledger, night):
-            claim = held.enter_context(ledger.claim(night.night, night.run))
-        night = claim.night
-        nothing_there = any(place.endswith(NO_FILES) for place in night.inbox)
-        get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(night))
+        with _failure_recorded(recipe, ledger, entry):
+            claim = held.enter_context(ledger.claim(entry.night, entry.run))
+        entry = claim.night
+        nothing_there = any(place.endswith(NO_FILES) for place in entry.inbox)
+        get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(entry))
         for lost in claim.given_up:
             announce(recipe, lost)
-        if night.state == "claimed":
-            with _failure_recorded(recipe, ledger, night):
-                composed = partial(compose, production=night.production, rows=night.batch, number=claim.number)
+        if entry.state == "claimed":
+            with _failure_recorded(recipe, ledger, entry):
+                composed = partial(compose, production=entry.production, rows=entry.batch, number=claim.number)
                 outcome = run_recipe(recipe, composed, from_stage)
                 if isinstance(outcome, State):  # cancelled: its rows are left to the next night
                     return outcome
-                night = ledger.record(_ended(night, outcome))
-    announce(recipe, night)
-    return {**outcome, "night": night.model_dump(mode="json")}
+                entry = ledger.record(_ended(entry, outcome))
+    announce(recipe, entry)
+    return {**outcome, "night": entry.model_dump(mode="json")}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
 from alignment_core.nights.ledger import Night, summary
-from alignment_core.recipes import NightlyRecipe
+from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.report import COLUMNS, cell
 from flows.run_page import only_shown
 from flows.runs import flow_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import RewardModelRecipe
+from alignment_core.recipes.methods.reward_model import RewardModelRecipe
 from flows.outputs import Outputs
 from tasks import data, training
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import ModelConfig, RlRecipe
+from alignment_core.recipes import ModelConfig
+from alignment_core.recipes.methods.rl import RlRecipe
 from flows.evaluation import Evaluations
 from flows.outputs import Outputs
 from flows.start import base_and_start, reward_model
@@ -14,9 +15,9 @@ from tasks.graph import Input
 def rl(recipe: RlRecipe) -> Outputs:
     """Compose the recipe."""
     trust = recipe.model.trust_remote_code
-    base, start = base_and_start(recipe)
+    base, start = base_and_start(recipe, recipe.sft)
     prompts = data.dataset("rl/prompts", recipe.rl.prompts, "prompts", base, trust)
-    judge = reward_model(recipe, base, start)
+    judge = reward_model(recipe, recipe.reward_model, base, start)
     judges: dict[str, Input] = {}
     for number, reward in enumerate(recipe.rl.rewards):
         if isinstance(reward.reward_model, ModelConfig):

@@ -12,7 +12,6 @@ from typing import Any
 
 from alignment_core.recipes import BaseRecipe
 
-PARAMETERS = ("overrides", "night", "recipe", "from_stage")
 FIRST = ("name", "seed", "model")
 """Of a recipe's fields those above the sections of its method; the other fields of every recipe are below them."""
 Schema = dict[str, Any]
@@ -22,8 +21,10 @@ def run_form(schema: Schema) -> Schema:
     """The schema of a flow's parameters as its form should show it. What it accepts, the old one accepts or the flow checks."""
     form = copy.deepcopy(schema)
     definitions: dict[str, Schema] = form.get("definitions", {})
+    names = form["properties"].keys()
+    order = ["overrides", *sorted(names - {"overrides", "recipe", "from_stage"}), "recipe", "from_stage"]
     for name, parameter in form["properties"].items():
-        parameter["position"] = PARAMETERS.index(name) if name in PARAMETERS else len(PARAMETERS)
+        parameter["position"] = order.index(name)
     recipe = definitions.get(_named(form["properties"].get("recipe", {})) or "")
     if recipe is None:
         return form  # one of several recipes, of which the form cannot know the sections
@@ -36,11 +37,11 @@ def run_form(schema: Schema) -> Schema:
             )
     own = [name for name in fields if name not in BaseRecipe.model_fields]
     others = [name for name in fields if name in BaseRecipe.model_fields and name not in FIRST]
-    order = [*FIRST, *sorted(own, key=lambda name: name not in recipe.get("required", ())), *others]
+    fields_in_order = [*FIRST, *sorted(own, key=lambda name: name not in recipe.get("required", ())), *others]
     open_sections = {name for name in own if name in recipe.get("required", ())}
     recipe["properties"] = {
         name: {**(fields[name] if name in open_sections else _boxed(name, fields[name])), "position": place}
-        for place, name in enumerate(order)
+        for place, name in enumerate(fields_in_order)
     }
     return form
 

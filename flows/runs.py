@@ -319,8 +319,3 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
 def reference_of(value: Input) -> Reference:
     """The artifact behind an input."""
     return value if isinstance(value, Reference) else value.result().reference
-
-
-def project_file(*parts: str) -> Path:
-    """A file of this project, such as a shipped recipe."""
-    return Path(__file__).resolve().parent.parent.joinpath(*parts)

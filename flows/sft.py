@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import SftRecipe
+from alignment_core.recipes.methods.sft import SftRecipe
 from flows.evaluation import Evaluations
 from flows.outputs import Outputs
 from tasks import data, training

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe, NightlyRecipe, RlRecipe
+from alignment_core.recipes import BaseRecipe, RewardModelConfig, SftConfig
 from tasks import data, training
 from tasks.graph import Input
 
 
-def base_and_start(recipe: DpoRecipe | IterativeDpoRecipe | RlRecipe) -> tuple[Input, Input]:
+def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, Input]:
     """The base model, whose tokenizer prepares all data, and the policy that the method starts from."""
     trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)
-    if recipe.sft is None:
+    if sft is None:
         return base, base
-    demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
-    return base, training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+    demonstrations = data.dataset("sft/data", sft.data, "sft", base, trust)
+    return base, training.sft("sft", sft.training, base, demonstrations, trust)
 
 
-def reward_model(recipe: IterativeDpoRecipe | NightlyRecipe | RlRecipe, base: Input, start: Input) -> Input | None:
+def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:
     """The judge: trained from the SFT model, given by the recipe, or none."""
-    section, trust = recipe.reward_model, recipe.model.trust_remote_code
+    trust = recipe.model.trust_remote_code
     if section is None:
         return None
     if section.model is not None:

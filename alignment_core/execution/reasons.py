@@ -8,30 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from alignment_core.artifacts import Provenance
+from alignment_core.recipes.methods import decides
 
-DATA = {
-    "sft/data": "sft.data",
-    "reward-model/data": "reward_model.data",
-    "dpo/data": "dpo.data",
-    "rows": "dpo.data",
-    "rounds/prompts": "iterative_dpo.prompts",
-    "rl/prompts": "rl.prompts",
-    "rl/pretraining": "rl.pretraining.data",
-    "rl/held-out": "rl.best.prompts",
-    "evaluation/prompts": "evaluation.prompts",
-}
-"""Where the recipe has a data set, by the label of its stage."""
-SECTIONS = {
-    r"model": "model",
-    r"sft": "sft",
-    r"reward-model": "reward_model",
-    r"dpo": "dpo",
-    r"rl": "rl",
-    r"round-\d+/score": "evaluation",
-    r"round-\d+/\w+": "iterative_dpo",
-    r".*/evaluation(/\w+)?": "evaluation",
-}
-"""The section of the recipe that decides a stage, by its label."""
 NAMES = {"code": "the code of alignment_core", "version": "the version of the stage", "stream": "the random stream"}
 
 SHOWN = 24
@@ -90,12 +68,7 @@ def _field(path: str, label: str) -> str:
         return "model.trust_remote_code"
     if rest.endswith(".code"):
         rest = f"{rest.removesuffix('.code')} (its source)"
-    if label in DATA:
-        return f"{DATA[label]}.{rest.removeprefix('data.')}"
-    section = next((name for pattern, name in SECTIONS.items() if re.fullmatch(pattern, label)), None)
-    if section == "iterative_dpo" and rest in ("prompts", "first_prompt"):
-        return {"prompts": "iterative_dpo.prompts_per_round"}.get(rest, "the first prompt")
-    return f"{section}.{rest}" if section else path
+    return decides(label, rest) or path
 
 
 def changes(before: Any, after: Any, path: str = "") -> list[str]:

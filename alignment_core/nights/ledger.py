@@ -19,7 +19,7 @@ from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
 from alignment_core.nights.inbox import Inbox, read_inbox
-from alignment_core.recipes import NightlyRecipe
+from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.dataset import ROWS
 
 OVER = ("promoted", "refused", "empty")

@@ -12,20 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alignment_core.recipes.load import apply_overrides, folder_of, load_recipe, parse_recipe
-    from alignment_core.recipes.recipe import (
-        BaseRecipe,
-        DpoRecipe,
-        IterativeDpoRecipe,
-        NightlyRecipe,
-        Recipe,
-        RewardModelRecipe,
-        RlRecipe,
-        SftRecipe,
-    )
+    from alignment_core.recipes.recipe import BaseRecipe
     from alignment_core.recipes.sections.data import DataConfig, DataSource
     from alignment_core.recipes.sections.evaluation import EvaluationConfig, Gate, PromotionConfig
     from alignment_core.recipes.sections.model import ModelConfig, ScratchModel
-    from alignment_core.recipes.sections.nightly import NightlyConfig
     from alignment_core.recipes.sections.resources import ResourcesConfig
     from alignment_core.recipes.sections.retention import RetentionConfig
     from alignment_core.recipes.sections.rl import RlConfig
@@ -42,11 +32,10 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "load": "apply_overrides folder_of load_recipe parse_recipe",
-    "recipe": "BaseRecipe DpoRecipe IterativeDpoRecipe NightlyRecipe Recipe RewardModelRecipe RlRecipe SftRecipe",
+    "recipe": "BaseRecipe",
     "sections.data": "DataConfig DataSource",
     "sections.evaluation": "EvaluationConfig Gate PromotionConfig",
     "sections.model": "ModelConfig ScratchModel",
-    "sections.nightly": "NightlyConfig",
     "sections.resources": "ResourcesConfig",
     "sections.retention": "RetentionConfig",
     "sections.rl": "RlConfig",

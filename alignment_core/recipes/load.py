@@ -15,9 +15,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
+from alignment_core.recipes import methods
 from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER
 from alignment_core.recipes.paths import written
-from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
@@ -36,10 +37,6 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
         return super().construct_mapping(node, deep)
-
-
-KINDS_OF_RL = ("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf")
-"""What people call things that the method ``rl`` does, each with another section ``rl``."""
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path | None = None) -> BaseRecipe:
@@ -83,14 +80,10 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused:
     Relative paths in it stay relative, but for texts that are :class:`~alignment_core.recipes.paths.Written`. What somebody
     writes now must not set fields that nothing reads (``refuse_unused``); in a recipe that was kept they are passed over.
     """
-    method = content.get("method")
-    if not isinstance(method, str) or method not in BY_METHOD:
-        near = difflib.get_close_matches(str(method), [*BY_METHOD, *KINDS_OF_RL], n=1, cutoff=0.4)
-        meant = "rl" if near and near[0] in KINDS_OF_RL else near[0] if near else None
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        said = "is missing" if method is None else f"is {method!r}"
-        raise UserError(f"{origin}: method: {said}; choose one of {', '.join(BY_METHOD)}{hint}")
-    model = BY_METHOD[method]
+    name = content.get("method")
+    if not isinstance(name, str) or name not in methods.METHODS.names():
+        raise UserError(f"{origin}: method: {_no_method(name)}")
+    model = methods.method(name).recipe
     strictness = REFUSES_UNUSED.set(refuse_unused)
     try:
         return model.model_validate(content)
@@ -99,6 +92,21 @@ def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused:
         raise UserError("\n".join(f"{origin}: {line}" for line in dict.fromkeys(lines))) from None
     finally:
         REFUSES_UNUSED.reset(strictness)
+
+
+def _no_method(name: Any) -> str:
+    known = methods.METHODS.names()
+    meant = {alias: one.name for one in methods.loaded()[0] for alias in (one.name, *one.aliases)}
+    near = difflib.get_close_matches(str(name), meant, n=1, cutoff=0.4)
+    hint = (
+        f"; did you mean {meant[near[0]]!r}?"
+        if near
+        else "; a plug-in that brings it must be installed"
+        if name
+        else ""
+    )
+    said = "is missing" if name is None else f"is {name!r}"
+    return f"{said}; choose one of {', '.join(known)}{hint}"
 
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: Path | None = None) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alignment_core.errors import UserError
-from alignment_core.recipes.recipe import BY_METHOD, BaseRecipe
+from alignment_core.recipes import methods
+from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 
 MARKDOWN_HEAD = """# All fields
@@ -61,7 +62,7 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
         return BaseRecipe, fields_of(BaseRecipe)
     config: type[BaseModel] = BaseRecipe
     found: list[Field] = []
-    roots: list[tuple[type[BaseModel], Any]] = [(recipe, None) for recipe in BY_METHOD.values()]
+    roots: list[tuple[type[BaseModel], Any]] = [(one.recipe, None) for one in methods.loaded()[0]]
     for number, step in enumerate(steps):
         owner, defaults = next((root for root in roots if step in _known(root[0])), (None, None))
         if owner is None:
@@ -101,8 +102,8 @@ def _refuse(path: str, step: str, above: str, known: list[str]) -> NoReturn:
 def sections() -> dict[type[BaseModel], list[str]]:
     """Every configuration object below the recipes, with the paths at which recipes have it."""
     found: dict[type[BaseModel], list[str]] = {}
-    for recipe in BY_METHOD.values():
-        for config, path in _below(recipe, ""):
+    for one in methods.loaded()[0]:
+        for config, path in _below(one.recipe, ""):
             paths = found.setdefault(config, [])
             if path not in paths:
                 paths.append(path)
@@ -129,9 +130,10 @@ def markdown() -> str:
     """The reference as a page."""
     parts = [MARKDOWN_HEAD]
     parts.append("## Every recipe\n\n" + "\n".join(_table(fields_of(BaseRecipe))))
-    for method, recipe in BY_METHOD.items():
+    for method in methods.loaded()[0]:
+        recipe = method.recipe
         own = [field for field in fields_of(recipe) if field not in fields_of(BaseRecipe) and field.name != "method"]
-        parts.append(f"## method: {method}\n\n{_summary(recipe)}\n\n" + "\n".join(_table(own)))
+        parts.append(f"## method: {method.name}\n\n{_summary(recipe)}\n\n" + "\n".join(_table(own)))
     for config, paths in sections().items():
         listed = ", ".join(f"`{path}`" for path in paths)
         parts.append(

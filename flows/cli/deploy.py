@@ -1,4 +1,4 @@
-"""The commands about deployments: deploy registers a recipe of one's own, watch follows a run to its end."""
+"""The commands about deployments: those that are shipped, deploy for a recipe of one's own, watch for a run to its end."""
 
 from __future__ import annotations
 
@@ -46,6 +46,34 @@ def deploy(
     return out.print(f"registered{when}. Run it now: prefect deployment run {deployments.FLOW}/{name}", markup=False)
 
 
+def deployments(
+    distribution: Annotated[
+        str | None, typer.Argument(help="Those of one installed distribution; default all that are installed.")
+    ] = None,
+    as_prefect_yaml: Annotated[
+        bool, typer.Option("--prefect-yaml", help="Print the file from which `prefect deploy --all` registers them.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the recipes that come with the project and with plug-ins; `align up` registers each as a deployment.
+
+    With --prefect-yaml and no distribution: those of the project.
+    """
+    from rich.table import Table
+
+    from flows import shipped
+
+    if as_prefect_yaml:
+        return print(shipped.prefect_yaml(distribution or shipped.OURS), end="")
+    found = shipped.shipped(distribution).values()
+    if as_json:
+        return print_json({one.name: {"recipe": str(one.path), "distribution": one.distribution} for one in found})
+    table = Table("deployment", "recipe", "distribution", box=None)
+    for one in found:
+        table.add_row(f"alignment/{one.name}", os.path.relpath(one.path), one.distribution)
+    return out.print(table)
+
+
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:
     """Follow a run to its end, through crashes after which it goes on. Exit code 1 if it does not complete."""
     from flows.service.follow import follow, last
@@ -66,5 +94,5 @@ def watch(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``align``."""
-    for command in (deploy, watch):
+    for command in (deploy, deployments, watch):
         app.command()(command)

@@ -11,9 +11,9 @@ import pytest
 
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.recipes import parse_recipe
+from alignment_core.recipes.methods import method_of
 from flows import night
 from flows.comparison import compare
-from flows.planning import COMPOSITIONS
 from tasks.graph import CURRENT
 
 MODEL = {"scratch": {"hidden_size": 16, "num_attention_heads": 2}}
@@ -68,7 +68,7 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
 def compose(run: Composed, method: str, **fields: Any) -> Any:
     content = {"name": "one", "model": MODEL, "evaluation": EVALUATION, **RECIPES[method], **fields}
     recipe = parse_recipe({"method": method, **content})
-    return COMPOSITIONS[method](recipe)
+    return method_of(recipe).compose()(recipe)
 
 
 @pytest.mark.parametrize(

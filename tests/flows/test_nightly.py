@@ -17,7 +17,8 @@ import pytest
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.lineage import Graph
 from alignment_core.nights.ledger import Ledger
-from alignment_core.recipes import NightlyRecipe, load_recipe
+from alignment_core.recipes import load_recipe
+from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.dataset import ROWS
 
 RECIPE = """

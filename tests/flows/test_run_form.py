@@ -11,9 +11,11 @@ import pytest
 from prefect import Flow
 
 from alignment_core.recipes import parse_recipe
+from alignment_core.recipes.methods import METHODS
 from flows import alignment
-from flows.deployments import FUNCTIONS, flow_of, form_of, shipped
+from flows.deployments import flow_of, form_of
 from flows.run_form import run_form
+from flows.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +30,12 @@ def shown(schema: dict[str, Any], field: dict[str, Any], path: str = "") -> list
     return [leaf for key, one in ordered for leaf in shown(schema, one, f"{path}.{key}")]
 
 
-@pytest.mark.parametrize("method", FUNCTIONS)
+def deployed(name: str) -> Flow[..., Any]:
+    found: Flow[..., Any] = getattr(alignment, shipped()[name].function)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS.names())
 def test_the_form_is_short_with_overrides_on_top(method: str) -> None:
     form = run_form(flow_of(method).parameters.model_dump())
     leaves = shown({"definitions": {**form["definitions"], "all": form}}, {"$ref": "/all"})
@@ -41,7 +48,7 @@ def test_the_form_is_short_with_overrides_on_top(method: str) -> None:
 
 
 def test_what_a_method_takes_in_numbers_comes_first_and_objects_are_boxes_with_their_defaults() -> None:
-    form = run_form(flow_of("iterative-dpo").parameters.model_dump())
+    form = run_form(deployed("iterative-dpo").parameters.model_dump())
     section = form["definitions"]["IterativeDpoConfig"]["properties"]
     assert section["rounds"]["type"] == "integer"
     assert section["rounds"]["description"] == "Number of rounds."
@@ -53,8 +60,8 @@ def test_what_a_method_takes_in_numbers_comes_first_and_objects_are_boxes_with_t
 def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
     from jsonschema import Draft202012Validator
 
-    for method in [*FUNCTIONS, "iterative-dpo"]:
-        form = form_of(flow_of(method))
+    for name in [*shipped(), "iterative-dpo"]:
+        form = form_of(deployed(name))
         validator = Draft202012Validator(form)
         default = form["properties"]["recipe"]["default"]
         assert list(validator.iter_errors({"recipe": default, "overrides": ["seed=3"]})) == []
@@ -75,16 +82,15 @@ def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
     assert said.strip() == "['deployed_sft']"
 
 
-def test_every_deployment_names_a_flow() -> None:
-    for written in shipped().values():
-        assert isinstance(getattr(alignment, written["entrypoint"].rpartition(":")[2]), Flow)
+def test_only_what_is_shipped_or_a_method_is_a_flow() -> None:
+    assert all(isinstance(deployed(name), Flow) for name in shipped())
     with pytest.raises(AttributeError, match="has no attribute 'deployed_nothing'"):
         getattr(alignment, "deployed_nothing")  # noqa: B009
 
 
-@pytest.mark.parametrize("method", FUNCTIONS)
-def test_the_form_shows_what_the_recipe_says_and_means_the_same(method: str) -> None:
-    every_field = run_form(flow_of(method).parameters.model_dump())["properties"]["recipe"]["default"]
-    written = form_of(flow_of(method))["properties"]["recipe"]["default"]
+@pytest.mark.parametrize("name", shipped())
+def test_the_form_shows_what_the_recipe_says_and_means_the_same(name: str) -> None:
+    every_field = run_form(deployed(name).parameters.model_dump())["properties"]["recipe"]["default"]
+    written = form_of(deployed(name))["properties"]["recipe"]["default"]
     assert parse_recipe(written) == parse_recipe(every_field)
     assert len(str(written)) < len(str(every_field)) / 2

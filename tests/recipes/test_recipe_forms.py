@@ -10,9 +10,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import alignment_core.recipes
-from alignment_core.recipes import DpoRecipe, IterativeDpoRecipe, SftRecipe, load_recipe
+from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.recipe import BY_METHOD
+from alignment_core.recipes.methods import METHODS
+from alignment_core.recipes.methods.dpo import DpoRecipe
+from alignment_core.recipes.methods.iterative_dpo import IterativeDpoRecipe
+from alignment_core.recipes.methods.sft import SftRecipe
 from tests.recipes.contents import ROUNDS, SFT
 
 SHIPPED = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
@@ -69,7 +72,7 @@ def test_a_shipped_recipe_loads_is_named_like_its_file_and_survives_a_round_trip
 
 
 def test_every_method_has_a_shipped_recipe():
-    assert {load_recipe(path).method for path in SHIPPED} == set(BY_METHOD)
+    assert {load_recipe(path).method for path in SHIPPED} == set(METHODS.names())
 
 
 # ---------------------------------------------------------------- every configuration class

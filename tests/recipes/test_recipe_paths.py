@@ -17,14 +17,15 @@ from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
 from alignment_core.journal import new_record
 from alignment_core.nights.inbox import read_inbox
-from alignment_core.recipes import BaseRecipe, RlRecipe, folder_of, load_recipe, parse_recipe
+from alignment_core.recipes import BaseRecipe, folder_of, load_recipe, parse_recipe
+from alignment_core.recipes.methods.rl import RlRecipe
 from alignment_core.rewards.verifiers import load_function
 from alignment_core.stages.base_model import pin_model
 from flows import alignment, deployments
 from flows.any_recipe import run_any
 from flows.cli.services import _kept_recipe
 from flows.planning import plan
-from flows.runs import project_file
+from flows.shipped import PROJECT, shipped
 
 RECIPE = {
     "method": "sft",
@@ -300,7 +301,7 @@ def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_wh
 
 @pytest.mark.parametrize("name", ["nightly", "iterative-dpo", "rlhf", "ppo"])
 def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name):
-    path = project_file("deployments", "recipes", f"{name}.yaml")
+    path = PROJECT / "deployments" / "recipes" / f"{name}.yaml"
     whole = load_recipe(path, ["reward_model={model: policy/judge}"], path.parent)
     by_field = ["reward_model.model=policy/judge", "reward_model.data=null", "reward_model.training={}"]
     assert load_recipe(path, by_field, path.parent) == whole
@@ -311,12 +312,12 @@ def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name)
 
 
 def test_paths_of_shipped_recipes_begin_at_the_project_by_hand_and_as_deployment(tmp_path, monkeypatch):
-    project = project_file()
+    project = PROJECT
     monkeypatch.chdir(tmp_path)
     by_hand = load_recipe(project / "deployments/recipes/nightly.yaml").dpo.data.sources[0].path  # type: ignore[attr-defined]
     assert os.path.normpath(by_hand) == f"{project}/inbox/**/*.jsonl"
-    for name, written in deployments.shipped().items():
-        flow = getattr(alignment, written["entrypoint"].rpartition(":")[2])
+    for name, one in shipped().items():
+        flow = getattr(alignment, one.function)
         assert str(project) not in str(deployments.form_of(flow)), name
     shown = deployments.form_of(alignment.deployed_nightly)["properties"]["recipe"]["default"]
     ran: list[Any] = []
@@ -332,7 +333,7 @@ def test_a_deployment_outlives_the_folder_of_its_recipe(load, tmp_path, monkeypa
     client = SimpleNamespace(create_flow_from_name=str, create_deployment=lambda *_, **more: registered.update(more))
     deployments.register_recipe(client, "mine", load(model="some/model"), tmp_path / "recipes", None)  # type: ignore[arg-type]
     variables = registered["job_variables"]
-    assert variables["working_dir"] == str(project_file())
+    assert variables["working_dir"] == str(PROJECT)
     (tmp_path / "recipes/org/rows").mkdir(parents=True)
     ran: list[Any] = []
     monkeypatch.setattr("flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))

@@ -85,14 +85,14 @@ def test_every_mistake_gets_its_own_line(load):
 @pytest.mark.parametrize(("method", "nearest"), [("sftt", "sft"), ("reward_model", "reward-model"), ("grpo", "rl")])
 def test_an_unknown_method_gets_the_list_and_the_nearest(load, method, nearest):
     assert refusal(load, SFT | {"method": method}) == (
-        f"recipe.yaml: method: is {method!r}; choose one of sft, reward-model, dpo, iterative-dpo, rl, nightly; "
+        f"recipe.yaml: method: is {method!r}; choose one of dpo, iterative-dpo, nightly, reward-model, rl, sft; "
         f"did you mean {nearest!r}?"
     )
 
 
 def test_a_missing_method_gets_the_list(load):
     content = {name: value for name, value in SFT.items() if name != "method"}
-    assert "method: is missing; choose one of sft, reward-model, dpo, iterative-dpo, rl, nightly" in refusal(
+    assert "method: is missing; choose one of dpo, iterative-dpo, nightly, reward-model, rl, sft" in refusal(
         load, content
     )
 

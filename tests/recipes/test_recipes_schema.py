@@ -12,7 +12,7 @@ import yaml
 
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
-from alignment_core.recipes.recipe import BY_METHOD
+from alignment_core.recipes.methods import method
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rl import RewardConfig
@@ -29,7 +29,7 @@ def validator(config: type[Config]) -> Any:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_shipped_recipe_is_taken_as_it_is_written_and_as_it_is_kept(path: Any) -> None:
     written, kept = yaml.safe_load(path.read_text()), load_recipe(path).model_dump(mode="json")
-    schema = validator(BY_METHOD[written["method"]])
+    schema = validator(method(written["method"]).recipe)
     assert [error.message for content in (written, kept) for error in schema.iter_errors(content)] == []
 
 

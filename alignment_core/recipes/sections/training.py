@@ -100,6 +100,14 @@ class RewardModelConfig(Config):
             )
         return self
 
+    def check_origin(self) -> None:
+        """Raise ValueError unless it is either trained or given."""
+        if (self.model is None) == (self.data is None):
+            raise ValueError(
+                "`reward_model` needs exactly one of `data` (train one) and `model` (use that one), as in --set "
+                "'reward_model={model: NAME}'"
+            )
+
 
 class DpoLossConfig(Config):
     """The preference loss."""

@@ -1,0 +1,23 @@
+"""The method ``dpo``: direct preference optimisation on given pairs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from alignment_core.recipes.method import Method
+from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.training import DpoConfig, SftConfig
+
+
+class DpoRecipe(BaseRecipe):
+    """DPO, IPO or cDPO on a fixed set of pairs."""
+
+    method: Literal["dpo"] = "dpo"
+    """Direct preference optimisation on given pairs."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first."""
+    dpo: DpoConfig
+    """Pairs and training."""
+
+
+METHOD = Method(DpoRecipe, composition="flows.dpo:dpo", decides={"dpo/data": "dpo.data", "dpo": "dpo"})

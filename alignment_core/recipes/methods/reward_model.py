@@ -1,0 +1,39 @@
+"""The method ``reward-model``: a reward model from preference pairs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from alignment_core.recipes.method import Method
+from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.training import RewardModelConfig
+
+
+class RewardModelRecipe(BaseRecipe):
+    """A reward model from preference pairs."""
+
+    method: Literal["reward-model"] = "reward-model"
+    """Reward-model training."""
+    reward_model: RewardModelConfig
+    """Pairs and training."""
+
+    @model_validator(mode="after")
+    def _needs_pairs(self) -> RewardModelRecipe:
+        if self.reward_model.data is None or self.reward_model.model is not None:
+            raise ValueError(
+                "`reward_model.data` is needed here, and `reward_model.model` is not: this recipe trains one"
+            )
+        if self.evaluation or self.promotion:
+            raise ValueError(
+                "a reward model is judged on its held-out pairs (`test_rows`): remove `evaluation`, `promotion`"
+            )
+        return self
+
+
+METHOD = Method(
+    RewardModelRecipe,
+    composition="flows.reward_model:reward_model",
+    decides={"reward-model/data": "reward_model.data", "reward-model": "reward_model"},
+)

@@ -1,0 +1,64 @@
+"""The method ``rl``: reinforcement learning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from alignment_core.recipes.method import Method
+from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
+
+
+class RlRecipe(BaseRecipe):
+    """SFT → steps of sample, reward, train → evaluation → promotion."""
+
+    method: Literal["rl"] = "rl"
+    """Reinforcement learning: PPO, REINFORCE++, RLOO, GRPO and their relatives."""
+    sft: SftConfig | None = None
+    """Fine-tune on demonstrations first. Default: start from `model` as it is."""
+    reward_model: RewardModelConfig | None = None
+    """The reward model that `rl.rewards` refers to as `ours`; a critic is initialised from it, too."""
+    rl: RlConfig
+    """The steps."""
+
+    @property
+    def samples(self) -> bool:
+        """Every step does."""
+        return True
+
+    @model_validator(mode="after")
+    def _has_its_rewards(self) -> RlRecipe:
+        if self.reward_model:
+            self.reward_model.check_origin()
+        ours = any(reward.reward_model == "ours" for reward in self.rl.rewards)
+        if ours and self.reward_model is None:
+            raise ValueError("`rl.rewards` asks for the reward model `ours`: add a section `reward_model`")
+        if self.reward_model and not ours:
+            raise ValueError("nothing uses `reward_model`: add `{reward_model: ours}` to `rl.rewards`, or remove it")
+        for reward in self.rl.rewards:
+            asked = {"rl.prompts": self.rl.prompts} | (
+                {"rl.best.prompts": self.rl.best.prompts} if self.rl.best else {}
+            )
+            for where, prompts in asked.items() if reward.verifier == "task" else ():
+                other = next((source.origin for source in prompts.sources if source.task is None), None)
+                if other is not None:
+                    raise ValueError(
+                        f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none"
+                    )
+        return self
+
+
+METHOD = Method(
+    RlRecipe,
+    composition="flows.rl:rl",
+    decides={
+        "rl/prompts": "rl.prompts",
+        "rl/pretraining": "rl.pretraining.data",
+        "rl/held-out": "rl.best.prompts",
+        "rl": "rl",
+    },
+    aliases=("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf"),
+)
