@@ -13,13 +13,13 @@ from typing import Any
 
 from alignment_core.data.template import Renderer
 from alignment_core.environments.calls import AGENT, FIELD, options_content
+from alignment_core.environments.episode import Episode
 from alignment_core.environments.tool_calls import TAGS
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.failures import Failed, failure_of
 from alignment_core.rewards.verifiers import function_content
 from alignment_core.rewards.verifying import Verifier
-from alignment_core.rollout.episodes import Episode
 from alignment_core.source_code import PACKAGE
 from alignment_core.user_code.counted import COUNTED
 from alignment_core.user_code.process import FunctionProcess
@@ -196,7 +196,7 @@ class Environments:
         else:
             ids = self._renderer.told(self._messages(said)) if said else []
         if len(episode.ids) + len(ids) < episode.room:
-            episode.hear(ids)
+            episode.append_observation(ids)
         else:
             episode.finish_reason, episode.over = "no room", True
 

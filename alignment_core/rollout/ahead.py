@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from alignment_core.environments.episode import Episode
 from alignment_core.errors import DeadlineExceeded
 from alignment_core.inference.engine import MOST_SEQUENCES
-from alignment_core.rollout.episodes import Episode
 from alignment_core.rollout.experience import Samples
 from alignment_core.rollout.sampling import Sampling
 
@@ -202,7 +202,7 @@ class Ahead:
         return bool(self._speaking[engine] or self._speak[engine]) or self._can_draw(engine)
 
     def _next(self, episode: Episode, engine: int) -> None:
-        """The policy has spoken in this episode."""
+        """An engine completed a turn of the policy in this episode."""
         if self.environments:
             self._listen[self.environments.place(episode)].append(episode)
         else:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.environments.environments import Environments
+from alignment_core.environments.episode import Episode, version_of
 from alignment_core.errors import Stopped
-from alignment_core.rollout.episodes import Draws, Episode, version_of
+from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError, Stopped
 from alignment_core.execution.base import EngineRequest, Stage, StageConfig, StageContext
 from alignment_core.execution.course import Course, unmoved
@@ -28,7 +29,7 @@ from alignment_core.rewards.failures import numbers, reasons
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.episodes import Draws, version_of
+from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples, put_advantages, put_numbers, step_schema
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table

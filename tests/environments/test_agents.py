@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.environments.episode import Episode
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rollout.episodes import Episode
 
 AGENTS = """
 import asyncio, json, time

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from alignment_core.environments.environments import Environments
+from alignment_core.environments.episode import Episode
 from alignment_core.errors import DataError, Stopped
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
@@ -23,7 +24,6 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig, RewardConfig
 from alignment_core.rewards.failures import numbers
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rollout.episodes import Episode
 from tests.rewards.reward_server import Server
 
 SOURCE = """

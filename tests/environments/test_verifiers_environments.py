@@ -15,12 +15,12 @@ import pytest
 from alignment_core.data import sources
 from alignment_core.data.pin import pin
 from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rollout.episodes import Episode
 
 NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
 ROLLOUT = "alignment_core.environments.verifiers_environments:rollout"

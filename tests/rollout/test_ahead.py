@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from alignment_core.environments.episode import Episode
 from alignment_core.rollout.ahead import Ahead, choose
-from alignment_core.rollout.episodes import Episode
 
 
 def test_a_step_takes_the_earliest_that_are_ready() -> None:

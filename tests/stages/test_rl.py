@@ -15,10 +15,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.rollout.episodes import version_of
 from alignment_core.stages import rl
 from tests.rewards.reward_server import Server, lengths
 from tests.stages.killing import Killer

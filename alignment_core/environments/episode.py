@@ -1,0 +1,119 @@
+"""An episode: one completion under way, with what its environment answered between the policy's turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from alignment_core.inference.engine import Completion
+    from alignment_core.rewards.failures import Failed
+
+
+@dataclass
+class Episode:
+    """One completion under way: what the policy said in it, and what it was told between its turns."""
+
+    draw: int
+    """Place of its prompt among all that the run takes."""
+    sample: int
+    """Which of the prompt's completions."""
+    number: int
+    """Row of the prompt in the data."""
+    prompt: dict[str, Any]
+    most_tokens: int
+    """That it may have, beside those of the prompt."""
+    purpose: str = ""
+    """What the draws are for, where it is not training."""
+    restarts: int = 0
+    """How often it began again."""
+    opening: list[int] = field(default_factory=list)
+    """Tokens that its environment puts in place of the prompt's, with what is said before the policy's first turn."""
+    most: int | None = None
+    """Tokens that the policy's next turn may have, where that is fewer."""
+    ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """[T] Of the weights that sampled each token; of a token that the policy was told, -1."""
+    finish_reason: str = ""
+    turn: int = 0
+    """Where in ``ids`` the policy's last turn begins."""
+    turns: int = 0
+    over: bool = False
+    began: float | None = None
+    """When its environment was first asked."""
+    reward: float = 0.0
+    """All that its environment gave."""
+    failure: Failed | None = None
+
+    @property
+    def name(self) -> str:
+        """Tells it from the other episodes of the run."""
+        return f"{self.purpose}{self.draw}/{self.sample}"
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """What the policy's first turn follows."""
+        return self.opening or self.prompt["prompt_ids"]
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may have: what an opening has more than the prompt comes off."""
+        return self.most_tokens - max(0, len(self.prompt_ids) - len(self.prompt["prompt_ids"]))
+
+    @property
+    def policy_tokens(self) -> list[int]:
+        """What the policy sampled, over all of its turns."""
+        return [token for token, said in zip(self.ids, self.mask, strict=True) if said]
+
+    def take(self, said: Completion) -> None:
+        """Append a turn of the policy."""
+        self.turn, self.turns = len(self.ids), self.turns + 1
+        self.ids += said.token_ids.tolist()
+        self.logps += said.logps.tolist()
+        self.versions += said.versions.tolist()
+        self.mask += [True] * len(said.token_ids)
+        self.finish_reason = said.finish_reason
+
+    def append_observation(self, ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not sample."""
+        self.ids += ids
+        self.logps += [0.0] * len(ids)
+        self.versions += [-1] * len(ids)
+        self.mask += [False] * len(ids)
+
+    def restart(self) -> None:
+        """Forget all that was said."""
+        plan = (self.draw, self.sample, self.number, self.prompt, self.most_tokens, self.purpose)
+        vars(self).update(vars(Episode(*plan, restarts=self.restarts + 1)))
+
+    def row(self, tokenizer: Any, policy: str) -> dict[str, Any]:
+        """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
+        prompt, version = self.prompt, max(self.versions, default=0)
+        return {
+            "prompt": self.number,
+            "sample": self.sample,
+            "group": self.draw,
+            "prompt_ids": self.prompt_ids,
+            "completion_ids": np.asarray(self.ids, np.int32),
+            "mask": np.asarray(self.mask, bool),
+            "rollout_logps": np.asarray(self.logps, np.float32),
+            "versions": np.asarray(self.versions, np.int32),
+            "finish_reason": self.finish_reason,
+            "prompt_text": prompt["prompt"],
+            "completion_text": tokenizer.decode(self.policy_tokens, skip_special_tokens=True),
+            "label": prompt["label"],
+            "task": prompt["task"],
+            "source": prompt["source"],
+            "policy": version_of(policy, version),
+            "environment": self.failure or self.reward,
+        }
+
+
+def version_of(policy: str, steps: int) -> str:
+    """Name of the policy that a run makes of ``policy`` in so many steps."""
+    return f"{policy}+{steps}" if steps else policy
