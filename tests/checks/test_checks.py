@@ -28,6 +28,7 @@ from alignment_core.stages.dataset import DatasetConfig
 from flows import early
 from flows.cli import check as cli_check
 from flows.planning import plan
+from tests.align import align_here
 
 ROOT = Path(__file__).parents[2]
 MODEL = {"scratch": {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64}}
@@ -380,9 +381,7 @@ def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(r
 
 def test_align_check_lists_stages_and_data(rows, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))
-    command = [sys.executable, "-m", "flows.cli.main", "check", str(tmp_path / "recipe.json"), "--json"]
-    environment = os.environ | {"ALIGN_HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = align_here(tmp_path / "home", "check", str(tmp_path / "recipe.json"), "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["status"]) == (0, "checked")
     assert [one["state"] for one in found["stages"]] == ["runs", "depends", "depends"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from alignment_core.errors import UserError
 from alignment_core.journal import Journal, StageLine, new_record, stages
 from alignment_core.lineage.samples import compared, samples, spaced
 from alignment_core.rollout.records import rollout_schema, score_schema, write_table
+from tests.align import align_here
 
 RUN = "0a1b2c3d-0000"
 
@@ -136,11 +134,7 @@ def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:
 
 
 def test_the_command_prints_80_columns_and_no_control_characters(made: Made) -> None:
-    def align(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.cli.main", "samples", "last", *arguments]
-        return subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=60)
-
-    shown = align("--stage", "round-1/select").stdout
+    shown = align_here(made.home, "samples", "last", "--stage", "round-1/select").stdout
     assert "\x1b" not in shown
     assert [line.split() for line in shown.splitlines()] == [
         ["1"],
@@ -148,7 +142,7 @@ def test_the_command_prints_80_columns_and_no_control_characters(made: Made) -> 
         ["chosen", "1"],
         ["rejected", "�[31mno"],
     ]
-    missing = align("--stage", "nothing", "--json")
+    missing = align_here(made.home, "samples", "last", "--stage", "nothing", "--json")
     assert missing.returncode == 2, missing.stderr
 
 

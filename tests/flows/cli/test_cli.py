@@ -1,4 +1,4 @@
-"""The ``align`` command on a real store, in a process of its own: what it prints and how it exits. No flow runs."""
+"""The ``align`` command on a real store: what it prints and how it exits. No flow runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
 from flows.cli import main as cli
+from tests.align import align_here
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "flows.cli.main"]
@@ -27,15 +29,8 @@ Align = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def align(tmp_path: Path) -> Align:
-    """``align("tags", "ls")`` runs the command with an ALIGN_HOME of its own."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"ALIGN_HOME": str(tmp_path)}
-        return subprocess.run(
-            [*COMMAND, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-        )
-
-    return run
+    """``align("tags", "ls")`` is the command with an ALIGN_HOME of its own."""
+    return partial(align_here, tmp_path)
 
 
 @pytest.fixture
@@ -93,19 +88,25 @@ def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overr
 
 
 @pytest.mark.parametrize(
-    ("model", "sentence"),
+    ("command", "model", "sentence"),
     [
-        ("model=TAG", "model: TAG names a dataset; a model is needed"),
-        ("model={name: policy/production, chat_template: '{{ messages }}'}", "leave the field out"),
-        ("model=model@sha256:0123456789ab", "has no artifact 'model@sha256:0123456789ab'; `align artifacts ls`"),
+        ("check", "model=TAG", "model: TAG names a dataset; a model is needed"),
+        ("check", "model={name: policy/production, chat_template: '{{ messages }}'}", "leave the field out"),
+        (
+            "check",
+            "model=model@sha256:0123456789ab",
+            "has no artifact 'model@sha256:0123456789ab'; `align artifacts ls`",
+        ),
     ],
     ids=["kind", "template", "absent"],
 )
-def test_a_model_from_the_store_must_be_there_be_one_and_keep_its_chat_template(align, tmp_path, made, model, sentence):
+def test_a_model_from_the_store_must_be_there_be_one_and_keep_its_chat_template(
+    align, tmp_path, made, command, model, sentence
+):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.replace("rows.jsonl", "{task: reverse}"))
     data = str(made["data"])
-    failure = parsed(align("run", str(recipe), "--set", model.replace("TAG", data), "--json"), 2)
+    failure = parsed(align(command, str(recipe), "--set", model.replace("TAG", data), "--json"), 2)
     assert sentence.replace("TAG", data) in failure["error"]
 
 
