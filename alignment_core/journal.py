@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, computed_field, model_validator
 
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.home import align_home
@@ -52,7 +52,22 @@ class StageLine(BaseModel):
     reason: str = ""
     """Why it ran, or how it failed."""
     seconds: float = 0.0
-    reference: str | None = None
+    outputs: dict[str, str] = {}
+    """What came of it: references by name, the default output first; empty until it is done."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_one_output(cls, values: Any) -> Any:
+        """Journals of earlier versions name one reference; here it has the name of its kind."""
+        if isinstance(values, dict) and values.get("reference") and "outputs" not in values:
+            return {**values, "outputs": {values["reference"].partition("@")[0]: values["reference"]}}
+        return values
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def reference(self) -> str | None:
+        """The default output, once it is made."""
+        return next(iter(self.outputs.values()), None)
 
 
 class RunRecord(ProcessId):
@@ -302,7 +317,7 @@ def in_use(but: str = "") -> set[str]:
     """What runs that are alive have made or work on, all ``but`` one: keys of stages, and references as text."""
     alive = (record.run_id for record in runs() if record.run_id != but and is_alive(record))
     lines = (line for run_id in alive for line in stages(run_id).values())
-    return {one for line in lines for one in (line.key, line.reference) if one}
+    return {one for line in lines for one in (line.key, *line.outputs.values())}
 
 
 def waits(run_id: str) -> dict[str, StageWait]:

@@ -318,4 +318,4 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
 
 def reference_of(value: Input) -> Reference:
     """The artifact behind an input."""
-    return value if isinstance(value, Reference) else value.result().reference
+    return value if isinstance(value, Reference) else value.artifact()

@@ -15,7 +15,7 @@ from alignment_core.execution.base import StageConfig, StageResult
 
 
 class Step(Protocol):
-    """A stage of a composition. Give it to other stages as an input."""
+    """A stage of a composition. Give it to other stages as an input, where it stands for one of its outputs."""
 
     @property
     def label(self) -> str:
@@ -24,6 +24,12 @@ class Step(Protocol):
     def result(self) -> StageResult:
         """What came of it; waits for the stage."""
 
+    def output(self, name: str) -> Step:
+        """The same stage, standing for the output of this name instead of the default one."""
+
+    def artifact(self) -> Reference:
+        """The output that it stands for; waits for the stage. Raises NotMade where that is only planned."""
+
 
 Input = Step | Reference
 
@@ -31,7 +37,7 @@ Input = Step | Reference
 def artifact(value: Input) -> Reference | None:
     """The artifact behind an input; waits for its stage. None where that is only planned and not in the store."""
     try:
-        return value if isinstance(value, Reference) else value.result().reference
+        return value if isinstance(value, Reference) else value.artifact()
     except NotMade:
         return None
 
@@ -40,13 +46,21 @@ CURRENT: ContextVar[Any] = ContextVar("composition")
 """What is being composed: it has a ``store``, and ``submit`` takes stages."""
 
 
-def submit(stage: str, label: str, config: StageConfig, inputs: Mapping[str, Input | None], stream: str = "") -> Any:
+def submit(
+    stage: str,
+    label: str,
+    config: StageConfig,
+    inputs: Mapping[str, Input | None],
+    stream: str = "",
+    needs: tuple[str, ...] = (),
+) -> Any:
     """Add the stage that the module ``stage`` defines to the current composition; inputs that are None are left out.
 
     Stages of one kind share their random numbers unless their ``stream`` differs: name one where they must not, as for the
-    rounds of a loop.
+    rounds of a loop. ``needs`` are outputs that the composition goes on with although retention may drop them: where they
+    were dropped, the stage runs again.
     """
-    return CURRENT.get().submit(stage, label, config, inputs, stream)
+    return CURRENT.get().submit(stage, label, config, inputs, stream, needs)
 
 
 def is_part(label: str, of: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alignment_core.recipes import RlConfig
-from alignment_core.stages.part import PartConfig
 from alignment_core.stages.rl import RESULTS, RlStageConfig
 from tasks.graph import Input, Step, submit
 
@@ -21,7 +20,7 @@ def rl(
     held_out: Input | None,
     trust_remote_code: bool = False,
 ) -> Step:
-    """Reward a policy for its own samples; returns the policy that it becomes.
+    """Reward a policy for its own samples; returns the policy that ``rl.result`` chooses.
 
     ``judges`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
     starts, none meaning the policy; ``pretraining`` and ``held_out`` are the data sets of ``section.pretraining`` and
@@ -30,5 +29,4 @@ def rl(
     config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
     data = {"prompts": prompts, "pretraining": pretraining, "held_out": held_out}
     inputs = {"policy": policy, "critic": critic, **data, **judges}
-    whole = submit("rl", label, config, inputs)
-    return submit("part", f"{label}/policy", PartConfig(folder=RESULTS[section.result]), {"whole": whole})
+    return submit("rl", label, config, inputs).output(RESULTS[section.result])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Run:
     journal: Journal
     listeners: tuple[Listener, ...] = ()
     steps: list[Step] = field(default_factory=list)
+    announced: set[str] = field(default_factory=set)
+    """Labels of the stages of which it was said how they ended."""
 
     def submit(
         self,
@@ -52,11 +54,12 @@ class Run:
         config: StageConfig,
         inputs: Mapping[str, Step | Reference | None],
         stream: str = "",
+        needs: tuple[str, ...] = (),
     ) -> Step:
         """Submit a stage as a task; inputs that are None are left out."""
         config.content()  # what is wrong with it is said now, not when the stage's turn comes
         given = {
-            role: value.future if isinstance(value, Step) else str(value)
+            role: [value.future, value.name] if isinstance(value, Step) else str(value)
             for role, value in inputs.items()
             if value is not None
         }
@@ -74,6 +77,7 @@ class Run:
             seed=self.seed,
             stream=stream,
             rerun=rerun,
+            needs=needs,
             order=len(self.steps),
         )
         step = Step(label, future, self, again)
@@ -87,12 +91,25 @@ class Run:
         return named or any(isinstance(value, Step) and value.again for value in inputs)
 
 
+@dataclass(frozen=True)
 class Step:
     """A stage that was submitted. Give it to other stages as an input, or ask it for its result."""
 
-    def __init__(self, label: str, future: PrefectFuture[dict[str, Any]], run: Run, again: bool = False) -> None:
-        self.label, self.future, self.run, self.again = label, future, run, again
-        self._announced = False
+    label: str
+    future: PrefectFuture[dict[str, Any]]
+    run: Run
+    again: bool = False
+    """Whether it runs again on purpose."""
+    name: str | None = None
+    """The output that it stands for; None: the default one."""
+
+    def output(self, name: str) -> Step:
+        """The same stage, standing for another of its outputs."""
+        return replace(self, name=name)
+
+    def artifact(self) -> Reference:
+        """The output that it stands for; waits for the stage."""
+        return self.result().output(self.name)
 
     def result(self) -> StageResult:
         """Wait for the stage. Raises the stage's own error."""
@@ -100,9 +117,10 @@ class Step:
         result = StageResult.model_validate(value).model_copy(update={"label": self.label})
         if self.future.state.name == "Cached":
             result = result.model_copy(update={"state": "cached", "reason": "same key", "seconds": 0.0})
-        if not self._announced:
-            self._announced = True
-            news = {"reason": result.reason, "seconds": round(result.seconds, 3), "reference": str(result.reference)}
+        if self.label not in self.run.announced:
+            self.run.announced.add(self.label)
+            outputs = {name: str(reference) for name, reference in result.outputs.items()}
+            news = {"reason": result.reason, "seconds": round(result.seconds, 3), "outputs": outputs}
             self.run.journal.stage(self.label, result.state, **news)
             for listener in self.run.listeners:
                 listener.finished(result)
@@ -131,11 +149,18 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
     """
 
     def body(
-        label: str, config: dict[str, Any], inputs: dict[str, Any], seed: int, stream: str, rerun: str, order: int
+        label: str,
+        config: dict[str, Any],
+        inputs: dict[str, Any],
+        seed: int,
+        stream: str,
+        rerun: str,
+        needs: tuple[str, ...],
+        order: int,
     ) -> dict[str, Any]:
         run: Run = CURRENT.get()
-        given = {"label": label, "config": config, "inputs": inputs, "seed": seed, "stream": stream, "rerun": rerun}
-        call = _call(stage, given)
+        settings = {"label": label, "config": config, "seed": seed, "stream": stream, "rerun": rerun, "needs": needs}
+        call = _call(stage, {**settings, "inputs": inputs})
         logger = get_run_logger()
         result = cached_result(run.store, call)
         if result is None:
@@ -162,7 +187,12 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
                 run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
                 raise
         logger.info(
-            "%s: %s (%s), %.1f s, %s", label, result.state, result.reason, result.seconds, result.reference.short
+            "%s: %s (%s), %.1f s, %s",
+            label,
+            result.state,
+            result.reason,
+            result.seconds,
+            ", ".join(one.short for one in result.outputs.values()),
         )
         return result.model_dump(mode="json")
 
@@ -172,7 +202,7 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
         parts = key_parts(call)
         key = digest_of(parts)
         run.journal.stage(call.label, "running", stage=stage, key=key, key_parts=parts)
-        if run.store.find(key) is None:  # a Prefect record whose artifact is gone is no hit
+        if run.store.find(key, call.needs) is None:  # a Prefect record whose artifact is gone is no hit
             (run.results / key).unlink(missing_ok=True)
         return key
 
@@ -188,9 +218,11 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
 
 
 def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
-    """The stage call; an input is a reference's text or the result of another stage's task."""
+    """The stage call; an input is a reference's text, or the result of another stage's task and the name of an output."""
     inputs = {
-        role: Reference.parse(value["reference"] if isinstance(value, dict) else value)
+        role: Reference.parse(value)
+        if isinstance(value, str)
+        else StageResult.model_validate(value[0]).output(value[1])
         for role, value in parameters["inputs"].items()
     }
     return StageCall(
@@ -201,6 +233,7 @@ def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
         seed=parameters["seed"],
         stream=parameters["stream"],
         rerun=parameters["rerun"],
+        needs=parameters["needs"],
     )
 
 

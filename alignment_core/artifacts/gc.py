@@ -125,7 +125,7 @@ class _Collection:
         references = {move.to for move in tags.all_moves(self.store.backend)}
         for found in self.store.backend.list(STAGES):
             record = self.store.record_at(found.path)
-            references |= {record.output, *record.inputs.values()}
+            references |= {*record.outputs.values(), *record.inputs.values()}
         return {reference.digest for reference in references}
 
     def _keep(self, digest: str, kept_blobs: set[str], must_read: bool) -> None:
@@ -139,7 +139,8 @@ class _Collection:
 
     def _is_finished(self, name: str) -> bool:
         try:
-            return self.store.backend.stat(stage_path(name)) is not None and self.store.find(name) is not None
+            record = self.store.find(name) if self.store.backend.stat(stage_path(name)) is not None else None
+            return record is not None and not any(map(self.store.is_pruned, record.outputs.values()))
         except UserError:
             return False
 

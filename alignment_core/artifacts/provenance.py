@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alignment_core.artifacts.reference import DIGEST, Reference
 
 
 class ProvenanceDraft(BaseModel):
-    """All that a stage knows about its run before the output has a name. ``Store.publish`` adds the name."""
+    """All that a stage knows about its run before its outputs have digests. ``Store.publish_outputs`` adds them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -38,8 +38,34 @@ class ProvenanceDraft(BaseModel):
 
 
 class Provenance(ProvenanceDraft):
-    """Who made an artifact. Lives beside the artifact, never inside its digest."""
+    """One run of a stage, and what it made. Lives beside the artifacts, never inside their digests."""
 
     model_config = ConfigDict(extra="ignore")  # a later version may have written more fields
 
-    output: Reference = Field(description="the artifact that was made")
+    outputs: dict[str, Reference] = Field(
+        min_length=1, description="the artifacts that were made, by name; the first one is the default output"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_one_output(cls, values: Any) -> Any:
+        """Records of earlier versions have one output without a name; here it has that of its kind."""
+        if not isinstance(values, dict) or "output" not in values:
+            return values
+        rest = {name: value for name, value in values.items() if name != "output"}
+        return {"outputs": {str(values["output"]).partition("@")[0]: values["output"]}} | rest
+
+    @property
+    def output(self) -> Reference:
+        """The default output."""
+        return next(iter(self.outputs.values()))
+
+    def names_of(self, reference: Reference) -> list[str]:
+        """The outputs that are this artifact: several may have come to the same bytes."""
+        return [name for name, one in self.outputs.items() if one == reference]
+
+    def labels_of(self, reference: Reference) -> list[str]:
+        """The label of the stage, with the output's name where it made several: ``rl (best)``."""
+        return (
+            [f"{self.label} ({name})" for name in self.names_of(reference)] if len(self.outputs) > 1 else [self.label]
+        )

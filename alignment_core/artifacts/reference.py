@@ -13,8 +13,8 @@ from alignment_core.errors import UserError
 
 KIND = re.compile(r"[a-z][a-z0-9_-]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-PRUNABLE = ("rollouts", "scores")
-"""Kinds that are large, cheap to make again from what stays, and needed only until what is made from them is there."""
+PRUNABLE = ("rollouts", "scores", "trajectories")
+"""Kinds that are large, can be made again from what stays, and are needed only until what is made from them is there."""
 
 
 @dataclass(frozen=True, order=True, slots=True)

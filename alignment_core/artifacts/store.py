@@ -6,9 +6,10 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -33,6 +34,21 @@ _THREADS = 8
 _PREFIX = re.compile(r"(?:(?P<kind>[a-z][a-z0-9_-]*)@sha256:)?(?P<digest>[0-9a-f]{4,64})")
 
 
+@dataclass(frozen=True)
+class _Files:
+    """A directory that is to be published, and what it was when it was read."""
+
+    directory: Path
+    before: dict[str, os.stat_result]
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, directory: Path, kind: str) -> _Files:
+        directory = Path(directory)
+        with explained("read", directory):
+            return cls(directory, files_below(directory), Manifest.of_directory(directory, kind))
+
+
 class Store:
     """Artifacts, stage records and tags in one place, with a verified cache on this machine.
 
@@ -55,21 +71,33 @@ class Store:
     # ---------------------------------------------------------------- artifacts
 
     def publish(self, directory: Path, kind: str, provenance: ProvenanceDraft | None = None) -> Reference:
-        """Make ``directory`` an artifact: blobs first, manifest next, the stage record last.
+        """Make ``directory`` an artifact: blobs first, manifest next. With ``provenance``, it is a stage's one output.
 
         Atomic: whatever kills the publisher, readers see all of the artifact or nothing. Publishing the same bytes
-        again is a success and mends what was lost or corrupted since. The first intact result of a stage key wins:
-        when the key's record names another output, that output's reference is returned, so that everyone goes on
-        with one result. The directory itself is left alone.
+        again is a success and mends what was lost or corrupted since. The directory itself is left alone.
 
         Raises UserError for an unusable directory, EnvironmentFault for a full or forbidden disk.
         """
-        directory = Path(directory)
-        with explained("read", directory):
-            before = files_below(directory)
-            manifest = Manifest.of_directory(directory, kind)
+        if provenance is not None:
+            return self.publish_outputs({kind: (directory, kind)}, provenance)[kind]
+        files = _Files.of(directory, kind)
         with self.workspace.publishes():
-            return self._publish(directory, before, manifest, provenance)
+            return self._publish(files)
+
+    def publish_outputs(
+        self, outputs: Mapping[str, tuple[Path, str]], provenance: ProvenanceDraft
+    ) -> dict[str, Reference]:
+        """Make each output of a stage, a directory and a kind by name, an artifact, and write the stage's one record.
+
+        The record comes last: whatever kills the publisher, the stage is finished with all of its outputs, or its
+        key is unknown and the collector finds what was written. The first whole result of a key wins: its outputs are
+        returned, so that everyone goes on with one result. The first name is the default output. See :meth:`publish`.
+        """
+        files = {name: _Files.of(directory, kind) for name, (directory, kind) in outputs.items()}
+        with self.workspace.publishes():
+            references = {name: self._publish(one) for name, one in files.items()}
+            fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
+            return self._put_record(Provenance(**fields, outputs=references))
 
     def fetch(self, reference: Reference) -> Path:
         """A read-only directory with the artifact's files, every byte verified.
@@ -163,22 +191,26 @@ class Store:
 
     # ---------------------------------------------------------------- stage records
 
-    def find(self, key: str) -> Provenance | None:
-        """The record of a finished stage, when its output is still whole; otherwise None, and the log says why.
+    def find(self, key: str, needs: Collection[str] = ()) -> Provenance | None:
+        """The record of a finished stage, when its outputs are still whole; otherwise None, and the log says why.
 
-        To find rollouts is to use them: their days under a retention policy count from now.
+        Outputs that retention may drop count only where they are the default output or among the ``needs``. To find
+        them so is to use them: their days under a retention policy count from now.
         """
         path = stage_path(key)
         try:
             record = self.record_at(path)
-            if record.output.kind in PRUNABLE:
-                self.backend.touch(manifest_path(record.output.digest))  # before the look at the mark, see retention
-            if self.is_pruned(record.output):
-                log.info("the stage with key %s has to run again: %s was pruned", key[:12], record.output.short)
-                return None
-            for entry in self.manifest(record.output).files:
-                if not self.content.is_intact(entry):
-                    raise Corrupt(f"blob {entry.sha256} of {entry.path} in {record.output.short} is missing or damaged")
+            for number, (name, reference) in enumerate(record.outputs.items()):
+                if reference.kind in PRUNABLE:
+                    if number > 0 and name not in needs:
+                        continue
+                    self.backend.touch(manifest_path(reference.digest))  # before the look at the mark, see retention
+                if self.is_pruned(reference):
+                    log.info("the stage with key %s has to run again: %s was pruned", key[:12], reference.short)
+                    return None
+                for entry in self.manifest(reference).files:
+                    if not self.content.is_intact(entry):
+                        raise Corrupt(f"blob {entry.sha256} of {entry.path} in {reference.short} is missing or damaged")
         except (Corrupt, NotFound) as error:
             if self.backend.stat(path) is not None:
                 log.warning("the stage with key %s has to run again: %s", key[:12], error)
@@ -195,7 +227,7 @@ class Store:
 
     def provenance(self, reference: Reference) -> list[Provenance]:
         """Who made an artifact: one record, none for an import, several when stages made the same bytes."""
-        return [record for record in self.records() if record.output == reference]
+        return [record for record in self.records() if record.names_of(reference)]
 
     # ---------------------------------------------------------------- tags
 
@@ -246,15 +278,11 @@ class Store:
 
     # ---------------------------------------------------------------- inside
 
-    def _publish(
-        self,
-        directory: Path,
-        before: dict[str, os.stat_result],
-        manifest: Manifest,
-        provenance: ProvenanceDraft | None,
-    ) -> Reference:
+    def _publish(self, files: _Files) -> Reference:
+        manifest = files.manifest
+
         def put(entry: FileEntry) -> None:
-            self.content.put(entry, directory / entry.path, before[entry.path])
+            self.content.put(entry, files.directory / entry.path, files.before[entry.path])
 
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(put, manifest.files))
@@ -265,10 +293,7 @@ class Store:
                 put(entry)
         self._put_manifest(manifest)
         self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
-        if provenance is None:
-            return manifest.reference
-        fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
-        return self._put_record(Provenance(**fields, output=manifest.reference))
+        return manifest.reference
 
     def _put_manifest(self, manifest: Manifest) -> None:
         path, data = manifest_path(manifest.digest), canonical_json(manifest)
@@ -288,23 +313,24 @@ class Store:
                 return
         raise StoreError(f"{path} in {self.uri} changes faster than it can be written")
 
-    def _put_record(self, record: Provenance) -> Reference:
+    def _put_record(self, record: Provenance) -> dict[str, Reference]:
         path, data = stage_path(record.key), record.model_dump_json(indent=2).encode()
         for _ in range(_ATTEMPTS):
             if self.backend.put_new(path, data):
-                return record.output
+                return record.outputs
             existing = self.backend.stat(path)
-            first = self.find(record.key)
-            if first is not None:
-                if first.output != record.output:
-                    log.warning(
-                        "stage %s (key %s) has made %s before; it stands, and %s is left to the garbage collector",
-                        record.stage,
-                        record.key[:12],
-                        first.output.short,
-                        record.output.short,
-                    )
-                return first.output
+            first = self.find(record.key, needs=record.outputs)
+            if first is not None and first.outputs.keys() == record.outputs.keys():
+                for name, reference in record.outputs.items():
+                    if first.outputs[name] != reference:
+                        log.warning(
+                            "stage %s (key %s) has made %s before; it stands, and %s is left to the garbage collector",
+                            record.stage,
+                            record.key[:12],
+                            first.outputs[name].short,
+                            reference.short,
+                        )
+                return first.outputs
             if existing is not None:
                 self.backend.delete(path, unmodified_since=existing.modified)
         raise Conflict(f"the record of stage key {record.key} changes faster than it can be written")

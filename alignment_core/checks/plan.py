@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from alignment_core.artifacts import Reference, Store
@@ -28,11 +28,21 @@ class PlannedStage:
     state: State
     found: StageResult | None = None
     """What the store holds of it, if it is cached."""
+    name: str | None = None
+    """The output that it stands for; None: the default one."""
 
     @property
     def reference(self) -> Reference | None:
-        """Its artifact, if there is one."""
-        return self.found.reference if self.found else None
+        """The output that it stands for, if it is there."""
+        return self.found.output(self.name) if self.found else None
+
+    def output(self, name: str) -> PlannedStage:
+        """The same stage, standing for another of its outputs."""
+        return replace(self, name=name)
+
+    def artifact(self) -> Reference:
+        """The output that it stands for. Raises NotMade if it is not there."""
+        return self.result().output(self.name)
 
     def result(self) -> StageResult:
         """What the store holds of it. Raises NotMade if that is nothing."""
@@ -69,6 +79,7 @@ class Plan:
         config: StageConfig,
         inputs: Mapping[str, PlannedStage | Reference | None],
         stream: str = "",
+        needs: tuple[str, ...] = (),
     ) -> PlannedStage:
         """Note a stage. Raises UserError for a config that cannot work."""
         config.content()
@@ -78,8 +89,8 @@ class Plan:
         found, state = None, "depends"
         if len(known) == len(given):
             settings = config.model_dump(mode="json")
-            call = StageCall(stage=stage, label=label, config=settings, inputs=known, seed=self.seed, stream=stream)
-            found = cached_result(self.store, call)
+            told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
+            found = cached_result(self.store, StageCall(stage=stage, label=label, **told))
             state = "runs" if found is None else "cached"
         planned = PlannedStage(label, stage, config, given, state, found)  # type: ignore[arg-type]
         self.stages.append(planned)

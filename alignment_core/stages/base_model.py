@@ -186,4 +186,4 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
 
 
 SHOWS = {"parameters": "parameters"}
-STAGE = Stage("base_model", 1, "model", BaseModelConfig, run, SHOWS)
+STAGE = Stage("base_model", 1, {"model": "model"}, BaseModelConfig, run, SHOWS)

@@ -19,7 +19,7 @@ from alignment_core.rewards.totals import rewards_as_given
 from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
 from alignment_core.rollout.sampling import Sampling
-from alignment_core.training.checkpoints import put_in_place
+from alignment_core.training.checkpoints import link_tree, put_in_place
 
 
 class Best:
@@ -73,10 +73,10 @@ class Best:
         self.state = {"step": step, "reward": reward}
         self._drop_others()
 
-    def copy_to(self, folder: Path) -> dict[str, float]:
-        """Put the best into the artifact; metrics that say which it is."""
+    def link_to(self, folder: Path) -> dict[str, float]:
+        """Make the best an output; metrics that say which it is."""
         assert self.state is not None, "the last step is looked at"
-        shutil.copytree(self._folder(self.state["step"]), folder)
+        link_tree(self._folder(self.state["step"]), folder)
         return {"best_step": self.state["step"], "best_held_out_reward": self.state["reward"]}
 
     def _folder(self, step: int) -> Path:

@@ -74,4 +74,4 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
 
 
 SHOWS = {"rows": "train rows"}
-STAGE = Stage("dataset", 1, "dataset", DatasetConfig, run, SHOWS)
+STAGE = Stage("dataset", 1, {"dataset": "dataset"}, DatasetConfig, run, SHOWS)

@@ -30,4 +30,4 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
 
 
 SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
-STAGE = Stage("dpo", 1, "model", DpoStageConfig, run, SHOWS)
+STAGE = Stage("dpo", 1, {"model": "model"}, DpoStageConfig, run, SHOWS)

@@ -58,4 +58,4 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
 
 
 SHOWS = {"accuracy": "accuracy", "reward": "reward", "win_rate": "win rate", "kl": "KL"}
-STAGE = Stage("evaluate", 1, "evaluation", EvaluateConfig, run, SHOWS)
+STAGE = Stage("evaluate", 1, {"evaluation": "evaluation"}, EvaluateConfig, run, SHOWS)

@@ -147,4 +147,4 @@ def _shard(directory: Path, number: int) -> Path:
 
 
 SHOWS = {"completions": "completions"}
-STAGE = Stage("generate", 1, "rollouts", GenerateConfig, run, SHOWS)
+STAGE = Stage("generate", 1, {"rollouts": "rollouts"}, GenerateConfig, run, SHOWS)

@@ -46,4 +46,4 @@ def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:
 
 
 SHOWS = {"overlap": "also trained on", "prompts": "prompts"}
-STAGE = Stage("overlap", 1, "overlap", OverlapConfig, run, SHOWS)
+STAGE = Stage("overlap", 1, {"overlap": "overlap"}, OverlapConfig, run, SHOWS)

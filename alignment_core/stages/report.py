@@ -90,4 +90,4 @@ def cell(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.3f} {ends}{count}"
 
 
-STAGE = Stage("report", 1, "report", ReportConfig, run)
+STAGE = Stage("report", 1, {"report": "report"}, ReportConfig, run)

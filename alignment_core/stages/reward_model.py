@@ -32,4 +32,4 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
 
 
 SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
-STAGE = Stage("reward_model", 1, "reward-model", RewardModelStageConfig, run, SHOWS)
+STAGE = Stage("reward_model", 1, {"reward-model": "reward-model"}, RewardModelStageConfig, run, SHOWS)

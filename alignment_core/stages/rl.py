@@ -7,7 +7,6 @@ goes on from its last checkpoint to the same policy.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -37,16 +36,17 @@ from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages.best import Best
 from alignment_core.stages.generate import check_length
 from alignment_core.stages.stopping import ended_when
-from alignment_core.training.checkpoints import drop_incomplete, drop_older
+from alignment_core.training.checkpoints import drop_incomplete, drop_older, link_tree
 
 if TYPE_CHECKING:
     from alignment_core.inference.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
 SHOWS = {"reward": "reward", "kl": "KL", "completion_length": "length", "critic_loss": "critic loss"}
-POLICY, TRAJECTORIES = "policy", "trajectories"
-RESULTS = {"last": POLICY, "average": "ema", "best": "best"}
-"""The folder of the artifact that is the run's policy, by ``rl.result``."""
+POLICY, AVERAGE, BEST, CRITIC, TRAJECTORIES = "policy", "average", "best", "critic", "trajectories"
+RESULTS = {"last": POLICY, "average": AVERAGE, "best": BEST}
+"""The output that is the run's policy, by ``rl.result``."""
+OUTPUTS = {POLICY: "model", AVERAGE: "model", BEST: "model", CRITIC: "critic", TRAJECTORIES: "trajectories"}
 
 
 class RlStageConfig(StageConfig):
@@ -147,15 +147,15 @@ class Loop:
                     saved = time.monotonic()
                 context.report(step, section.steps, "steps", **metrics)
             self.sampler.close()
-            models = {POLICY: True, "critic": section.critic, "ema": section.ema}
+            models = {POLICY: True, CRITIC: section.critic, AVERAGE: section.ema}
             for name in [name for name, there in models.items() if there]:
-                self.trainers.all("do", "export", name, str(context.output / name), timeout=self.wait)
-        shutil.copytree(self.trajectories, context.output / TRAJECTORIES)
+                self.trainers.all("do", "export", name, str(context.outputs[name]), timeout=self.wait)
+        link_tree(self.trajectories, context.outputs[TRAJECTORIES])
         if self.best:
-            metrics |= self.best.copy_to(context.output / RESULTS["best"])
+            metrics |= self.best.link_to(context.outputs[BEST])
         context.cost.update({f"failed_rewards_{reason}": count for reason, count in self.sources.failed.items()})
         context.cost.update({f"{name}_seconds": round(value, 3) for name, value in self.watch.seconds.items()})
-        warnings = unmoved(self.model, context.output / POLICY)
+        warnings = unmoved(self.model, context.outputs[POLICY])
         if not differ:
             warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
         told = {"warnings": warnings} if warnings else {}
@@ -403,4 +403,4 @@ def _read_prompts(data: Path) -> list[dict[str, Any]]:
     return pq.read_table(path).to_pylist()
 
 
-STAGE = Stage("rl", 1, "rl-run", RlStageConfig, run, SHOWS)
+STAGE = Stage("rl", 2, OUTPUTS, RlStageConfig, run, SHOWS)

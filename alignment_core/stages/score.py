@@ -102,4 +102,4 @@ def _forward(
 
 
 SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
-STAGE = Stage("score", 1, "scores", ScoreConfig, run, SHOWS)
+STAGE = Stage("score", 1, {"scores": "scores"}, ScoreConfig, run, SHOWS)

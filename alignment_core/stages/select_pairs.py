@@ -67,4 +67,4 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
 
 
 SHOWS = {"pairs": "pairs"}
-STAGE = Stage("select_pairs", 1, "dataset", SelectPairsConfig, run, SHOWS)
+STAGE = Stage("select_pairs", 1, {"dataset": "dataset"}, SelectPairsConfig, run, SHOWS)

@@ -23,4 +23,4 @@ def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
 
 
 SHOWS = {"loss": "loss", "test_loss": "test loss"}
-STAGE = Stage("sft", 1, "model", SftStageConfig, run, SHOWS)
+STAGE = Stage("sft", 1, {"model": "model"}, SftStageConfig, run, SHOWS)

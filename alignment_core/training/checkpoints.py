@@ -25,6 +25,18 @@ def put_in_place(partial: Path, folder: Path) -> None:
     _sync(folder.parent)
 
 
+def link_tree(folder: Path, target: Path) -> None:
+    """Give the files of a folder second names below another one; where the file system has no such links, copy them."""
+
+    def link(source: str, name: str) -> None:
+        try:
+            os.link(source, name)
+        except OSError:
+            shutil.copyfile(source, name)
+
+    shutil.copytree(folder, target, copy_function=link, dirs_exist_ok=True)
+
+
 def step_of(checkpoint: Path) -> int:
     return json.loads((checkpoint / "complete.json").read_text())["step"]
 

@@ -265,8 +265,8 @@ class PolicyTrainer:
         return self.sender.bucket(share)
 
     def export(self, name: str, directory: str) -> None:
-        """Write the ``policy``, its moving average (``ema``) or the ``critic`` as a Hugging Face folder."""
-        average = name == "ema"
+        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder."""
+        average = name == "average"
         self.learners["policy" if average else name].export(Path(directory), average)
 
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:

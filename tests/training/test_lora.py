@@ -195,10 +195,10 @@ def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
         policy.open()
         before = policy.export("policy")
-        initial = policy.export("ema")
+        initial = policy.export("average")
         assert all(torch.equal(initial[name], before[name]) for name in before)
         policy.do("update", step, 0.0)
-        after, average = policy.export("policy"), policy.export("ema")
+        after, average = policy.export("policy"), policy.export("average")
         assert {one.dtype for one in average.values()} == {torch.bfloat16 if bf16 else torch.float32}
         rounding = 0.02 if bf16 else 1e-6
         for name, weight in average.items():
@@ -210,8 +210,8 @@ def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
 
         policy.do("save_progress", str(policy.folder), {})
         policy.do("update", step, 0.0)
-        expected = policy.export("ema")
+        expected = policy.export("average")
         assert policy.open() == 1
         policy.do("update", step, 0.0)
-        resumed = policy.export("ema")
+        resumed = policy.export("average")
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)

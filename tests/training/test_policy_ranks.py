@@ -101,7 +101,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
                 policy.do("save_progress", str(policy.folder), {})
             weights = policy.export("policy")
             expected = {name: 0.75 * expected[name] + 0.25 * weights[name].double() for name in expected}
-        average = policy.export("ema")
+        average = policy.export("average")
         again = policy.export("policy")
         assert all(torch.equal(again[name], weights[name]) for name in weights), "it leaves the weights alone"
         assert average.keys() == expected.keys()
@@ -111,7 +111,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
 
         assert policy.open() == 2
         policy.do("update", step, 0.0)
-        resumed = policy.export("ema")
+        resumed = policy.export("average")
         assert all(torch.equal(resumed[name], average[name]) for name in average)
 
 
