@@ -133,12 +133,12 @@ def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> N
                 "stage": s.label,
                 "state": s.state,
                 **cost_cells(s.cost if s.state == "run" else {}),
-                "reference": s.reference.short,
+                "outputs": ", ".join(one.short for one in s.outputs.values()),
                 "why": s.reason,
             }
             for s in stages
         ]
-        table.append({"stage": "total", "state": "", **cost_cells(run_cost(stages)), "reference": "", "why": ""})
+        table.append({"stage": "total", "state": "", **cost_cells(run_cost(stages)), "outputs": "", "why": ""})
         create_table_artifact(table=table, description="Stages of this run")
         if steps := step_rows(stages):
             create_table_artifact(table=steps, description="Seconds of a step, by part")

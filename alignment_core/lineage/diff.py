@@ -19,6 +19,7 @@ class Side(BaseModel):
     reference: Reference
     stage: str = ""
     label: str = ""
+    """With the output's name where the stage made several."""
     finished_at: str = ""
 
 
@@ -123,7 +124,8 @@ def _nearest(a: list[Provenance], b: list[Provenance]) -> tuple[Provenance | Non
 def _side(reference: Reference, made: Provenance | None) -> Side:
     if made is None:
         return Side(reference=reference)
-    return Side(reference=reference, stage=made.stage, label=made.label, finished_at=made.finished_at)
+    label = ", ".join(made.labels_of(reference))
+    return Side(reference=reference, stage=made.stage, label=label, finished_at=made.finished_at)
 
 
 def _key_parts(made: Provenance) -> dict[str, Any]:

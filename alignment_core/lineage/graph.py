@@ -34,7 +34,8 @@ class Graph:
         makers: defaultdict[Reference, list[Provenance]] = defaultdict(list)
         users: defaultdict[Reference, list[tuple[str, Provenance]]] = defaultdict(list)
         for record in sorted(records, key=lambda record: (record.started_at, record.key)):
-            makers[record.output].append(record)
+            for made in dict.fromkeys(record.outputs.values()):
+                makers[made].append(record)
             for role, used in sorted(record.inputs.items()):
                 users[used].append((role, record))
         self._makers, self._users = dict(makers), dict(users)
@@ -44,7 +45,7 @@ class Graph:
         return cls(store.records())
 
     def made_by(self, reference: Reference) -> tuple[Provenance, ...]:
-        """The records whose output is ``reference``, oldest first; empty for an imported artifact."""
+        """The records that name ``reference`` among their outputs, oldest first; empty for an imported artifact."""
         return tuple(self._makers.get(reference, ()))
 
     def used_by(self, reference: Reference) -> tuple[tuple[str, Provenance], ...]:
@@ -58,7 +59,8 @@ class Graph:
 
     def children(self, reference: Reference) -> list[tuple[str, Reference]]:
         """(role, artifact) of everything that was made from ``reference``, each pair once."""
-        return list(dict.fromkeys((role, record.output) for role, record in self.used_by(reference)))
+        pairs = ((role, made) for role, record in self.used_by(reference) for made in record.outputs.values())
+        return list(dict.fromkeys(pairs))
 
     def descends(self, reference: Reference, ancestor: Reference) -> bool:
         """Whether ``ancestor`` is anywhere among what ``reference`` was made from."""

@@ -21,7 +21,7 @@ _LONGEST_SETTING = 60
 
 def text_tree(node: Node) -> str:
     """A tree with box-drawing characters: each artifact with its maker, roles on the edges, sources at the leaves."""
-    return "\n".join(_lines(node, "", ""))
+    return "\n".join(_lines(node, "", "", set()))
 
 
 def to_json(node: Node) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def to_json(node: Node) -> dict[str, Any]:
         "reference": str(node.reference),
         "role": node.role or None,
         "repeated": node.repeated,
-        "made_by": [] if node.repeated else [_record_data(record) for record in node.made_by],
+        "made_by": [] if node.repeated else [_record_data(record, node.reference) for record in node.made_by],
         "children": [to_json(child) for child in node.children],
     }
 
@@ -100,8 +100,8 @@ def _table(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-def _lines(node: Node, first: str, rest: str) -> Iterator[str]:
-    """The lines of a subtree; ``first`` leads the first line, ``rest`` the others."""
+def _lines(node: Node, first: str, rest: str, told: set[str]) -> Iterator[str]:
+    """The lines of a subtree; ``first`` leads the first line, ``rest`` the others. Records of the keys ``told`` were shown."""
     role = f"{node.role}: " if node.role else ""
     again = "  (shown above)" if node.repeated else ""
     yield f"{first}{role}{node.reference.short}{again}"
@@ -110,8 +110,9 @@ def _lines(node: Node, first: str, rest: str) -> Iterator[str]:
     branches: list[Source | Node] = [*node.sources, *node.children]
     margin = rest + ("│    " if branches else "     ")
     for record in node.made_by:
-        for line in _record_lines(record):
-            yield margin + line
+        lines = list(_record_lines(record, node.reference))
+        yield from (margin + line for line in (lines[:1] if record.key in told else lines))
+        told.add(record.key)
     if not node.made_by:
         yield margin + "made outside: no record"
     for number, branch in enumerate(branches, start=1):
@@ -120,11 +121,12 @@ def _lines(node: Node, first: str, rest: str) -> Iterator[str]:
         if isinstance(branch, Source):
             yield lead + _source_line(branch)
         else:
-            yield from _lines(branch, lead, follow)
+            yield from _lines(branch, lead, follow, told)
 
 
-def _record_lines(record: Provenance) -> Iterator[str]:
-    yield f"by {record.label} ({record.stage}), seed {record.seed}, {record.seconds:.1f} s"
+def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
+    output = f", output {' and '.join(record.names_of(made))}" if len(record.outputs) > 1 else ""
+    yield f"by {record.label} ({record.stage}){output}, seed {record.seed}, {record.seconds:.1f} s"
     yield f"config {digest_of(record.config)[:12]}, code {record.code_version or 'unknown'}"
     settings = ", ".join(f"{path} {_setting(value)}" for path, value in settings_of(record).items())
     yield from textwrap.wrap(settings, _WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -148,9 +150,10 @@ def _setting(value: Any) -> str:
     return " ".join((text if len(text) <= _LONGEST_SETTING else text[: _LONGEST_SETTING - 1] + "…").split())
 
 
-def _record_data(record: Provenance) -> dict[str, Any]:
+def _record_data(record: Provenance, made: Reference) -> dict[str, Any]:
     data = record.model_dump(mode="json")
     return data | {
+        "as": record.names_of(made),
         "config_digest": digest_of(record.config),
         "settings": settings_of(record),
         "sources": [{**vars(source), "settings": dict(source.settings)} for source in sources_of(record)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from alignment_core.rollout.records import SCORES
 Row = dict[str, Any]
 """Texts and numbers by what they are: ``prompt``, ``completion``, ``reward``; or ``chosen``, ``rejected``; or ``text``."""
 
-SHARDS, DATA, STEPS = "shard-*.parquet", "train.parquet", "trajectories/step-*.parquet"
+SHARDS, DATA, STEPS = "shard-*.parquet", "train.parquet", "step-*.parquet"
+IN_RUN = f"trajectories/{STEPS}"
+"""Where the artifact of kind ``rl-run`` has them, which the stage ``rl`` of earlier versions made."""
 SHOWN = {
     "prompt_text": "prompt",
     "prompt": "prompt",
@@ -46,7 +49,7 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
         if scores:
             rows = [{**row, **{n: s[n] for n in ("reward", "verifier")}} for row, s in zip(rows, scores, strict=True)]
     else:
-        steps = sorted(folder.glob(STEPS))
+        steps = sorted([*folder.glob(STEPS), *folder.glob(IN_RUN)])
         rows = list(_read(steps[-1:] or [folder / DATA]))
     return [_shown(row) for row in spaced(rows, count)]
 
@@ -84,16 +87,24 @@ def spaced(rows: Sequence[Any], count: int) -> list[Any]:
 
 def _folder_of(store: Store, line: StageLine | None) -> tuple[Path, Reference] | None:
     """The folder with the text that a stage made or is about, and its artifact; None where there is no text."""
-    reference = Reference.parse(line.reference) if line and line.reference else None
-    while reference is not None and not store.is_pruned(reference):
-        folder = store.fetch(reference)
-        if any(any(folder.glob(pattern)) for pattern in (SHARDS, DATA, STEPS)):
-            return folder, reference
+    made = [Reference.parse(text) for text in line.outputs.values()] if line else []
+    while made:
+        found = next((reference for reference in made if _has_text(store, reference)), None)
+        if found is not None:
+            return store.fetch(found), found
         # An artifact may have been made several times from different things: what this run's stage used comes first.
-        records = [record.inputs for record in store.provenance(reference)] if line is None else [_inputs(line)]
+        records = [record.inputs for record in store.provenance(made[0])] if line is None else [_inputs(line)]
         line = None
-        reference = next((inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs), None)
+        made = [inputs[role] for inputs in records for role in ROLLOUTS_FROM if role in inputs][:1]
     return None
+
+
+def _has_text(store: Store, reference: Reference) -> bool:
+    """Whether an artifact holds text; nothing of it is fetched for that."""
+    if store.is_pruned(reference):
+        return False
+    paths = [entry.path for entry in store.manifest(reference).files]
+    return any(fnmatchcase(path, pattern) for path in paths for pattern in (SHARDS, DATA, STEPS, IN_RUN))
 
 
 def _inputs(line: StageLine) -> dict[str, Reference]:

@@ -19,52 +19,66 @@ OUTSIDE, STAGE, WANTED = "#eef1f4", "#ffffff", "#dceefb"
 
 @as_svg
 def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
-    """A picture of everything upstream of ``references``: a box for each stage, with what it made, and for each source."""
+    """A picture of everything upstream of ``references``: a box for each stage, with what it made of that, and each source.
+
+    An arrow from a stage with several outputs says which one was used.
+    """
     wanted = list(dict.fromkeys(references))
     boxes, arrows = _upstream(graph, wanted)
     places = _places(boxes, arrows)
     columns = max((column for column, _ in places.values()), default=0) + 1
     rows = max((row for _, row in places.values()), default=0) + 1
-    drawn = new_figure(max(4.0, 1.8 * columns), max(1.5, 0.65 * rows))
+    lines = max((text.count("\n") for text, _ in boxes.values()), default=1)
+    drawn = new_figure(max(4.0, 1.8 * columns), max(1.5, (0.5 + 0.15 * lines) * rows))
     axes = drawn.add_subplot()
     axes.set_axis_off()
     axes.set_xlim(-0.5, columns - 0.5)
     axes.set_ylim(rows - 0.5, -0.5)
-    for start, end in arrows:
+    for (start, end), outputs in arrows.items():
         style = {"arrowstyle": "-|>", "color": "#8a949e", "shrinkA": 12, "shrinkB": 12, "linewidth": 0.8}
         axes.annotate("", xy=places[end], xytext=places[start], arrowprops=style, zorder=1)
+        (x, y), (below_x, below_y) = places[start], places[end]
+        axes.text((x + below_x) / 2, (y + below_y) / 2, ", ".join(outputs), ha="center", fontsize=5.5, zorder=3)
     for name, (text, colour) in boxes.items():
         box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "#5b6670", "linewidth": 0.8}
         axes.text(*places[name], text, ha="center", va="center", fontsize=6.5, bbox=box, zorder=2)
     return drawn
 
 
-def _upstream(graph: Graph, wanted: list[Reference]) -> tuple[dict[str, tuple[str, str]], list[tuple[str, str]]]:
-    """Boxes (text, colour) by name, and arrows between their names. An artifact that nobody made is a box of its own."""
+def _upstream(
+    graph: Graph, wanted: list[Reference]
+) -> tuple[dict[str, tuple[str, str]], dict[tuple[str, str], list[str]]]:
+    """Boxes (text, colour) by name, and arrows between their names, each with the outputs that it stands for where a
+    stage has several. An artifact that nobody made is a box of its own."""
     boxes: dict[str, tuple[str, str]] = {}
-    arrows: dict[tuple[str, str], None] = {}
+    arrows: dict[tuple[str, str], list[str]] = {}
+    used_of: dict[str, list[str]] = {}
     waiting, seen = list(wanted), set(wanted)
     while waiting:
         reference = waiting.pop(0)
         records = graph.made_by(reference)
-        colour = WANTED if reference in wanted else STAGE
         for record in records:
-            boxes[record.key] = (_words(record), colour)
+            used_of.setdefault(record.key, [_short(record.label)]).append(_output(record, reference))
+            colour = WANTED if set(wanted) & set(record.outputs.values()) else STAGE
+            boxes[record.key] = ("\n".join(used_of[record.key]), colour)
             for source in sources_of(record):
                 boxes[source.path] = (_short(source.path), OUTSIDE)
-                arrows[source.path, record.key] = None
-            for used in record.inputs.values():
-                for maker in graph.made_by(used) or (used,):
-                    arrows[maker.key if isinstance(maker, Provenance) else str(maker), record.key] = None
+                arrows[source.path, record.key] = []
+            for used in dict.fromkeys(record.inputs.values()):
+                for maker in graph.made_by(used):
+                    names = maker.names_of(used) if len(maker.outputs) > 1 else []
+                    arrows.setdefault((maker.key, record.key), []).extend(names)
+                if not graph.made_by(used):
+                    arrows[str(used), record.key] = []
                 if used not in seen:
                     seen.add(used)
                     waiting.append(used)
         if not records:
             boxes[str(reference)] = (f"{reference.kind}\n{reference.digest[:12]}", OUTSIDE)
-    return boxes, list(arrows)
+    return boxes, arrows
 
 
-def _places(boxes: Mapping[str, object], arrows: list[tuple[str, str]]) -> dict[str, tuple[float, float]]:
+def _places(boxes: Mapping[str, object], arrows: Iterable[tuple[str, str]]) -> dict[str, tuple[float, float]]:
     """(column, row) of each box: below all that leads to it, and about under the mean of that."""
     before: dict[str, list[str]] = {name: [] for name in boxes}
     for start, end in arrows:
@@ -87,8 +101,10 @@ def _places(boxes: Mapping[str, object], arrows: list[tuple[str, str]]) -> dict[
     return places
 
 
-def _words(record: Provenance) -> str:
-    return f"{_short(record.label)}\n{record.output.kind} {record.output.digest[:8]}"
+def _output(record: Provenance, made: Reference) -> str:
+    """What a box says of an output: its name, where there are several, else its kind."""
+    name = " and ".join(record.names_of(made)) if len(record.outputs) > 1 else made.kind
+    return f"{_short(name)} {made.digest[:8]}"
 
 
 def _short(text: str) -> str:

@@ -82,7 +82,7 @@ def _summary(
         "kind": manifest.kind,
         "files": len(manifest.files),
         "bytes": manifest.size,
-        "made_by": ", ".join(record.label for record in records),
+        "made_by": ", ".join(label for record in records for label in record.labels_of(manifest.reference)),
         "made_at": max((record.finished_at for record in records), default=""),
         "tags": [name for name, reference in tags.items() if reference == manifest.reference],
         "pruned": store.is_pruned(manifest.reference),

@@ -20,14 +20,14 @@ Comparison = Callable[[Path, Digests], list[str]]
 
 
 def digests(home: Path) -> Digests:
-    """The artifact of each stage, as the run itself printed it at its end."""
+    """Each output of each stage, by label and name, as the run itself printed it at its end."""
     last = (home / "output.txt").read_text().strip().splitlines()[-1]
     outcome: dict[str, Any] = json.loads(last)
-    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
+    return {f"{stage['label']} {name}": one for stage in outcome["stages"] for name, one in stage["outputs"].items()}
 
 
 def equal_digests(home: Path, expected: Digests) -> list[str]:
-    """The labels of all stages that gave another artifact."""
+    """The outputs that are another artifact."""
     found = digests(home)
     labels = expected.keys() | found.keys()
     return [f"another {label}" for label in sorted(labels) if expected.get(label) != found.get(label)]
@@ -36,10 +36,10 @@ def equal_digests(home: Path, expected: Digests) -> list[str]:
 def each_prompt_once(home: Path, expected: Digests) -> list[str]:
     """Whether all before the rl stage gave the same artifacts, and its steps lost no prompt and took none twice."""
     found = digests(home)
-    before = sorted(expected.keys() - {"rl", "rl/policy"})
+    before = sorted(one for one in expected if not one.startswith("rl "))
     wrong = [f"another {label}" for label in before if found.get(label) != expected[label]]
-    run = open_store(home / "store").fetch(Reference.parse(found["rl"]))
-    steps = [pq.read_table(file).to_pylist() for file in sorted((run / "trajectories").iterdir())]
+    trajectories = open_store(home / "store").fetch(Reference.parse(found["rl trajectories"]))
+    steps = [pq.read_table(file).to_pylist() for file in sorted(trajectories.iterdir())]
     return wrong + wrong_draws(steps)
 
 

@@ -153,7 +153,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller_and_trains_the_sam
     module.STAGE = Stage(  # type: ignore[attr-defined]
         "greedy",
         1,
-        "model",
+        {"model": "model"},
         SftStageConfig,
         lambda context, config: training_loop.train(context, Greedy(), config.training),
     )

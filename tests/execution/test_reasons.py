@@ -18,7 +18,7 @@ def record(parts: dict[str, Any], label: str = "sft", finished_at: str = "2026-0
         label=label,
         key_parts=parts,
         finished_at=finished_at,
-        output=reference("model", "f"),
+        outputs={"model": reference("model", "f")},
     )
 
 

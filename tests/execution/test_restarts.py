@@ -50,7 +50,7 @@ def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageRes
             return {"attempts": number + 1}
 
         module = ModuleType("alignment_core.stages.patient")
-        module.STAGE = Stage("patient", 1, "thing", StageConfig, body)  # type: ignore[attr-defined]
+        module.STAGE = Stage("patient", 1, {"thing": "thing"}, StageConfig, body)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return run_stage(store, CALL, HostAlone(), ResourcesConfig(**resources), lambda *_: None)  # type: ignore[arg-type]
 

@@ -48,10 +48,14 @@ class Composed:
         self.configs: dict[str, Any] = {}
         self.made: dict[str, Reference] = {}
 
-    def submit(self, _stage: str, label: str, config: Any, inputs: dict[str, Any], stream: str) -> Any:
+    def submit(self, _stage: str, label: str, config: Any, inputs: dict[str, Any], *_: Any) -> Any:
         self.inputs[label] = {role: one for role, one in inputs.items() if one is not None}
         self.configs[label] = config
-        return SimpleNamespace(label=label, result=lambda: SimpleNamespace(reference=self.made[label]))
+        return SimpleNamespace(
+            label=label,
+            artifact=lambda: self.made[label],
+            output=lambda name: SimpleNamespace(label=f"{label} ({name})", artifact=lambda: self.made[label]),
+        )
 
     def roles(self, label: str) -> dict[str, str]:
         return {role: getattr(one, "label", str(one)) for role, one in self.inputs[label].items()}

@@ -89,7 +89,7 @@ def scores(outcome: dict[str, Any]) -> tuple[list[float], list[float]]:
         before, after = ([policies[name][f"accuracy{end}"] for end in ends] for name in ("sft", "rl"))
         return before, after
     (run,) = [stage for stage in outcome["stages"] if stage["label"] == "rl"]
-    made = open_store(outcome["store"]).fetch(Reference.parse(run["reference"])) / "trajectories"
+    made = open_store(outcome["store"]).fetch(Reference.parse(run["outputs"]["trajectories"]))
     files = sorted(made.iterdir())
     return _interval(files[:STEPS_SHOWN]), _interval(files[-STEPS_SHOWN:])
 

@@ -18,7 +18,7 @@ def record(key: str, at: int, run: str, hardware: dict[str, Any], **config: Any)
         finished_at=f"2026-01-01T00:00:{at:02d}+00:00",
         hardware=hardware,
         run_ids={"prefect": run},
-        output=Reference("model", key * 64),
+        outputs={"model": Reference("model", key * 64)},
     )
 
 

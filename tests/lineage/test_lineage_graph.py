@@ -129,7 +129,7 @@ def test_the_picture_shows_every_stage_and_source_once(store, made):
 
 
 def record(name: str, output: Reference, **inputs: Reference) -> Provenance:
-    return Provenance(key=digest_of(name), stage=name, label=name, output=output, inputs=inputs)
+    return Provenance(key=digest_of(name), stage=name, label=name, outputs={output.kind: output}, inputs=inputs)
 
 
 def test_a_stage_that_returns_its_own_input_does_not_loop():

@@ -66,7 +66,9 @@ def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(r
 
 def record(stage: str, config: StageConfig) -> Provenance:
     output = Reference("model", "1" * 64)
-    return Provenance(key="2" * 64, stage=stage, label=stage, output=output, config=config.model_dump(mode="json"))
+    return Provenance(
+        key="2" * 64, stage=stage, label=stage, outputs={"data": output}, config=config.model_dump(mode="json")
+    )
 
 
 def test_names_on_the_hub_stand_there_with_their_commits():

@@ -46,7 +46,7 @@ class Made:
         draft = ProvenanceDraft(key=key, stage=stage, label=label, inputs=given, finished_at="2026-01-01T00:00:00Z")
         reference = self.store.publish(folder, kind, draft)
         parts = {"inputs": {role: str(one) for role, one in inputs.items()}}
-        self.journal.stage(label, "run", stage=stage, key=key, key_parts=parts, reference=str(reference))
+        self.journal.stage(label, "run", stage=stage, key=key, key_parts=parts, outputs={kind: str(reference)})
         return reference
 
     def completions(self, label: str, prompts: str, answer: str) -> Reference:

@@ -47,7 +47,7 @@ def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float
     for step in (1, 2, 3):
         file.progress(label, Progress(step, 3, "steps", {"loss": 1 / step, "grad_norm": 1.0}))
     file.ended(True)
-    return result(label, **metrics).model_copy(update={"reference": reference, "key": draft.key})
+    return result(label, **metrics).model_copy(update={"outputs": {"model": reference}, "key": draft.key})
 
 
 def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(store: Store, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_policies_stay_in_the_order_in_which_they_came_to_be(store: Store, tmp_p
     draft = ProvenanceDraft(key=key, stage="report", label="report", config=config, metrics={"policies": policies})
     reference = store.publish(tmp_path / "report", "report", draft)
     cached = result("report", policies=policies).model_copy(
-        update={"stage": "report", "state": "cached", "key": key, "reference": reference}
+        update={"stage": "report", "state": "cached", "key": key, "outputs": {"report": reference}}
     )
     assert list(policies_of(store, cached)) == ["sft", "round-1"]
     report = run_report(store, "small", NOW, [cached], {"report": reference})
@@ -91,7 +91,7 @@ def test_what_a_promotion_was_compared_with_is_shown_where_there_is_such_a_table
         draft = ProvenanceDraft(
             key=digest_of(label), stage="report", label=label, config={"policies": policies}, metrics={}
         )
-        news = {"stage": "report", "key": draft.key, "reference": store.publish(folder, "report", draft)}
+        news = {"stage": "report", "key": draft.key, "outputs": {"report": store.publish(folder, "report", draft)}}
         results.append(result(label, policies=content).model_copy(update=news))
     report = run_report(store, "small", NOW, results, {})
     assert "| promotion/report |\n" in report.markdown

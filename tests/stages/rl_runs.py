@@ -78,8 +78,11 @@ def run_rl(
     reporter: Any = None,
     judges: Mapping[str, Path] = MappingProxyType({}),
     rows: pa.Table | None = None,
-) -> tuple[Path, StageResult]:
-    """The folder that the stage made, and what it says about it. ``rows`` are prompts other than :func:`prompts`."""
+) -> tuple[dict[str, Path], StageResult]:
+    """The folders that the stage made, by the output's name, and what it says about them.
+
+    ``rows`` are prompts other than :func:`prompts`.
+    """
     store, policy, data = store_with(folder, model, prompts() if rows is None else rows)
     config = RlStageConfig(section=RlConfig.model_validate(section)).model_dump(mode="json")
     inputs = {"policy": policy, "prompts": data}
@@ -92,9 +95,9 @@ def run_rl(
         inputs["held_out"] = data
     call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
     result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
-    return store.fetch(result.reference), result
+    return {name: store.fetch(one) for name, one in result.outputs.items()}, result
 
 
-def steps_of(made: Path) -> list[list[dict[str, Any]]]:
+def steps_of(made: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
     """The trajectories of each step."""
-    return [pq.read_table(file).to_pylist() for file in sorted((made / "trajectories").iterdir())]
+    return [pq.read_table(file).to_pylist() for file in sorted(made["trajectories"].iterdir())]

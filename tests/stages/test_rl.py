@@ -91,13 +91,13 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, apart, killer)
     assert (first.cost.get("restarts"), killed.cost["restarts"]) == (None, 1)
     assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
-    assert killed.reference == first.reference
-    policy, ema, best = ((whole / name / "model.safetensors").read_bytes() for name in ("policy", "ema", "best"))
+    assert killed.outputs == first.outputs
+    policy, ema, best = ((whole[name] / "model.safetensors").read_bytes() for name in ("policy", "average", "best"))
     assert policy != ema
     assert first.metrics["best_step"] == max(seen, key=lambda step: (seen[step], -step))
     assert (best == policy) == (first.metrics["best_step"] == STEPS)
 
-    rows = [row for file in sorted((whole / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
+    rows = [row for file in sorted(whole["trajectories"].iterdir()) for row in pq.read_table(file).to_pylist()]
     drawn = {row["group"]: row["prompt"] for row in rows}
     assert sorted(row["group"] for row in rows) == sorted([*range(len(drawn))] * 4), "none is lost, none taken twice"
     assert len(drawn) > 3 * STEPS, "some taught nothing, and others were taken for them"
@@ -161,12 +161,12 @@ def test_every_algorithm_trains(
     metrics = result.metrics
     assert metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained, at its temperature"
     assert np.isfinite([value for value in metrics.values() if isinstance(value, float)]).all()
-    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model(), made / "policy"))
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model(), made["policy"]))
     assert any(bool((before[tensor] != after[tensor]).any()) for tensor in after)
 
     if "alone" in name:
         assert metrics["kl_coefficient"] == 0.1, "it does not move while the policy does not"
-    table = pq.read_table(made / "trajectories" / "step-000001.parquet")
+    table = pq.read_table(made["trajectories"] / "step-000001.parquet")
     referred = ALGORITHMS[name].get("kl", {}).get("coefficient", 0.0) > 0
     assert (table.column("reference_logps").null_count == 0) == referred == ("kl" in metrics)
     assert (table.column("old_values").null_count == 0) == ("critic" in ALGORITHMS[name]) == ("critic_loss" in metrics)
@@ -192,12 +192,12 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
     assert result.metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
     before = load_file(tiny_model() / "model.safetensors")
-    for name in ("policy", "ema", "best", "critic"):
-        after = load_file(made / name / "model.safetensors")
+    for name in ("policy", "average", "best", "critic"):
+        after = load_file(made[name] / "model.safetensors")
         moved = {one for one, weight in before.items() if not torch.equal(weight, after[one])}
         assert moved == {one for one in before if "proj" in one}, name
         assert after.keys() - before.keys() == ({"score.weight"} if name == "critic" else set())
-    rows = pq.read_table(made / "trajectories" / "step-000001.parquet").to_pylist()
+    rows = pq.read_table(made["trajectories"] / "step-000001.parquet").to_pylist()
     assert all(np.abs(np.subtract(row["reference_logps"], row["old_logps"])).max() > 1e-4 for row in rows)
 
 
@@ -219,7 +219,7 @@ def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
         "shaping": {"truncation_penalty": 0.25},
     }
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources, judges={"reward-0": judge})
-    rows = [row for file in sorted((made / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
+    rows = [row for file in sorted(made["trajectories"].iterdir()) for row in pq.read_table(file).to_pylist()]
     assert (result.cost["failed_rewards"], len(rows)) == (6, 24), "every fourth of twelve, in two steps"
     missing = [row for row in rows if row["failures"]]
     assert [row["failures"] for row in missing] == [[None, "raised"]] * 6
@@ -256,7 +256,7 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
         tmp_path / "run", tiny_model(), section | {"steps": 2, "rewards": rewards}, machines, resources
     )
     lasting.end()
-    rows = [row for file in sorted((made / "trajectories").iterdir()) for row in pq.read_table(file).to_pylist()]
+    rows = [row for file in sorted(made["trajectories"].iterdir()) for row in pq.read_table(file).to_pylist()]
     assert (result.cost["failed_rewards"], len(rows), len(dying.asked) + len(lasting.asked)) == (0, 24, 6)
     assert 1 <= len(dying.asked) < 6
     tokenizer = byte_tokenizer()
@@ -312,7 +312,7 @@ def test_which_trajectories_are_kept_and_a_run_that_taught_nothing_says_so(
         (tmp_path / "equal.py").write_text("def equal(prompt, completion, label):\n    return 0.5\n")
         section["rewards"] = [{"verifier": f"{tmp_path / 'equal.py'}:equal"}]
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
-    assert sorted(file.name for file in (made / "trajectories").iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
+    assert sorted(file.name for file in made["trajectories"].iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
     metrics = result.metrics
     assert 0 <= metrics["reward.first"] <= 1 <= metrics["completion_length.first"]
     if equal:

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.artifacts import Store
 from alignment_core.errors import DataError, DeadlineExceeded, RestartsExhausted, Stopped
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import run_stage
@@ -24,7 +22,7 @@ from alignment_core.stages.rl import RlStageConfig
 from tests.processes import wait_until
 from tests.rewards.reward_server import Server
 from tests.stages.killing import Killer, store_with
-from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, prompts, section_of
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, prompts, section_of, steps_of
 from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once
 
 pytestmark = pytest.mark.slow
@@ -148,10 +146,6 @@ def at(step: int, act: Callable[[], Any]) -> Callable[..., None]:
     return lambda done, *_: act() if done == step else None
 
 
-def steps_of(store: Store, reference: Any) -> list[list[dict[str, Any]]]:
-    return [pq.read_table(one).to_pylist() for one in sorted((store.fetch(reference) / "trajectories").iterdir())]
-
-
 @pytest.mark.parametrize("execution", [{"max_staleness": 1}, {"max_staleness": 1, "partial_rollouts": False}])
 def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_and_goes_on_from_there(
     execution: dict[str, Any], section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
@@ -172,7 +166,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_an
     again: list[float] = []
     store, result = run(lambda now, *_: again.append(now))
     assert again[0] >= done[-1], "no step is done again"
-    steps = steps_of(store, result.reference)
+    steps = steps_of({"trajectories": store.fetch(result.outputs["trajectories"])})
     assert len(steps) == STEPS
     check_that_each_prompt_was_taken_once(steps, staleness=1)
 
@@ -186,7 +180,7 @@ def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an
         run(at(3, lambda: stopping.soon(0.05)), stopping.event)
     _, resumed = run(lambda now, *_: again.append(now))
     assert again[0] >= 3
-    assert resumed.reference == run(rerun="undisturbed")[1].reference
+    assert resumed.outputs == run(rerun="undisturbed")[1].outputs
 
 
 @pytest.mark.parametrize(
@@ -215,7 +209,7 @@ def test_in_step_nobody_who_takes_long_delays_a_stop_and_no_step_is_done_again(
     _, resumed = run(lambda now, *_: again.append(now), **once)
     assert again[0] == goes_on_at
     assert resumed.metrics["best_step"] > 0
-    assert resumed.reference == run(rerun="undisturbed", **once)[1].reference
+    assert resumed.outputs == run(rerun="undisturbed", **once)[1].outputs
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_an_agent_drives_the_policy_token_for_token(
     assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
     if staleness == 0:
         _, again = run_rl(tmp_path / "again", tiny_model(), section, machines, resources)
-        assert again.reference == result.reference
+        assert again.outputs == result.outputs
 
 
 def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(
@@ -215,7 +215,7 @@ def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(
     killer = Killer(machines(2), "_engines", at=1)
     _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
     assert killed.cost["restarts"] == 1
-    assert killed.reference == first.reference
+    assert killed.outputs == first.outputs
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -319,7 +319,7 @@ def test_episodes_whose_process_is_killed_once_begin_again_and_the_policy_is_tha
     assert marker.exists()
     assert killed.cost["failed_rewards"] == 0
     _, undisturbed = run_rl(tmp_path / "undisturbed", tiny_model(), section, machines, resources)
-    assert killed.reference == undisturbed.reference
+    assert killed.outputs == undisturbed.outputs
 
 
 def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
@@ -333,4 +333,4 @@ def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
     wanted = resources.model_copy(update={"environment_processes": 1})
     made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, wanted)
     assert result.cost["failed_rewards"] == 0
-    assert (made / "best" / "model.safetensors").exists()
+    assert (made["best"] / "model.safetensors").exists()

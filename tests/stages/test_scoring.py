@@ -66,7 +66,7 @@ def context_of(machines: Any, tmp_path: Path, **inputs: Path) -> StageContext:
     return StageContext(
         inputs=inputs,
         references={name: Reference(kind="model", digest="a" * 64) for name in inputs},
-        output=output,
+        outputs={"scores": output},
         progress=tmp_path,
         seed=0,
         resources=ResourcesConfig(),

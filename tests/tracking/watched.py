@@ -23,6 +23,6 @@ def result(label: str, **metrics: Any) -> StageResult:
         state="run",
         reason="",
         seconds=1.0,
-        reference=reference,
+        outputs={"model": reference},
         metrics=metrics,
     )
