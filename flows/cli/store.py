@@ -150,7 +150,8 @@ def artifacts_gc(
         float | None, typer.Option(min=0, help="Also drop checkpoints of unfinished stages, unused for these days.")
     ] = None,
     rollouts_days: Annotated[
-        float | None, typer.Option(min=0, help="Also drop the bytes of rollouts and scores, unused for these days.")
+        float | None,
+        typer.Option(min=0, help="Also drop the bytes of rollouts, scores and trajectories, unused for these days."),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

@@ -308,7 +308,7 @@ class BestConfig(Config):
 
 
 class TrajectoriesConfig(Config):
-    """Which steps' trajectories stay in the run's artifact: completions with tokens, log-probabilities, rewards and
+    """Which steps' trajectories are kept as an output of the stage: completions with tokens, log-probabilities, rewards and
     advantages."""
 
     keep: Literal["all", "last", "every"] = "all"
@@ -364,7 +364,7 @@ class RlConfig(Config):
     """Evaluate on held-out prompts during training and keep the best weights. Default: none."""
     result: Literal["last", "average", "best"] = "last"
     """Weights that are evaluated and promoted: the last, their average (`ema`) or the best (`best`). All that exist
-    stay in the run's artifact."""
+    are outputs of the stage."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """Which trajectories are kept."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6, batch_size=256)
