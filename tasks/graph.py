@@ -54,7 +54,7 @@ def submit(
     stream: str = "",
     needs: tuple[str, ...] = (),
 ) -> Any:
-    """Add the stage that the module ``stage`` defines to the current composition; inputs that are None are left out.
+    """Add the stage of the name ``stage`` to the current composition; inputs that are None are left out.
 
     Stages of one kind share their random numbers unless their ``stream`` differs: name one where they must not, as for the
     rounds of a loop. ``needs`` are outputs that the composition goes on with although retention may drop them: where they

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.turns import FIRST, Turn
+from alignment_core.plugins import Group
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import Config
 
@@ -75,7 +75,7 @@ class StageCall(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     stage: str
-    """Module name below ``alignment_core.stages``."""
+    """What :func:`load_stage` takes."""
     label: str
     """What people call it, such as ``round-1/dpo``; not part of the key."""
     config: dict[str, Any]
@@ -140,12 +140,13 @@ class StageResult(BaseModel):
         return list(self.metrics.get("warnings", ()))
 
 
+STAGES = Group("alignment.stages", "alignment_core.stages", "STAGE", "stage")
+
+
 def load_stage(name: str) -> Stage[Any]:
-    """The stage that the module ``alignment_core.stages.<name>`` defines."""
-    try:
-        return importlib.import_module(f"alignment_core.stages.{name}").STAGE
-    except (ModuleNotFoundError, AttributeError):
-        raise UserError(f"there is no stage {name!r}") from None
+    """The stage of this name, of a module of ours or of an installed distribution. Raises UserError."""
+    found: Stage[Any] = STAGES.load(name)
+    return found
 
 
 @dataclass(frozen=True)

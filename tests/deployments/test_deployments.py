@@ -21,6 +21,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from alignment_core.errors import UserError
 from alignment_core.recipes import load_recipe
 from flows import deployments
+from flows.shipped import shipped
 from tests.deployments.up import ROOT, Services
 
 OVERRIDES = [
@@ -59,10 +60,8 @@ def eventually(look: Callable[[], Any], seconds: float = 180) -> Any:
     return found
 
 
-def test_every_deployment_of_the_file_is_registered(services: Services) -> None:
-    names = {found["name"] for found in services.get("/deployments/filter", {})}
-    preference = {"quickstart", "iterative-dpo", "sft", "reward-model", "dpo", "nightly"}
-    assert names == preference | {"ppo", "grpo", "reinforce-baseline", "agent", "rlhf"}
+def test_every_shipped_recipe_is_a_deployment(services: Services) -> None:
+    assert {found["name"] for found in services.get("/deployments/filter", {})} == shipped().keys()
 
 
 def test_the_run_form_shows_typed_described_fields_with_the_shipped_defaults(services: Services) -> None:

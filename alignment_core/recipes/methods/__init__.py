@@ -44,9 +44,9 @@ def loaded() -> tuple[list[Method], list[str]]:
 def decides(label: str, path: str) -> str | None:
     """The recipe's field that decides ``path`` of the configuration of the stage ``label``; None if no method says."""
     for pattern, field in _decides():
-        if re.fullmatch(pattern, f"{label}:{path}"):
+        if ":" in pattern and re.fullmatch(pattern, f"{label}:{path}"):
             return field
-        if re.fullmatch(pattern, label):
+        if ":" not in pattern and re.fullmatch(pattern, label):
             return f"{field}.{path.removeprefix('data.')}"  # the stage that prepares rows has the recipe's section as `data`
     return None
 

@@ -1,0 +1,47 @@
+"""Installed distributions for tests: what pip leaves in a folder, without pip."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from alignment_core import plugins
+
+
+def distribution(
+    site: Path, name: str, offers: Mapping[str, Mapping[str, str]], files: Mapping[str, str] | None = None
+) -> Path:
+    """Install ``name`` into the folder ``site``: its entry points by group and name, and its files by path."""
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()) for group, entries in offers.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    for path, text in (files or {}).items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+    return site
+
+
+def forget() -> None:
+    """Have this process look again at what is installed."""
+    plugins._places.cache_clear()
+    plugins._entry_points.cache_clear()
+
+
+@contextmanager
+def site_packages(site: Path) -> Iterator[Path]:
+    """This process finds what is installed in ``site``, and nothing of it afterwards."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(site))
+    forget()
+    try:
+        yield site
+    finally:
+        sys.path.remove(str(site))
+        for name in set(sys.modules) - before:
+            if str(site) in str(getattr(sys.modules[name], "__spec__", "")):
+                del sys.modules[name]
+        forget()

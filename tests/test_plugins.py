@@ -1,0 +1,123 @@
+"""Plug-ins: modules of a folder of ours and what installed distributions offer, found by one mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.plugins import Group
+from alignment_core.recipes import parse_recipe, reference
+from alignment_core.recipes.methods import decides, loaded, method
+from tests.distributions import distribution, forget, site_packages
+
+GROUP = Group("alignment.things", "our_things", "THING", "thing")
+METHOD = """
+from typing import Literal
+from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes.method import Method
+class MineRecipe(BaseRecipe):
+    "Mine."
+    method: Literal["mine"] = "mine"
+METHOD = Method(MineRecipe, composition="mine:compose", decides={"mine/.*": "mine"})
+"""
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Iterator[Install]:
+    """``install(name, offers, files)``: what is found afterwards includes the distribution."""
+    site = tmp_path / "site"
+    distribution(site, "ours", {}, {"our_things/__init__.py": "", "our_things/old_hat.py": "THING = 'felt'"})
+
+    def installed(name: str, offers: dict[str, dict[str, str]], files: dict[str, str] | None = None) -> None:
+        distribution(site, name, offers, files)
+        forget()
+
+    with site_packages(site):
+        yield installed
+
+
+def things(**places: str) -> dict[str, dict[str, str]]:
+    return {GROUP.name: places}
+
+
+def test_ours_come_first_and_a_distribution_adds_to_them(install):
+    install("theirs", things(cap="their_things:CAP"), {"their_things.py": "CAP = 'wool'"})
+    assert GROUP.places() == {"old-hat": "our_things.old_hat:THING", "cap": "their_things:CAP"}
+    assert (GROUP.load("old-hat"), GROUP.load("old_hat"), GROUP.load("cap")) == ("felt", "felt", "wool")
+    assert GROUP.module("cap") == "their_things"
+
+
+def test_an_entry_point_without_an_attribute_means_that_of_the_group(install):
+    install("theirs", things(cap="their_caps"), {"their_caps.py": "THING = 'wool'"})
+    assert GROUP.load("cap") == "wool"
+
+
+def test_nothing_is_imported_until_it_is_loaded(install):
+    install("broken", things(cap="no_such_module"), {})
+    assert GROUP.names() == ("old-hat", "cap")
+    with pytest.raises(
+        UserError, match=r"the thing 'cap' \(no_such_module:THING, group alignment.things\) does not load"
+    ):
+        GROUP.load("cap")
+    assert GROUP.load("old-hat") == "felt"
+
+
+def test_an_unknown_name_gets_the_list_and_the_nearest(install):
+    with pytest.raises(UserError, match="there is no thing 'oldhat'; choose one of old-hat; did you mean 'old-hat'"):
+        GROUP.load("oldhat")
+
+
+def test_two_of_one_name_are_refused_to_who_asks_for_it_and_to_nobody_else(install):
+    install("one", things(cap="one_caps"), {"one_caps.py": "THING = 1"})
+    install("two", things(cap="two_caps"), {"two_caps.py": "THING = 2"})
+    with pytest.raises(UserError, match="bring several of the thing 'cap': one_caps:THING, two_caps:THING; uninstall"):
+        GROUP.load("cap")
+    assert GROUP.load("old-hat") == "felt"
+
+
+def test_the_same_distribution_found_twice_is_one(install, tmp_path, monkeypatch):
+    offers, files = things(cap="their_things:CAP"), {"their_things.py": "CAP = 'wool'"}
+    monkeypatch.syspath_prepend(str(distribution(tmp_path / "again", "theirs", offers, files)))
+    install("theirs", offers, files)
+    assert GROUP.load("cap") == "wool"
+
+
+# ---------------------------------------------------------------- methods
+
+
+def test_a_method_of_a_distribution_has_its_recipes_fields_and_words(install):
+    install("mine", {"alignment.methods": {"mine": "mine"}}, {"mine.py": METHOD})
+    recipe = parse_recipe({"method": "mine", "name": "one", "model": "some/model"})
+    assert type(recipe).__name__ == "MineRecipe"
+    assert "## method: mine\n\nMine." in reference.markdown()
+    assert decides("mine/data", "data.rows") == "mine.rows"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import no_such_library", "does not load: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise RuntimeError('not today')", "does not load: RuntimeError: not today"),
+        ("METHOD = 3", "is no Method"),
+        (METHOD.replace("mine", "other"), "is called 'other' by its recipe"),
+    ],
+)
+def test_a_broken_method_is_said_to_who_uses_it_and_the_others_go_on(install, code, why):
+    install("mine", {"alignment.methods": {"mine": "broken_method"}}, {"broken_method.py": code})
+    with pytest.raises(UserError, match=why) as caught:
+        parse_recipe({"method": "mine"})
+    assert "the method 'mine' (broken_method:METHOD" in str(caught.value)
+    assert method("sft").name == "sft"
+    methods, problems = loaded()
+    assert [one.name for one in methods] == ["dpo", "iterative-dpo", "nightly", "reward-model", "rl", "sft"]
+    assert problems == [str(caught.value)]
+    assert reference.at("sft.training")[1]
+
+
+def test_a_recipe_whose_method_is_not_installed_any_more_gets_a_sentence_that_names_it():
+    with pytest.raises(UserError, match=r"the run r1: method: is 'zzz'.*; a plug-in that brings it must be installed"):
+        parse_recipe({"method": "zzz", "name": "one", "model": "m"}, origin="the run r1")
