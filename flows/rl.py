@@ -20,10 +20,10 @@ def rl(recipe: RlRecipe) -> Outputs:
     judge = reward_model(recipe, recipe.reward_model, base, start)
     judges: dict[str, Input] = {}
     for number, reward in enumerate(recipe.rl.rewards):
-        if isinstance(reward.reward_model, ModelConfig):
+        if isinstance(reward.model, ModelConfig):
             kinds = ("reward-model", "model")
-            judges[f"reward-{number}"] = data.base_model(f"rl/reward-{number}", reward.reward_model, kinds)
-        elif reward.reward_model == "ours" and judge is not None:
+            judges[f"reward-{number}"] = data.base_model(f"rl/reward-{number}", reward.model, kinds)
+        elif reward.model == "ours" and judge is not None:
             judges[f"reward-{number}"] = judge
     critic = next(iter(judges.values()), None) if recipe.rl.critic else None
     pretraining = held_out = None

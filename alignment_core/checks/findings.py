@@ -40,7 +40,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     if problems := list(_wrong_heads(plan, todo, resources)):
         return Findings(problems=problems)
-    called, timeout = _functions(todo), resources.reward_timeout_seconds
+    called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
     seen: dict[str, rows.Answer] = {}
     with closing(rows.ask([_question(plan, stage) for stage in read])) as answers:
@@ -100,20 +100,21 @@ def _broken(called: Iterable[functions.Called], samples: list[dict[str, Any]], t
         yield from (problem for function in called if (problem := function.problem(samples, timeout)))
 
 
-def _functions(todo: list[PlannedStage]) -> dict[str, dict[str, functions.Called]]:
+def _functions(todo: list[PlannedStage], resources: ResourcesConfig) -> dict[str, dict[str, functions.Called]]:
     """The user's functions by the label of the data set whose prompts they judge, and by the field that names them."""
     found: dict[str, dict[str, functions.Called]] = {}
     for stage in todo:
-        for prompts, function in _functions_of(stage):
+        for prompts, function in _functions_of(stage, resources):
             found.setdefault(prompts.label, {})[function.field] = function
     return found
 
 
-def _functions_of(stage: PlannedStage) -> Iterator[tuple[PlannedStage, functions.Called]]:
+def _functions_of(stage: PlannedStage, resources: ResourcesConfig) -> Iterator[tuple[PlannedStage, functions.Called]]:
     """The user's functions that a stage calls, each with the data set whose prompts it judges."""
     config: Any = stage.config
     if stage.stage == "rl":
-        yield from ((prompts, one) for prompts in [*_prompts_of(stage)][:1] for one in functions.of_rl(config.section))
+        for prompts in [*_prompts_of(stage)][:1]:
+            yield from ((prompts, one) for one in functions.of_rl(config.section, resources))
     elif stage.stage == "score" and config.verifier is not None and isinstance(stage.inputs["rollouts"], PlannedStage):
         verifier = functions.of_verifier(config.verifier, config.max_failed_rewards)
         yield from ((prompts, verifier) for prompts in _prompts_of(stage.inputs["rollouts"]))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from alignment_core.environments import calls as environment_calls
 from alignment_core.environments.environments import ACT
 from alignment_core.errors import UserError
-from alignment_core.recipes.sections.rl import EnvironmentConfig, RewardConfig, RlConfig
-from alignment_core.rewards.failures import Failed
-from alignment_core.rewards.group_function import GroupFunction
-from alignment_core.rewards.sources import field
-from alignment_core.rewards.verifiers import FIELD as VERIFIER
-from alignment_core.rewards.verifying import Verifier
+from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.recipes.sections.rl import EnvironmentConfig, RlConfig
+from alignment_core.rewards.base import Opening, kind_of
+from alignment_core.rewards.verify import FIELD as VERIFIER
+from alignment_core.rewards.verify import Verifier
+from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.process import FunctionProcess
 
 Rows = Sequence[dict[str, Any]]
@@ -56,19 +57,24 @@ def of_verifier(name: str, max_failed: float) -> Called:
     return Called(VERIFIER, name, max_failed, _verifier(name, VERIFIER))
 
 
-def of_rl(section: RlConfig) -> Iterator[Called]:
+def of_rl(section: RlConfig, resources: ResourcesConfig) -> Iterator[Called]:
     """The rewards and the environment of reinforcement learning. An endpoint and a reward model are not asked."""
-    for number, reward in enumerate(section.rewards):
-        if reward.verifier is not None:
-            where = f"{field(number)}.verifier"
-            yield Called(where, reward.verifier, reward.max_failed, _verifier(reward.verifier, where))
-        elif reward.function is not None:
-            where = f"{field(number)}.function"
-            look = _group_function(reward.function, where, section.generation.num_generations)
-            yield Called(where, reward.function, reward.max_failed, look)
+    yield from of_rewards(section.rewards, "rl.rewards", section.generation.num_generations, resources)
     if section.environment is not None and section.environment.name is not None:
-        most = next(reward.max_failed for reward in section.rewards if reward.environment)
+        most = next(reward.max_failed for reward in section.rewards if reward.of_environment)
         yield Called(environment_calls.FIELD, section.environment.name, most, _environment(section.environment))
+
+
+def of_rewards(
+    rewards: Sequence[RewardConfig], field: str, generations: int, resources: ResourcesConfig
+) -> Iterator[Called]:
+    """Those of a list of rewards that are functions of the user's."""
+    for number, reward in enumerate(rewards):
+        kind = kind_of(reward)
+        for name in kind.user_code:
+            opening = Opening(f"{field}.{number}", resources)
+            look = _reward(reward, opening, generations)
+            yield Called(f"{field}.{number}.{name}", getattr(reward, name), reward.max_failed, look)
 
 
 def _verifier(name: str, where: str) -> Any:
@@ -80,16 +86,18 @@ def _verifier(name: str, where: str) -> Any:
     return look
 
 
-def _group_function(name: str, where: str, generations: int) -> Any:
+def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
+    """The rows as if they were that many completions each; of their answers, one that is a number if there is one."""
+
     def look(rows: Rows, timeout: float) -> Answers:
-        function = GroupFunction(name, timeout, where)
-        with closing(function):
+        resources = opening.resources.model_copy(update={"reward_timeout_seconds": timeout})
+        with closing(kind_of(reward).open(reward, replace(opening, resources=resources))) as source:
             for number, row in enumerate(rows):
                 group = [
                     {**row, "group": number, "prompt": number, "sample": sample, "finish_reason": "stop", "policy": ""}
                     for sample in range(generations)
                 ]
-                answers = [answer for _, answer in function(group)]
+                answers = [answer for _, answer in source(group)]
                 yield next((one for one in answers if not isinstance(one, Failed)), answers[0])
 
     return look

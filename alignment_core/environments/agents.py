@@ -15,7 +15,7 @@ from typing import Any
 
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
-from alignment_core.rewards.failures import Failed
+from alignment_core.user_code.failed import Failed
 
 Message = dict[str, Any]
 ANSWERING = ("user", "tool", "system", "developer")

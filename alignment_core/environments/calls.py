@@ -10,8 +10,8 @@ from typing import Any
 from alignment_core.environments.agents import Agent
 from alignment_core.environments.calling import called
 from alignment_core.errors import UserError
-from alignment_core.rewards.failures import Failed, raised
-from alignment_core.rewards.verifiers import load_function
+from alignment_core.user_code.failed import Failed, raised
+from alignment_core.user_code.functions import load_function
 
 FIELD = "rl.environment.name"
 AGENT = "rl.environment.agent"

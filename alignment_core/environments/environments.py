@@ -17,11 +17,12 @@ from alignment_core.environments.episode import Episode
 from alignment_core.environments.tool_calls import TAGS
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rewards.failures import Failed, failure_of
-from alignment_core.rewards.verifiers import function_content
-from alignment_core.rewards.verifying import Verifier
+from alignment_core.rewards.failures import failure_of
+from alignment_core.rewards.verify import Verifier
 from alignment_core.source_code import PACKAGE
 from alignment_core.user_code.counted import COUNTED
+from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.functions import function_content
 from alignment_core.user_code.process import FunctionProcess
 
 VERIFIER = "rl.environment.options.verifier"

@@ -11,11 +11,13 @@ from typing import Any
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
 from alignment_core.environments.tool_calls import Call
-from alignment_core.rewards.failures import does_not_take
-from alignment_core.rewards.verifiers import TASK, function_content, load_function, verifier_content
+from alignment_core.rewards.verify import verifier_content
+from alignment_core.user_code.failed import does_not_take
+from alignment_core.user_code.functions import function_content, load_function
 from alignment_core.user_code.modules import refusal
 
 FIELD = "rl.environment.options"
+TASK = "task"
 TASK_FUNCTION = "alignment_core.data.tasks:is_label"
 _load = functools.cache(load_function)
 

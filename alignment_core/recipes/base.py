@@ -32,6 +32,11 @@ class Config(BaseModel):
                 raise ValueError(f"`{name}` has no effect {why}: {cure}")
 
     @classmethod
+    def alternatives(cls) -> tuple[type[Config], ...]:
+        """The configuration objects of which a recipe has one where this is what a field holds; none if it is this one."""
+        return ()
+
+    @classmethod
     def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
         """JSON schemas of what stands for this object in a recipe, beside an object of its fields.
 

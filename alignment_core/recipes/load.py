@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods
-from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER
+from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER, Config
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
@@ -192,13 +192,15 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         if inner is None:
             return []
         model = inner
-    return [*model.model_fields, *(DataSource.model_fields if model is DataConfig else ())]  # its shorthand
+    kinds = model.alternatives() if issubclass(model, Config) else ()
+    known = dict.fromkeys(name for one in (model, *kinds) for name in one.model_fields)
+    return [*known, *(DataSource.model_fields if model is DataConfig else ())]  # its shorthand
 
 
 def _config_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, list):
+    if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType, tuple, list):
         return next((found for found in map(_config_in, typing.get_args(annotation)) if found), None)
     return None
 

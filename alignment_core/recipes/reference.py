@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods
+from alignment_core.recipes.base import Config
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 
@@ -81,7 +82,8 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
 
 
 def _all_fields(config: type[BaseModel], defaults: Any) -> list[Field]:
-    return [field for one in (config, *_shorthands(config)) for field in fields_of(one, defaults)]
+    found = [field for one in (config, *_shorthands(config)) for field in fields_of(one, defaults)]
+    return list({field.name: field for field in found}.values())
 
 
 def _known(config: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -89,7 +91,11 @@ def _known(config: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _shorthands(config: type[BaseModel]) -> tuple[type[BaseModel], ...]:
-    return (DataSource,) if config is DataConfig else ()
+    return (DataSource,) if config is DataConfig else _alternatives(config)
+
+
+def _alternatives(config: type[BaseModel]) -> tuple[type[BaseModel], ...]:
+    return config.alternatives() if issubclass(config, Config) else ()
 
 
 def _refuse(path: str, step: str, above: str, known: list[str]) -> NoReturn:
@@ -115,8 +121,9 @@ def _below(config: type[BaseModel], path: str) -> Iterator[tuple[type[BaseModel]
         inner = section_of(info.annotation)
         if inner is not None:
             below = f"{path}.{name}" if path else name
-            yield inner, below
-            yield from _below(inner, below)
+            for one in (inner, *_alternatives(inner)):
+                yield one, below
+                yield from _below(one, below)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -137,9 +144,16 @@ def markdown() -> str:
     for config, paths in sections().items():
         listed = ", ".join(f"`{path}`" for path in paths)
         parts.append(
-            f"## {config.__name__}\n\n{_summary(config)}\n\nAt {listed}.\n\n" + "\n".join(_table(fields_of(config)))
+            f"## {config.__name__}\n\n{_summary(config)}\n\nAt {listed}.\n\n" + "\n".join(_table(_own_fields(config)))
         )
     return "\n\n".join(parts) + "\n"
+
+
+def _own_fields(config: type[BaseModel]) -> list[Field]:
+    """Without those that it shares with all that may be in its place."""
+    bases = (base for base in config.__mro__[1:] if issubclass(base, Config) and config in base.alternatives())
+    shared = {name for base in bases for name in base.model_fields}
+    return [field for field in fields_of(config) if field.name not in shared]
 
 
 def _summary(config: type[BaseModel]) -> str:
@@ -178,7 +192,7 @@ def _named(annotation: Any) -> str:
     if origin is typing.Annotated:
         return _named(arguments[0])
     if origin is typing.Literal:
-        return " or ".join(f'"{value}"' for value in arguments)
+        return " or ".join(f'"{value}"' if isinstance(value, str) else _written(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_named(one) for one in arguments if one is not type(None))
     if origin is tuple:

@@ -20,7 +20,8 @@ from typing import Any
 import httpx
 
 from alignment_core.errors import EnvironmentFault, Stopped, UserError
-from alignment_core.rewards.failures import Answers, Failed
+from alignment_core.rewards.failures import Answers
+from alignment_core.user_code.failed import Failed
 
 Rows = Sequence[dict[str, Any]]
 

@@ -5,48 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import sysconfig
-import traceback
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from alignment_core.errors import DataError
+from alignment_core.user_code.failed import Failed, Reason
 
 log = logging.getLogger(__name__)
 
-Reason = Literal["raised", "timeout", "crashed", "wrong_shape", "bad_number", "unreachable", "none_given"]
 SHOWN = 60
 """Characters of a prompt that a message shows."""
-
-
-class Failed(Exception):
-    """One completion has no reward; the message says why, after the name of what should have given it."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason: Reason = reason
-
-
-def raised(error: BaseException) -> str:
-    """What the user's code raised, and the last of its own lines that it came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(frame.filename.startswith(place) for place in NOT_THE_USERS)]
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
-
-
-def does_not_take(error: BaseException, *callers: str) -> bool:
-    """Whether a function does not take the arguments that one of our ``callers`` gave it, so that nothing of it ran."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = bool(frames) and frames[-1].name in callers and frames[-1].filename.startswith(NOT_THE_USERS[0])
-    return isinstance(error, TypeError) and ours
-
-
-NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
-"""Where files begin whose lines say nothing to the user: this package, Python and installed packages."""
 
 Answers = Generator[tuple[int, Any], None, None]
 """The number of each row, in any order, and its reward, None if it is to have none, or the :class:`Failed` that says why."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alignment_core.rewards.failures import Answers, Failed
+from alignment_core.rewards.failures import Answers
+from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.process import FunctionProcess
 
 PLAIN = (str, int, float, bool, list, type(None))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from alignment_core.errors import UserError
+from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.rewards.base import Opening, Pair, Rows, Scores
 from alignment_core.rewards.failures import Answers
-
-if TYPE_CHECKING:
-    from alignment_core.training.forward import Forward  # noqa: F401 (what the actors run belongs to a stage's key)
-
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
-Rows = Sequence[dict[str, Any]]
 
 FORWARD = "alignment_core.training.forward:Forward"
 COMPARED = 64
@@ -25,17 +22,71 @@ BLOCK = 256
 
 
 class Judge:
-    """A reward that a group of :class:`~alignment_core.training.forward.Forward` actors gives."""
+    """The reward that a model gives."""
+
+    def __init__(self, scores: Scores, close: Callable[[], None] = lambda: None) -> None:
+        """``close`` ends its actors."""
+        self._scores, self.close = scores, close
+
+    @classmethod
+    def open(cls, opening: Opening) -> Judge:
+        """Raises UserError for a model with another tokenizer than the policy's."""
+        assert opening.model is not None
+        assert opening.scores is not None
+        role, prompts = f"reward model of {opening.field}", _prompts_as_completions(opening)
+        check_tokenizer(opening.model, role, prompts, opening.trust_remote_code)
+        held = ExitStack()
+        scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
+        return cls(scores, held.close)
+
+    def __call__(self, rows: Rows) -> Answers:
+        pairs, places = distinct(rows)
+        yield from enumerate(np.asarray(self._scores(pairs))[places].tolist())
+
+
+class Machines(Protocol):
+    """What hands out actors; see :mod:`alignment_core.execution.machines`."""
+
+    @property
+    def device(self) -> Any: ...
+
+    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> AbstractContextManager[Any]: ...
+
+
+def in_actors(
+    machines: Machines, resources: ResourcesConfig, trust_remote_code: bool
+) -> Callable[[Path, str], AbstractContextManager[Scores]]:
+    """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
+
+    @contextmanager
+    def opened(model: Path, name: str) -> Iterator[Scores]:
+        from alignment_core.models.saving import checkpoint_dtype
+
+        arguments = {
+            "model": str(model),
+            "head": "score",
+            "bf16": checkpoint_dtype(model) != "float32",
+            "token_budget": resources.max_tokens_per_microbatch,
+            "device": machines.device,
+            "trust_remote_code": trust_remote_code,
+        }
+        with machines.judges(name, FORWARD, arguments) as group:
+            yield InActors(group, resources.wait_timeout_seconds)
+
+    return opened
+
+
+class InActors:
+    """Scores of a group of :class:`~alignment_core.training.forward.Forward` actors."""
 
     def __init__(self, group: Any, wait: float) -> None:
         self.group, self.wait = group, wait
 
-    def __call__(self, rows: Rows) -> Answers:
-        pairs, places = distinct(rows)
+    def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]:
         jobs = [(first, (pairs[first : first + BLOCK],)) for first in range(0, len(pairs), BLOCK)]
         found = dict(self.group.spread("run", jobs, timeout=self.wait))
-        values = np.concatenate([found[first] for first, _ in jobs])[places]
-        yield from enumerate(values.tolist())
+        values: list[float] = np.concatenate([found[first] for first, _ in jobs]).tolist()
+        return values
 
 
 def distinct(rows: Rows) -> tuple[list[Pair], list[int]]:
@@ -58,3 +109,14 @@ def check_tokenizer(model: Path, role: str, rows: Rows, trust_remote_code: bool)
                 f"the {role} has another tokenizer than the policy: it reads {read[:40]!r} where the "
                 f"policy wrote {row['completion_text'][:40]!r}; give one with the policy's tokenizer"
             )
+
+
+def _prompts_as_completions(opening: Opening) -> list[dict[str, Any]]:
+    """Prompts as if they were completions, for a look at what tokens mean."""
+    return [
+        {
+            "completion_ids": prompt["prompt_ids"],
+            "completion_text": opening.tokenizer.decode(prompt["prompt_ids"], skip_special_tokens=True),
+        }
+        for prompt in opening.prompts
+    ]

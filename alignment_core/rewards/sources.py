@@ -1,67 +1,67 @@
-"""All that rewards the completions of one run of reinforcement learning: opened once, asked in every step, closed."""
+"""All that rewards the completions of a stage: opened once, asked as often as needed, closed."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 from alignment_core.errors import Stopped
-from alignment_core.execution.base import StageContext
-from alignment_core.recipes.sections.rl import RewardConfig
-from alignment_core.rewards.endpoint import Endpoint
-from alignment_core.rewards.failures import Account, Answers, Failed
-from alignment_core.rewards.group_function import GroupFunction
-from alignment_core.rewards.judges import FORWARD, Judge, check_tokenizer
-from alignment_core.rewards.verifiers import function_content, verifier_content
-from alignment_core.rewards.verifying import Verifier
-from alignment_core.rollout.experience import Samples
-
-Source = Callable[[Samples], Answers]
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.rewards.base import Opening, Rows, Source, kind_of
+from alignment_core.rewards.failures import Account
+from alignment_core.user_code.failed import Failed
 
 
 class RewardSources:
     """Everything that ``rewards`` names; a context manager to enter while trainers or engines are held.
 
     Calling it with rows of completions gives one list for each source: a finite number for each row, or why there is none.
-    It may be called from any thread, one call at a time is worked on, and closing it ends every process that it
-    started and any call that is under way (with Stopped, but for a judge's). ``failed`` counts what had no reward, by
-    reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step`` rows have none.
+    The sources are asked at the same time. It may be called from any thread, one call at a time is worked on, and closing it
+    ends every process that it started and any call that is under way (with Stopped, but for a reward model's). ``failed``
+    counts what had no reward, by reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step``
+    rows have none.
 
-    Args: ``prompts`` are rows whose ``prompt_ids`` and ``prompt`` the policy's ``tokenizer`` made; ``step`` is how many
-    completions a step has.
+    Args: ``opening.field`` is where the recipe has the list; ``models`` are the folders of those that rewards need, by the
+    reward's number; ``step`` is how many completions a step has.
     """
 
     def __init__(
-        self,
-        context: StageContext,
-        rewards: Sequence[RewardConfig],
-        prompts: list[dict[str, Any]],
-        tokenizer: Any,
-        step: int,
-        trust_remote_code: bool = False,
+        self, rewards: Sequence[RewardConfig], opening: Opening, models: Mapping[int, Path] = {}, step: int = 0
     ) -> None:
-        self._context, self._rewards, self._trust = context, rewards, trust_remote_code
-        self._prompts, self._tokenizer = prompts, tokenizer
+        self._rewards, self._kinds = rewards, [kind_of(reward) for reward in rewards]
         self._calling, self._closed = threading.Lock(), False
-        self._open = ExitStack()
-        self._open.callback(self.stop)
-        self._light_sources: list[Endpoint | Verifier | GroupFunction] = []
-        self._accounts = [
-            Account(_who(reward), reward.max_failed, f"{field(number)}.max_failed", step)
-            for number, reward in enumerate(rewards)
+        self._openings = [
+            replace(opening, field=f"{opening.field}.{number}", model=models.get(number))
+            for number in range(len(rewards))
         ]
-        self._sources = {
-            number: self._light(number) for number, reward in enumerate(rewards) if reward.reward_model is None
-        }
+        self._accounts = [
+            Account(kind.who(reward), reward.max_failed, f"{one.field}.max_failed", step)
+            for kind, reward, one in zip(self._kinds, rewards, self._openings, strict=True)
+        ]
+        self._sources: dict[int, Source] = {}
+        self._open = ExitStack()
+        try:
+            self._start(actors=False)  # what is missing is said before actors are started
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, actors: bool) -> None:
+        for number, (kind, reward) in enumerate(zip(self._kinds, self._rewards, strict=True)):
+            if kind.actors == actors:
+                source = self._sources[number] = kind.open(reward, self._openings[number])
+                if actors:
+                    self._open.callback(source.close)
 
     def __enter__(self) -> RewardSources:
-        with self._open as opening:
-            judges = [number for number, reward in enumerate(self._rewards) if reward.reward_model is not None]
-            self._sources |= {number: self._judge(number, opening) for number in judges}
-            self._open = opening.pop_all()
+        with self._open:
+            self._start(actors=True)
+            self._open = self._open.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,16 +69,30 @@ class RewardSources:
         self._open.close()
 
     def stop(self) -> None:
-        """Give no more rewards, and end the call that is under way, unless it is a judge's. From any thread."""
+        """Give no more rewards, and end the call that is under way, unless it is a reward model's. From any thread."""
         self._closed = True
-        for source in self._light_sources:
-            source.close()
+        for number, source in list(self._sources.items()):
+            if not self._kinds[number].actors:
+                source.close()
 
-    def __call__(self, rows: Samples) -> list[list[float | Failed]]:
+    def __call__(self, rows: Rows) -> list[list[float | Failed]]:
         with self._calling:
             if self._closed:
                 raise Stopped("the rewards were closed")
-            return [account.settle(rows, self._sources[number](rows)) for number, account in enumerate(self._accounts)]
+            if len(self._accounts) == 1:
+                return [self._ask(0, rows)]
+            with ThreadPoolExecutor(len(self._accounts), "reward") as threads:
+                asked = [threads.submit(self._ask, number, rows) for number in range(len(self._accounts))]
+                done, _ = wait(asked, return_when="FIRST_EXCEPTION")
+                if any(one.exception() for one in done):
+                    self.stop()  # nobody waits for what the others would give
+            failures = [error for one in asked if (error := one.exception())]
+            for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
+                raise error
+            return [one.result() for one in asked]
+
+    def _ask(self, number: int, rows: Rows) -> list[float | Failed]:
+        return self._accounts[number].settle(rows, self._sources[number](rows))
 
     @property
     def failed(self) -> Counter[str]:
@@ -87,89 +101,3 @@ class RewardSources:
         for account in self._accounts:
             counts.update(account.failed)
         return counts
-
-    def _light(self, number: int) -> Source:
-        """What needs no actors, and can be missed before any are started."""
-        reward, timeout = self._rewards[number], self._context.resources.reward_timeout_seconds
-        if reward.environment:
-            return _of_environment
-        source: Endpoint | Verifier | GroupFunction
-        if reward.urls:
-            text = self._whole_text
-            source = Endpoint(reward.urls, reward.batch_size, reward.token_variable, timeout, field(number), text)
-        elif reward.function is not None:
-            source = GroupFunction(reward.function, timeout, f"{field(number)}.function")
-        else:
-            assert reward.verifier is not None
-            source = Verifier(reward.verifier, timeout, f"{field(number)}.verifier")
-        self._light_sources.append(source)
-        return source
-
-    def _judge(self, number: int, opening: ExitStack) -> Source:
-        from alignment_core.models.saving import checkpoint_dtype
-
-        context, model = self._context, self._context.inputs[f"reward-{number}"]
-        check_tokenizer(model, f"reward model of {field(number)}", self._prompts_as_completions(), self._trust)
-        arguments = {
-            "model": str(model),
-            "head": "score",
-            "bf16": checkpoint_dtype(model) != "float32",
-            "token_budget": context.resources.max_tokens_per_microbatch,
-            "device": context.machines.device,
-            "trust_remote_code": self._trust,
-        }
-        group = opening.enter_context(context.machines.judges(f"reward-{number}", FORWARD, arguments))
-        return Judge(group, context.resources.wait_timeout_seconds)
-
-    def _prompts_as_completions(self) -> Samples:
-        """Prompts as if they were completions, for a look at what tokens mean."""
-        return [
-            {
-                "completion_ids": prompt["prompt_ids"],
-                "completion_text": self._tokenizer.decode(prompt["prompt_ids"], skip_special_tokens=True),
-            }
-            for prompt in self._prompts
-        ]
-
-    def _whole_text(self, row: dict[str, Any]) -> str:
-        return self._tokenizer.decode([*row["prompt_ids"], *row["completion_ids"]], skip_special_tokens=False)
-
-
-def _of_environment(rows: Samples) -> Answers:
-    """What the rows' environments gave them, or why they failed."""
-    yield from ((number, row["environment"]) for number, row in enumerate(rows))
-
-
-def field(number: int) -> str:
-    """Where the recipe has the reward with this number."""
-    return f"rl.rewards.{number}"
-
-
-def content(rewards: Sequence[RewardConfig]) -> list[dict[str, Any]]:
-    """What of the rewards decides a result: functions by their source, reward models as inputs, an endpoint by its first URL.
-
-    Further URLs are replicas that answer the same; how many completions they are asked for at a time, and by which token,
-    changes no answer.
-    """
-    return [_content(number, reward) for number, reward in enumerate(rewards)]
-
-
-def _content(number: int, reward: RewardConfig) -> dict[str, Any]:
-    found = reward.model_dump(mode="json", exclude={"batch_size", "token_variable"})
-    found["reward_model"] = reward.reward_model is not None  # which one is an input
-    found["urls"] = reward.urls[:1]
-    if reward.verifier is not None:
-        found["verifier"] = verifier_content(reward.verifier, f"{field(number)}.verifier")
-    if reward.function is not None:
-        found["function"] = function_content(reward.function, f"{field(number)}.function")
-    return found
-
-
-def _who(reward: RewardConfig) -> str:
-    if reward.environment:
-        return "the environment"
-    if reward.verifier is not None:
-        return f"the verifier {reward.verifier}"
-    if reward.function is not None:
-        return f"the function {reward.function}"
-    return f"the endpoint {reward.urls[0]}" if reward.urls else "the reward model"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alignment_core.recipes.sections.rl import FilterConfig, RewardConfig, ShapingConfig
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.recipes.sections.rl import FilterConfig, ShapingConfig
 
 LEAST_DEVIATION = 1e-6
 

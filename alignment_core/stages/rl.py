@@ -23,8 +23,9 @@ from alignment_core.execution.base import EngineRequest, Stage, StageConfig, Sta
 from alignment_core.execution.course import Course, unmoved
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.rewards import sources as reward_sources
+from alignment_core.rewards import base as rewards
 from alignment_core.rewards.failures import numbers, reasons
+from alignment_core.rewards.judges import in_actors
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.ahead import Ahead
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from alignment_core.training.worker import TrainWorker  # noqa: F401
 
 SHOWS = {"reward": "reward", "kl": "KL", "completion_length": "length", "critic_loss": "critic loss"}
+FIELD = "rl.rewards"
 POLICY, AVERAGE, BEST, CRITIC, TRAJECTORIES = "policy", "average", "best", "critic", "trajectories"
 RESULTS = {"last": POLICY, "average": AVERAGE, "best": BEST}
 """The output that is the run's policy, by ``rl.result``."""
@@ -61,7 +63,13 @@ class RlStageConfig(StageConfig):
         if self.section.environment:
             section["environment"] |= environment_content(self.section.environment)
             section["environment"]["chat_template"] = self.section.prompts.chat_template
-        return section | {"rewards": reward_sources.content(self.section.rewards)}
+        return section | {"rewards": rewards.content(self.section.rewards, FIELD)}
+
+    def code_used(self) -> tuple[str, ...]:
+        return rewards.code_used(self.section.rewards)
+
+    def packages_used(self) -> tuple[str, ...]:
+        return rewards.packages_used(self.section.rewards)
 
 
 def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
@@ -89,14 +97,7 @@ class Loop:
         self.engines: Any = None
         self.trainers: Any = None
         self.sampler: Any = None
-        self.sources = RewardSources(
-            context,
-            self.section.rewards,
-            self.prompts,
-            self.tokenizer,
-            self.section.prompts_per_step * self.section.generation.num_generations,
-            config.trust_remote_code,
-        )
+        self.sources = self._sources()
         self.environments = self._environments()
         self.running = [RunningMean() for _ in self.section.rewards]
         self.kl_coefficient = self.section.kl.coefficient
@@ -164,6 +165,21 @@ class Loop:
     def _best_at(self, step: int) -> Best | None:
         """The best policy, if a look is due after so many steps."""
         return self.best if self.best and self.best.is_due(step) else None
+
+    def _sources(self) -> RewardSources:
+        context, trust, listed = self.context, self.config.trust_remote_code, self.section.rewards
+        opening = rewards.Opening(
+            FIELD,
+            context.resources,
+            tokenizer=self.tokenizer,
+            prompts=self.prompts,
+            trust_remote_code=trust,
+            scores=in_actors(context.machines, context.resources, trust),
+        )
+        models = {number: context.inputs[f"reward-{number}"] for number, one in enumerate(listed) if one.model}
+        return RewardSources(
+            listed, opening, models, self.section.prompts_per_step * self.section.generation.num_generations
+        )
 
     def _environments(self) -> Environments | None:
         config, resources = self.section.environment, self.context.resources

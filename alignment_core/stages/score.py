@@ -14,8 +14,7 @@ from alignment_core.errors import NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.files import write_whole
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct
-from alignment_core.rewards.verifiers import verifier_content
-from alignment_core.rewards.verifying import verify
+from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 
 if TYPE_CHECKING:
@@ -34,6 +33,12 @@ class ScoreConfig(StageConfig):
         if self.verifier is None:
             return {"verifier": None}
         return {"verifier": verifier_content(self.verifier), "max_failed_rewards": self.max_failed_rewards}
+
+    def code_used(self) -> tuple[str, ...]:
+        return verifier_code(self.verifier) if self.verifier else ()
+
+    def packages_used(self) -> tuple[str, ...]:
+        return verifier_packages(self.verifier) if self.verifier else ()
 
 
 def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:

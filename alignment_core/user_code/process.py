@@ -28,10 +28,10 @@ import psutil
 
 from alignment_core.errors import Stopped, UserError
 from alignment_core.inherited import inherited
-from alignment_core.rewards.failures import Failed, does_not_take, raised
-from alignment_core.rewards.verifiers import FIELD, load_function
 from alignment_core.user_code import counted as user_code
 from alignment_core.user_code import modules as user_modules
+from alignment_core.user_code.failed import Failed, does_not_take, raised
+from alignment_core.user_code.functions import load_function
 
 ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0
@@ -49,7 +49,7 @@ HOW = {
 class FunctionProcess:
     """Calls the function ``name``; its start and each answer have ``timeout`` seconds. Close it, from any thread."""
 
-    def __init__(self, name: str, timeout: float, field: str = FIELD, files: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str, timeout: float, field: str, files: dict[str, str] | None = None) -> None:
         """``files`` are those that the stage's key counts, if this is not made in its context (see ``counting``)."""
         self.name, self.timeout, self.field = name, timeout, field
         self._files = dict(user_code.COUNTED.get({}) if files is None else files)

@@ -12,8 +12,7 @@ from alignment_core.data.pin import pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig, DataSource
-from alignment_core.rewards.verifiers import verifier_content
-from alignment_core.rewards.verifying import verify
+from alignment_core.rewards.verify import verifier_content, verify
 
 NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,9 @@ from alignment_core.errors import DataError, Stopped
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.sections.rl import EnvironmentConfig, RewardConfig
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+from alignment_core.rewards.base import Opening
 from alignment_core.rewards.failures import numbers
 from alignment_core.rewards.sources import RewardSources
 from tests.rewards.reward_server import Server
@@ -155,9 +156,8 @@ def rows_of(kind: str, environment: Environments | None, label: str, *answers: s
 
 
 def rewarded(configs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[list[float | None]]:
-    context: Any = SimpleNamespace(resources=ResourcesConfig(reward_timeout_seconds=60), machines=None, inputs={})
-    rewards = [RewardConfig.model_validate(one) for one in configs]
-    with RewardSources(context, rewards, [], byte_tokenizer(TEMPLATE), step=0) as sources:
+    opening = Opening("rl.rewards", ResourcesConfig(reward_timeout_seconds=60), tokenizer=byte_tokenizer(TEMPLATE))
+    with RewardSources([CHOICE.validate(one) for one in configs], opening) as sources:
         return [numbers(one) for one in sources(rows)]
 
 

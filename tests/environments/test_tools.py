@@ -18,8 +18,8 @@ from alignment_core.errors import UserError
 from alignment_core.inference.engine import Completion
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rewards.verifiers import function_content
 from alignment_core.user_code.counted import counting
+from alignment_core.user_code.functions import function_content
 
 TOOLS = """
 import asyncio
@@ -172,7 +172,7 @@ def test_the_source_of_tools_and_verifier_decides_a_result(config: EnvironmentCo
     ("options", "problem"),
     [
         ({"tools": ["none.py:f"], "verifier": "math"}, "rl.environment.options.tools: 'none.py:f' cannot be loaded"),
-        ({"tools": [], "verifier": "maths"}, "rl.environment.options.verifier: 'maths' is neither `task` nor"),
+        ({"tools": [], "verifier": "maths"}, "rl.environment.options.verifier: 'maths' is neither `code` nor"),
         ({"tools": []}, "rl.environment.options: .*missing 1 required positional argument: 'verifier'"),
     ],
 )

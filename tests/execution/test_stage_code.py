@@ -34,7 +34,7 @@ def reached(stage: str) -> set[str]:
         ("generate", {"inference/weights.py", "inference/engine.py", "rollout/records.py", "models/saving.py"}),
         (
             "score",
-            {"rewards/verifiers.py", "data/tasks.py", "rewards/math_answers.py", "rewards/sandbox/process.py"},
+            {"rewards/verify.py", "rewards/sandbox/process.py"},
         ),
         ("rl", {"rewards/sandbox/process.py", "rewards/endpoint.py"}),
         ("dataset", {"data/build.py", "data/formats.py", "data/template.py"}),

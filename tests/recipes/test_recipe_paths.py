@@ -19,8 +19,8 @@ from alignment_core.journal import new_record
 from alignment_core.nights.inbox import read_inbox
 from alignment_core.recipes import BaseRecipe, folder_of, load_recipe, parse_recipe
 from alignment_core.recipes.methods.rl import RlRecipe
-from alignment_core.rewards.verifiers import load_function
 from alignment_core.stages.base_model import pin_model
+from alignment_core.user_code.functions import load_function
 from flows import alignment, deployments
 from flows.any_recipe import run_any
 from flows.cli.services import _kept_recipe
@@ -94,7 +94,7 @@ def test_the_error_of_a_missing_file_says_where_it_looked(load, tmp_path):
     with pytest.raises(UserError, match=f"^model: {tmp_path}/recipes/../gone: no such folder .*at the recipe's file"):
         pin_model(load(model="../gone").model)
     with pytest.raises(UserError, match=f"no file {tmp_path}/recipes/judge.py .*at the recipe's file"):
-        load_function(load().evaluation.verifier)
+        load_function(load().evaluation.verifier, "evaluation.verifier")
 
 
 def test_what_is_only_in_the_working_folder_is_refused_and_named(load, tmp_path):
@@ -140,7 +140,7 @@ def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_
     recipe = rl(tools)
     assert recipe.rl.environment is not None
     assert recipe.rl.environment.options == {"tools": [f"{home}/t.py:f", "m:g"], "verifier": f"{home}/v.py:h"}
-    assert [one.function or one.verifier for one in recipe.rl.rewards[1:]] == [f"{home}/r.py:f", f"{home}/v.py:f"]
+    assert [recipe.rl.rewards[1].function, recipe.rl.rewards[2].verifier] == [f"{home}/r.py:f", f"{home}/v.py:f"]
     own = rl({"name": "world.py:World", "options": {"map": "t.py:f"}}).rl.environment
     assert own is not None
     assert (own.name, own.options) == (f"{home}/world.py:World", {"map": "t.py:f"})

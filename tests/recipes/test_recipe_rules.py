@@ -81,15 +81,18 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.rewards=[]"], "rl.rewards"),
         (
             ["rl.rewards.0.reward_model=ours"],
-            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
+            "rl.rewards.0: a reward needs exactly one of `urls`, `environment`, `function`, `reward_model`, `verifier`; this "
+            "has `reward_model` and `verifier`",
         ),
-        (
-            ["rl.rewards.0.function=f.py:f"],
-            "a reward needs exactly one of `verifier`, `reward_model`, `function`, `urls`",
-        ),
+        (["rl.rewards.0={weight: 2}"], "`verifier`; this has none"),
+        (["rl.rewards.0={verifer: math}"], "`verifier`; this has none; did you mean `verifier`?"),
+        (["rl.rewards.0.wieght=2"], "rl.rewards.0.wieght: unknown field; did you mean 'weight'?"),
+        (["rl.rewards.0={urls: 'http://a/', batch_sise: 2}"], "unknown field; did you mean 'batch_size'?"),
+        (["rl.rewards.0={environment: 3}"], "rl.rewards.0.environment: input should be True"),
+        (["rl.rewards.0.function=f.py:f"], "this has `function` and `verifier`"),
         (["rl.rewards.0={urls: 'localhost:5000'}"], "'localhost:5000' is no http:// or https:// URL"),
         (["rl.rewards.0={urls: 'http://me:hidden@there/'}"], "a URL of a recipe holds no password; name the variable"),
-        (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` is for `urls`"),
+        (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` has no effect with `verifier`: it is for `urls`"),
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
         (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
@@ -123,7 +126,7 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
         (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
         (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
-        (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect without `urls`"),
+        (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect with `verifier`: it is for `urls`"),
         (
             ["rl.prompts={task: reverse, subset: main}"],
             "`subset` has no effect without a data set of the Hub in `path`",
@@ -162,3 +165,14 @@ def test_fields_that_nothing_would_read_are_refused(load, overrides, says):
     assert alignment_core.recipes.parse_recipe(loaded.model_dump(mode="json")) == loaded, (
         "defaults that are written out are none"
     )
+
+
+def test_a_reward_as_earlier_versions_kept_it_is_what_it_was(load):
+    empty = {"reward_model": None, "function": None, "urls": [], "environment": False, "batch_size": 32}
+    kept = {"verifier": "checks.py:right", **empty, "token_variable": None, "weight": 0.5}
+    recipes = [
+        alignment_core.recipes.parse_recipe({**RL, "rl": {"prompts": "prompts.jsonl", "rewards": [reward]}})
+        for reward in (kept, {"verifier": "checks.py:right", "weight": 0.5})
+    ]
+    assert recipes[0] == recipes[1]
+    assert type(recipes[0].rl.rewards[0]).__name__ == "VerifierReward"

@@ -9,13 +9,14 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import method
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.model import ModelConfig
-from alignment_core.recipes.sections.rl import RewardConfig
+from alignment_core.recipes.sections.rewards import REWARDS, Reward
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))
@@ -40,9 +41,8 @@ SHORT: list[tuple[type[Config], Any]] = [
     (DataConfig, ["rows.jsonl", {"task": "reverse", "rows": 5}]),
     (DataConfig, {"path": "rows.jsonl", "rows": 5, "max_length": 64}),
     (DataConfig, {"sources": ["rows.jsonl"]}),
-    (RewardConfig, {"urls": "http://host/score"}),
-    (RewardConfig, {"urls": ["http://host/score"]}),
-    (RewardConfig, {"reward_model": "policy/judge"}),
+    (REWARDS.load("endpoint").config, {"urls": "http://host/score"}),
+    (REWARDS.load("endpoint").config, {"urls": ["http://host/score"]}),
 ]
 
 
@@ -57,6 +57,25 @@ def test_a_shorthand_is_in_the_schema(config: type[Config], content: Any) -> Non
 )
 def test_what_is_wrong_is_still_refused(config: type[Config], content: Any) -> None:
     assert not validator(config).is_valid(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "taken"),
+    [
+        ({"urls": "http://host/score", "batch_size": 2}, True),
+        ({"reward_model": "policy/judge", "weight": 2}, True),
+        ({"environment": True}, True),
+        ({"verifier": "math", "batch_size": 2}, False),
+        ({"verifier": "math", "function": "f.py:f"}, False),
+        ({"weight": 2}, False),
+    ],
+)
+def test_a_reward_in_a_list_is_of_one_kind(content: dict[str, Any], taken: bool) -> None:
+    adapter: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[Reward, ...])
+    assert jsonschema.Draft202012Validator(adapter.json_schema()).is_valid([content]) == taken
+    if taken:
+        kept = adapter.dump_python(adapter.validate_python([content]), mode="json")
+        assert adapter.dump_python(adapter.validate_python(kept), mode="json") == kept
 
 
 def test_no_validator_takes_what_the_schema_does_not_say() -> None:

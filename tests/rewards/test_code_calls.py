@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from alignment_core.rewards.sandbox.runner import passes_tests
-from alignment_core.rewards.verifying import verify
+from alignment_core.rewards.verify import verify
 from tests.rewards.programs import row
 
 PROGRAM = """

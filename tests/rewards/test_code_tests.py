@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
-from alignment_core.rewards import code_tests
-from alignment_core.rewards.code_tests import CodeTests, code_of
 from alignment_core.rewards.sandbox import process as sandboxed
-from alignment_core.rewards.verifying import verify
+from alignment_core.rewards.verifiers import code as code_tests
+from alignment_core.rewards.verifiers.code import CodeTests, code_of
+from alignment_core.rewards.verify import verify
 from tests.rewards.programs import ADDS, DOUBLES, row
 
 
@@ -126,5 +126,5 @@ def test_code_is_the_last_fenced_block_or_everything() -> None:
 def test_all_inputs_of_a_program_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tests, "SECONDS", 3.0)
     label = json.dumps({"inputs": ["1"] * 20, "outputs": ["1"] * 20})
-    (_, score), *_ = CodeTests("evaluation.verifier")([("import time; time.sleep(1); print(input())", label)])
+    (_, score), *_ = CodeTests("evaluation.verifier")([row("import time; time.sleep(1); print(input())", label)])
     assert score == 0.0, "each alone would pass"

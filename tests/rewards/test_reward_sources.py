@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -13,9 +12,10 @@ import pytest
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.recipes.sections.rl import RewardConfig
+from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
+from alignment_core.rewards.base import Opening, content
 from alignment_core.rewards.failures import reasons
-from alignment_core.rewards.sources import RewardSources, content
+from alignment_core.rewards.sources import RewardSources
 from tests.rewards.reward_server import Server, lengths
 
 SOURCE = """
@@ -36,12 +36,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def rewards(*configs: dict[str, Any]) -> list[RewardConfig]:
-    return [RewardConfig.model_validate(one) for one in configs]
+    return [CHOICE.validate(one) for one in configs]
 
 
 def opened(configs: list[RewardConfig]) -> RewardSources:
-    context: Any = SimpleNamespace(resources=ResourcesConfig(reward_timeout_seconds=20), machines=None, inputs={})
-    return RewardSources(context, configs, [], byte_tokenizer(), step=0)
+    resources = ResourcesConfig(reward_timeout_seconds=20)
+    return RewardSources(configs, Opening("rl.rewards", resources, tokenizer=byte_tokenizer()))
 
 
 def rows(*completions: str) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_an_endpoint_that_is_not_there_is_missed_before_anything_is_opened() -> 
 
 def test_what_decides_a_result_is_the_source_of_functions_and_the_first_url_and_no_token(file: Path) -> None:
     def key(**fields: Any) -> Any:
-        return content(rewards(fields))
+        return content(rewards(fields), "rl.rewards")
 
     one = key(urls=["http://a/", "http://b/"], batch_size=4, token_variable="TOKEN")
     assert one == key(urls="http://a/")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, RewardConfig, ShapingConfig
+from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
+from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.experience import put_advantages
 
@@ -13,7 +14,8 @@ GROUPS = np.array([0, 0, 1, 1])
 
 
 def reward(**fields: object) -> RewardConfig:
-    return RewardConfig.model_validate({"verifier": "task", **fields})
+    reward: RewardConfig = CHOICE.validate({"verifier": "task", **fields})
+    return reward
 
 
 def test_rewards_are_clipped_then_normalised_then_weighted_and_summed() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from alignment_core.errors import DataError, UserError
-from alignment_core.rewards.verifiers import load_function, verifier_content
-from alignment_core.rewards.verifying import verify
+from alignment_core.rewards.verify import FIELD, verifier_content, verify
+from alignment_core.user_code.functions import load_function
 
 SOURCE = """
 import functools
@@ -103,7 +103,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
     [
         (
             "accuracy",
-            "'accuracy' is neither `task` nor `math` nor `code` nor `reasoning_gym` nor `module:function` nor",
+            "'accuracy' is neither `code` nor `math` nor `reasoning_gym` nor `task` nor `module:function` nor",
         ),
         (":function", "is neither"),
         ("nowhere.py:f", "cannot be loaded: FileNotFoundError: no file nowhere.py"),
@@ -115,7 +115,8 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
     ],
 )
 def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
-    for use in (load_function, verifier_content, lambda given: verify(given, [row()])):
+    uses = [verifier_content, lambda given: verify(given, [row()])]
+    for use in uses if given == "accuracy" else [*uses, lambda given: load_function(given, FIELD)]:
         with pytest.raises(UserError, match=r"^evaluation\.verifier: .*" + says) as caught:
             use(given)
         assert not isinstance(caught.value, DataError)
@@ -125,7 +126,7 @@ def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
 def test_a_file_that_cannot_be_imported_is_the_users_turn(tmp_path, content):
     (tmp_path / "broken.py").write_text(content)
     with pytest.raises(UserError, match=r"cannot be loaded: (SyntaxError|RuntimeError: no licence)"):
-        load_function(f"{tmp_path / 'broken.py'}:f")
+        load_function(f"{tmp_path / 'broken.py'}:f", FIELD)
 
 
 def test_the_digest_is_that_of_the_source_wherever_it_lies(name, tmp_path):

@@ -12,12 +12,12 @@ import pytest
 from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes import RlConfig
-from alignment_core.rewards.failures import Failed
 from alignment_core.rewards.totals import RunningMean
 from alignment_core.rollout.experience import Samples, step_schema
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table
 from alignment_core.stages.rl import Loop
+from alignment_core.user_code.failed import Failed
 
 LATE = Failed("timeout", "gave no answer within 3 seconds")
 

@@ -13,7 +13,7 @@ from alignment_core.data.build import build
 from alignment_core.data.pin import pin
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
-from alignment_core.rewards.verifying import verify
+from alignment_core.rewards.verify import verify
 from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, section_of, steps_of
 
 pytestmark = pytest.mark.slow

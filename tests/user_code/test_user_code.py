@@ -14,9 +14,9 @@ import pytest
 from alignment_core.environments.environments import ACT, environment_content
 from alignment_core.errors import UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.rewards.verifiers import function_content, load_function
 from alignment_core.user_code.counted import code_of, counting
 from alignment_core.user_code.definitions import definition
+from alignment_core.user_code.functions import function_content, load_function
 from alignment_core.user_code.process import FunctionProcess
 
 FIELD = "rl.rewards.0.function"
@@ -76,14 +76,14 @@ def test_two_files_may_import_different_modules_of_one_name(write: Write) -> Non
     source = "from helper import VALUE\ndef f(x): return x * VALUE\n"
     for folder, value in (("one", 2), ("two", 3)):
         write(f"{folder}/helper.py", f"VALUE = {value}\n")
-    functions = [load_function(f"{write(f'{folder}/reward.py', source)}:f") for folder in ("one", "two")]
+    functions = [load_function(f"{write(f'{folder}/reward.py', source)}:f", "field") for folder in ("one", "two")]
     assert [function(1) for function in functions] == [2, 3]
 
 
 def test_a_file_never_takes_the_name_of_its_neighbour(write: Write) -> None:
     name = write("math2.py", "from verifier_math2 import VALUE\ndef f(x): return x * VALUE\n") + ":f"
     write("verifier_math2.py", "VALUE = 2\n")
-    assert load_function(name)(3) == 6
+    assert load_function(name, "field")(3) == 6
     assert ask(name, 3) == 6.0
 
 

@@ -33,21 +33,16 @@ class RlRecipe(BaseRecipe):
     def _has_its_rewards(self) -> RlRecipe:
         if self.reward_model:
             self.reward_model.check_origin()
-        ours = any(reward.reward_model == "ours" for reward in self.rl.rewards)
+        ours = any(reward.model == "ours" for reward in self.rl.rewards)
         if ours and self.reward_model is None:
             raise ValueError("`rl.rewards` asks for the reward model `ours`: add a section `reward_model`")
         if self.reward_model and not ours:
             raise ValueError("nothing uses `reward_model`: add `{reward_model: ours}` to `rl.rewards`, or remove it")
+        best = self.rl.best.prompts if self.rl.best else None
         for reward in self.rl.rewards:
-            asked = {"rl.prompts": self.rl.prompts} | (
-                {"rl.best.prompts": self.rl.best.prompts} if self.rl.best else {}
-            )
-            for where, prompts in asked.items() if reward.verifier == "task" else ():
-                other = next((source.origin for source in prompts.sources if source.task is None), None)
-                if other is not None:
-                    raise ValueError(
-                        f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none"
-                    )
+            reward.check(self.rl.prompts, "rl.prompts")
+            if best is not None:
+                reward.check(best, "rl.best.prompts")
         return self
 
 

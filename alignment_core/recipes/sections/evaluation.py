@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.rewards import check_verifier
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
 
@@ -42,11 +43,8 @@ class EvaluationConfig(Config):
 
     def check_verifier(self, prompts: DataConfig, where: str) -> None:
         """Raise ValueError if the verifier is the built-in tasks' own and a source of ``prompts`` is none of them."""
-        other = next((source.origin for source in prompts.sources if source.task is None), None)
-        if self.verifier == "task" and other is not None:
-            raise ValueError(
-                f"`verifier: task` scores the built-in tasks alone, and {other} of `{where}` is none; name a function"
-            )
+        if self.verifier is not None:
+            check_verifier(self.verifier, prompts, where, "; name a function")
 
 
 METRICS = ("accuracy", "reward", "win_rate", "kl", "length", "truncated")

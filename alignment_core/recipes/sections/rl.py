@@ -3,92 +3,21 @@
 from __future__ import annotations
 
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath, code_path, plain
 from alignment_core.recipes.sections.data import DataConfig
-from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.rewards import Reward
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.recipes.sections.training import TrainingConfig
 from alignment_core.source_code import PACKAGE
-
-KINDS = ("verifier", "reward_model", "function", "urls", "environment")
-"""The fields of a reward of which exactly one says what it is."""
 
 
 def _unset(section: object) -> bool:
     """A section that is not there is no part of the stage's key either."""
     return section is None
-
-
-def _or_one_text(schema: dict[str, Any]) -> None:
-    """One text stands for a list of one."""
-    schema["anyOf"] = [{"type": schema.pop("type"), "items": schema.pop("items")}, {"type": "string"}]
-
-
-class RewardConfig(Config):
-    """One reward: exactly one of `verifier`, `reward_model`, `function`, `urls` and `environment`."""
-
-    verifier: CodePath | None = None
-    """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
-    (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
-    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
-    reward_model: Literal["ours"] | ModelConfig | None = None
-    """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model."""
-    function: CodePath | None = None
-    """Reward function of all completions of a prompt at once: `module:function` or `file.py:function`, optionally
-    `async`. It is called with a list of dicts and returns one number for each, or None for a completion without a
-    reward."""
-    urls: tuple[str, ...] = Field((), json_schema_extra=_or_one_text)
-    """Replicas of one HTTP endpoint. The first URL identifies it and is part of the stage's key."""
-    environment: bool = False
-    """Use the sum of the rewards that `rl.environment` returned over the turns of the completion."""
-    batch_size: int = Field(32, ge=1)
-    """Completions per request, with `urls`."""
-    token_variable: str | None = None
-    """Name of the environment variable that holds the bearer token, with `urls`."""
-    weight: float = 1.0
-    """Weight in the sum of all rewards."""
-    clip: tuple[float, float] | None = None
-    """Lower and upper bound to which each reward is clipped, before anything else is done to it."""
-    normalise: Literal["none", "group", "batch", "running"] = "none"
-    """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
-    the step (`batch`), or of all steps so far (`running`)."""
-    max_failed: float = Field(0.01, ge=0, le=0.5)
-    """Largest share of a step's completions that may lack this reward; they are counted and left out."""
-
-    @model_validator(mode="after")
-    def _is_one_thing(self) -> RewardConfig:
-        if sum(bool(getattr(self, kind)) for kind in KINDS) != 1:
-            raise ValueError(f"a reward needs exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
-        if self.token_variable is not None and not self.urls:
-            raise ValueError("`token_variable` is for `urls`")
-        if not self.urls:
-            self.refuse_unused(("batch_size",), "without `urls`")
-        if self.clip and self.clip[0] >= self.clip[1]:
-            raise ValueError("`clip` needs a lower and then an upper bound")
-        return self
-
-    @field_validator("urls", mode="before")
-    @classmethod
-    def _one_is_a_list_of_one(cls, urls: Any) -> Any:
-        return (urls,) if isinstance(urls, str) else urls
-
-    @field_validator("urls")
-    @classmethod
-    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r} is no http:// or https:// URL")
-            if parts.username or parts.password:
-                raise ValueError(
-                    "a URL of a recipe holds no password; name the variable of a token in `token_variable`"
-                )
-        return urls
 
 
 def _functions(value: Any) -> Any:
@@ -338,7 +267,7 @@ class RlConfig(Config):
     environment: EnvironmentConfig | None = None
     """Environment or agent for episodes of several turns, which together share `max_completion_length`. Default: one
     turn."""
-    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
+    rewards: tuple[Reward, ...] = Field(min_length=1)
     """Rewards of a completion; their weighted sum is used."""
     shaping: ShapingConfig = ShapingConfig()
     """Length penalties."""
@@ -391,7 +320,7 @@ class RlConfig(Config):
                 "`rl.generation` samples from the policy itself, at any `temperature` above 0: leave `top_p`, `top_k` and "
                 "`min_p` out, as the tokens that they exclude would have no probability to learn from"
             )
-        if (self.environment is not None) != any(reward.environment for reward in self.rewards):
+        if (self.environment is not None) != any(reward.of_environment for reward in self.rewards):
             raise ValueError(
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )

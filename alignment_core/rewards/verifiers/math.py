@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from alignment_core.rewards.named import NamedVerifier
+
 FINAL = "####"
 """What comes before the final answer of GSM8K."""
 
@@ -27,3 +29,6 @@ def _final(text: str) -> str:
     _, found, answer = text.rpartition(FINAL)
     lines = answer.strip().splitlines() if found else [text]
     return lines[0].strip() if lines else ""
+
+
+VERIFIER = NamedVerifier(function=f"{__name__}:verify", packages=("math-verify",))

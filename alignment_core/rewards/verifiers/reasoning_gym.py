@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from alignment_core.data.reasoning_gym import from_label, library
+from alignment_core.rewards.named import NamedVerifier
 
 OPEN, CLOSE = "<answer>", "</answer>"
 
@@ -25,3 +26,6 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
 @functools.lru_cache(maxsize=64)
 def _dataset(name: str, options: str) -> Any:
     return library().create_dataset(name, seed=0, size=1, **json.loads(options))
+
+
+VERIFIER = NamedVerifier(function=f"{__name__}:verify", packages=("reasoning-gym",), check=library)

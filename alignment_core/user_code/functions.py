@@ -1,34 +1,23 @@
-"""Verifiers and other functions of the user, given by name. A verifier scores one completion in [0, 1]."""
+"""Functions and classes of the user, by name: how they are found and loaded, and what of them a stage's key counts."""
 
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
-from alignment_core.data import reasoning_gym
 from alignment_core.errors import UserError
-from alignment_core.rewards.failures import raised
 from alignment_core.source_code import PACKAGE, ROOT
 from alignment_core.user_code.counted import code_of
 from alignment_core.user_code.definitions import NotDefined, definition
+from alignment_core.user_code.failed import raised
 from alignment_core.user_code.modules import load
-
-BUILT_IN = TASK, MATH, CODE, REASONING_GYM = "task", "math", "code", "reasoning_gym"
-FIELD = "evaluation.verifier"
-FUNCTIONS = {
-    MATH: "alignment_core.rewards.math_answers:verify",
-    REASONING_GYM: "alignment_core.rewards.reasoning_gym_answers:verify",
-}
-"""Built-in verifiers that are functions as those of the user are."""
-
 
 LISTED = 10
 """Functions that a message names where none is near."""
 
 
-def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
+def load_function(name: str, field: str) -> Callable[..., Any]:
     """``module:function`` or ``file.py:function`` → the function.
 
     Raises UserError if there is no such function; ``field`` is where the recipe names it.
@@ -46,17 +35,6 @@ def load_function(name: str, field: str = FIELD) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{field}: {name!r} is no function")
     return found
-
-
-def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
-    """What a verifier is, for stage keys: a built-in one, or a function's name and the digest of its source."""
-    if name == MATH:
-        return {"name": MATH, "math-verify": importlib.metadata.version("math-verify")}
-    if name == REASONING_GYM:
-        return {"name": REASONING_GYM, "reasoning-gym": reasoning_gym.version()}
-    if name in (TASK, CODE):
-        return {"name": name}
-    return function_content(name, field)
 
 
 def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:
@@ -87,9 +65,7 @@ def _parts(name: str, field: str) -> tuple[str, str]:
     """Where the function is, and what it is called."""
     place, separator, function = name.rpartition(":")
     if not separator or not place:
-        built_in = BUILT_IN if field.endswith("verifier") else ()
-        known = " nor ".join(f"`{one}`" for one in (*built_in, "module:function", "file.py:function"))
-        raise UserError(f"{field}: {name!r} is neither {known}")
+        raise UserError(f"{field}: {name!r} is neither `module:function` nor `file.py:function`")
     return place, function
 
 

@@ -7,13 +7,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from alignment_core.errors import EnvironmentFault
-from alignment_core.rewards.failures import Answers, Failed
+from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.named import NamedVerifier, Rows
 from alignment_core.rewards.sandbox.runner import SECONDS, check_limits, passes_tests, run_program
+from alignment_core.user_code.failed import Failed
 
 FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 LEAST_SECONDS = 2.0
@@ -34,10 +35,13 @@ class CodeTests:
         except EnvironmentFault as error:
             raise EnvironmentFault(f"{field}: `code` {error}") from None
 
-    def __call__(self, answers: Sequence[tuple[str, str | None]]) -> Answers:
-        """For each (completion, label) 1.0 if the program passes all tests, else 0.0; Failed if the label holds none."""
+    def __call__(self, rows: Rows) -> Answers:
+        """For each row 1.0 if the program passes all tests, else 0.0; Failed if the label holds none."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            running = {pool.submit(self._score, *answer): number for number, answer in enumerate(answers)}
+            running = {
+                pool.submit(self._score, row["completion_text"], row["label"]): number
+                for number, row in enumerate(rows)
+            }
             try:
                 for done in as_completed(running):
                     yield running[done], done.result()
@@ -90,3 +94,6 @@ def _tests(label: str | None) -> dict[str, Any]:
 def _lines(text: str) -> list[str]:
     """Lines without white space at their ends, nor empty ones at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+VERIFIER = NamedVerifier(open=CodeTests)

@@ -1,0 +1,77 @@
+"""What gives a completion a number. Each kind of reward is a plug-in: alignment_core/rewards/kinds has those of ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.plugins import Group
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.choice import OneOf
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.model import ModelConfig
+
+REWARDS = Group("alignment.rewards", "alignment_core.rewards.kinds", "REWARD", "kind of reward")
+VERIFIERS = Group("alignment.verifiers", "alignment_core.rewards.verifiers", "VERIFIER", "verifier")
+
+
+class RewardConfig(Config):
+    """One reward of a list: the fields of one of the kinds below, and these."""
+
+    KEY: ClassVar[str]
+    """The field that says so."""
+    of_environment: ClassVar[bool] = False
+    """Whether it needs the episodes of an environment."""
+
+    weight: float = 1.0
+    """Weight in the sum of all rewards."""
+    clip: tuple[float, float] | None = None
+    """Lower and upper bound to which each reward is clipped, before anything else is done to it."""
+    normalise: Literal["none", "group", "batch", "running"] = "none"
+    """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
+    the step (`batch`), or of all steps so far (`running`)."""
+    max_failed: float = Field(0.01, ge=0, le=0.5)
+    """Largest share of a step's completions that may lack this reward; they are counted and left out."""
+
+    @property
+    def model(self) -> Literal["ours"] | ModelConfig | None:
+        """The model that it needs, `ours` for that of the recipe's section `reward_model`."""
+        return None
+
+    def check(self, prompts: DataConfig, where: str) -> None:
+        """Raise ValueError if it cannot reward completions of these prompts, which the recipe has at ``where``."""
+
+    @classmethod
+    def alternatives(cls) -> tuple[type[Config], ...]:
+        return tuple(CHOICE.kinds.values()) if cls is RewardConfig else ()
+
+    @model_validator(mode="after")
+    def _has_ordered_bounds(self) -> RewardConfig:
+        if self.clip and self.clip[0] >= self.clip[1]:
+            raise ValueError("`clip` needs a lower and then an upper bound")
+        return self
+
+
+CHOICE = OneOf(REWARDS, "a reward")
+Reward = Annotated[RewardConfig, CHOICE]
+"""A reward of any kind."""
+
+
+def check_verifier(name: str, prompts: DataConfig, where: str, cure: str = "") -> None:
+    """Raise ValueError if the verifier is one of the built-in tasks alone, and a source of ``prompts`` is none of them."""
+    if not is_named(name) or not VERIFIERS.load(plugin_name(name)).tasks_only:
+        return
+    other = next((source.origin for source in prompts.sources if source.task is None), None)
+    if other is not None:
+        raise ValueError(f"`verifier: {name}` scores the built-in tasks alone, and {other} of `{where}` is none{cure}")
+
+
+def is_named(name: str) -> bool:
+    """Whether a verifier is a plug-in, not a function."""
+    return plugin_name(name) in VERIFIERS.names()
+
+
+def plugin_name(name: str) -> str:
+    """The name by which plug-ins know the verifier ``reasoning_gym``."""
+    return name.replace("_", "-")

@@ -1,0 +1,101 @@
+"""What a kind of reward is, what it is opened with, and what it is then asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from alignment_core.recipes.sections.resources import ResourcesConfig
+from alignment_core.recipes.sections.rewards import REWARDS, RewardConfig
+from alignment_core.rewards.failures import Answers
+
+Rows = Sequence[dict[str, Any]]
+"""Completions. Each has `prompt_text`, `completion_text`, `label`, `task`, `source`, `prompt_ids`, `completion_ids`, `group`
+(which prompt of the step it answers) and `finish_reason`, among others."""
+
+
+class Source(Protocol):
+    """A reward that is open."""
+
+    def __call__(self, rows: Rows) -> Answers:
+        """The number of each row and its reward, in any order; from any thread, one call at a time."""
+
+    def close(self) -> None:
+        """End a call that is under way in another thread, and what was started for it. May be called again."""
+
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
+"""Prompt ids, completion ids."""
+
+
+class Scores(Protocol):
+    """A reward model's numbers for pairs, in their order."""
+
+    def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a reward may use from when it is opened until it is closed."""
+
+    field: str
+    """Where the recipe has it, such as ``rl.rewards.0``."""
+    resources: ResourcesConfig
+    tokenizer: Any = None
+    """The policy's."""
+    prompts: Rows = ()
+    """Rows whose ``prompt_ids`` the tokenizer made; ``prompt`` is their text."""
+    model: Path | None = None
+    """Folder of the model that it needs (see RewardConfig.model)."""
+    trust_remote_code: bool = False
+    scores: Callable[[Path, str], AbstractContextManager[Scores]] | None = None
+    """Opens a reward model, by its folder and a name for its actors; there only for kinds that need ``actors``."""
+
+
+C = TypeVar("C", bound=RewardConfig)
+
+
+@dataclass(frozen=True)
+class RewardKind(Generic[C]):
+    """A kind of reward: the plug-in ``REWARD`` of its module."""
+
+    config: type[C]
+    open: Callable[[C, Opening], Source]
+    """Raises UserError for what is missing, and EnvironmentFault for what this machine or a server lacks."""
+    who: Callable[[C], str]
+    """What messages call it, such as "the function f.py:f"."""
+    content: Callable[[C, str], dict[str, Any]] = lambda config, field: config.model_dump(mode="json")
+    """What of the configuration, which the recipe has at a field, decides the rewards, for stage keys. Raises UserError."""
+    code: Callable[[C], tuple[str, ...]] = lambda config: ()
+    """Modules that compute the rewards, beside that of ``config``."""
+    packages: Callable[[C], tuple[str, ...]] = lambda config: ()
+    """Distributions whose versions decide the rewards."""
+    actors: bool = False
+    """Whether it is opened only while the stage holds trainers or engines."""
+    user_code: tuple[str, ...] = ()
+    """Fields that name the user's functions: they are called on a few rows before a run starts."""
+
+
+def kind_of(reward: RewardConfig) -> RewardKind[Any]:
+    """The kind that this configures."""
+    kinds = (REWARDS.load(name) for name in REWARDS.names())
+    return next(kind for kind in kinds if kind.config is type(reward))
+
+
+def content(rewards: Sequence[RewardConfig], field: str) -> list[dict[str, Any]]:
+    """What of the rewards, which the recipe has at ``field``, decides a result. Raises UserError."""
+    return [kind_of(reward).content(reward, f"{field}.{number}") for number, reward in enumerate(rewards)]
+
+
+def code_used(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:
+    """Modules that compute these rewards."""
+    of_kinds = [(type(reward).__module__, *kind_of(reward).code(reward)) for reward in rewards]
+    return tuple(dict.fromkeys(module for one in of_kinds for module in one))
+
+
+def packages_used(rewards: Sequence[RewardConfig]) -> tuple[str, ...]:
+    """Distributions whose versions decide these rewards."""
+    return tuple(dict.fromkeys(name for reward in rewards for name in kind_of(reward).packages(reward)))

@@ -1,0 +1,36 @@
+"""`environment: true`: what an environment gave the policy over the turns of a completion."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.rewards.base import Opening, RewardKind, Rows
+from alignment_core.rewards.failures import Answers
+
+
+class EnvironmentReward(RewardConfig):
+    """The rewards of the environment of reinforcement learning."""
+
+    KEY: ClassVar[str] = "environment"
+    of_environment: ClassVar[bool] = True
+
+    environment: Literal[True]
+    """Use the sum of the rewards that `rl.environment` returned over the turns of the completion."""
+
+
+class Given:
+    """What the rows' environments gave them, or why they failed."""
+
+    def __call__(self, rows: Rows) -> Answers:
+        yield from ((number, row["environment"]) for number, row in enumerate(rows))
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def _open(reward: EnvironmentReward, opening: Opening) -> Given:
+    return Given()
+
+
+REWARD = RewardKind(EnvironmentReward, _open, who=lambda reward: "the environment")

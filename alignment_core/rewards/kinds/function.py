@@ -1,0 +1,40 @@
+"""`function`: a function of the user's that rewards all completions of a prompt at once."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from alignment_core.recipes.paths import CodePath
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.rewards.base import Opening, RewardKind
+from alignment_core.rewards.group_function import GroupFunction
+from alignment_core.user_code.functions import function_content
+
+
+class FunctionReward(RewardConfig):
+    """A Python function's numbers for all completions of a prompt."""
+
+    KEY: ClassVar[str] = "function"
+
+    function: CodePath
+    """Reward function of all completions of a prompt at once: `module:function` or `file.py:function`, optionally
+    `async`. It is called with a list of dicts and returns one number for each, or None for a completion without a
+    reward."""
+
+
+def _content(reward: FunctionReward, field: str) -> dict[str, Any]:
+    function = function_content(reward.function, f"{field}.function")
+    return {**reward.model_dump(mode="json"), "function": function}
+
+
+def _open(reward: FunctionReward, opening: Opening) -> GroupFunction:
+    return GroupFunction(reward.function, opening.resources.reward_timeout_seconds, f"{opening.field}.function")
+
+
+REWARD = RewardKind(
+    FunctionReward,
+    _open,
+    who=lambda reward: f"the function {reward.function}",
+    content=_content,
+    user_code=("function",),
+)

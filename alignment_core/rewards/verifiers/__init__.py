@@ -1,0 +1,1 @@
+"""Verifiers that recipes know by name, one module each."""

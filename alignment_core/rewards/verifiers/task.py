@@ -1,0 +1,35 @@
+"""`verifier: task`: whether a completion is right, by the built-in task that its prompt is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignment_core.data import tasks
+from alignment_core.errors import DataError, UserError
+from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.named import NamedVerifier, Rows
+from alignment_core.user_code.failed import Failed
+
+
+class OfTask:
+    """The tasks' own verifiers, which are fast and ours, and so need no process of their own."""
+
+    def __call__(self, rows: Rows) -> Answers:
+        yield from ((number, self._score(row)) for number, row in enumerate(rows))
+
+    def _score(self, row: dict[str, Any]) -> float | Failed:
+        if row["task"] is None:
+            where = f"{row['source']}: no built-in task, so `verifier: task` cannot score it"
+            raise DataError(f"{where}; name a function")
+        try:
+            return tasks.verify(row["task"], row["prompt_text"], row["completion_text"], row["label"])
+        except UserError:
+            raise
+        except Exception as error:
+            return Failed("raised", f"failed: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+VERIFIER = NamedVerifier(open=lambda field: OfTask(), tasks_only=True)

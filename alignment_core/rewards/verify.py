@@ -1,0 +1,107 @@
+"""Verifiers, by name or as functions of the user: a number in [0, 1] for each completion, or why there is none."""
+
+from __future__ import annotations
+
+from alignment_core.errors import UserError
+from alignment_core.recipes.sections.rewards import VERIFIERS, is_named, plugin_name
+from alignment_core.rewards.base import Rows
+from alignment_core.rewards.failures import Account, Answers, numbers
+from alignment_core.rewards.named import NamedVerifier, Opened
+from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.functions import function_content
+from alignment_core.user_code.process import FunctionProcess
+
+FIELD = "evaluation.verifier"
+
+
+def verify(
+    name: str,
+    rows: Rows,
+    timeout: float = 60.0,
+    max_failed: float = 0.0,
+    fields: tuple[str, str] = (FIELD, "evaluation.max_failed_rewards"),
+) -> list[float | None]:
+    """A number in [0, 1] for each row of rollouts; None where the verifier failed or did not answer in ``timeout`` seconds.
+
+    Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
+    where the recipe has ``name`` and ``max_failed``.
+    """
+    with Verifier(name, timeout, fields[0]) as verifier:
+        return numbers(Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows)))
+
+
+def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
+    """What a verifier is, for stage keys: one that is known by name, or a function's name and the digest of its source."""
+    named = _named(name, field)
+    if named is None:
+        return function_content(name, field)
+    named.check()
+    return {"name": name}
+
+
+def verifier_code(name: str) -> tuple[str, ...]:
+    """Modules that compute what a verifier scores, if it is known by name."""
+    return (VERIFIERS.module(plugin_name(name)),) if is_named(name) else ()
+
+
+def verifier_packages(name: str) -> tuple[str, ...]:
+    """Distributions whose versions decide what a verifier scores, if it is known by name."""
+    named = _named(name, FIELD) if is_named(name) else None
+    return named.packages if named else ()
+
+
+class Verifier:
+    """The verifier of this name, with the processes that it needs, until it is closed; from any thread.
+
+    Raises UserError if there is none, EnvironmentFault if this machine cannot run it.
+    """
+
+    def __init__(self, name: str, timeout: float, field: str = FIELD, files: dict[str, str] | None = None) -> None:
+        """``files``: as FunctionProcess has them."""
+        named = _named(name, field)
+        self._opened: Opened = (
+            named.open(field)
+            if named and named.open
+            else _Function(FunctionProcess((named.function if named else None) or name, timeout, field, files))
+        )
+
+    def __call__(self, rows: Rows) -> Answers:
+        yield from self._opened(rows)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Function:
+    """A function of prompt, completion and label."""
+
+    def __init__(self, process: FunctionProcess) -> None:
+        self._process = process
+
+    def __call__(self, rows: Rows) -> Answers:
+        calls = [[row["prompt_text"], row["completion_text"], row["label"]] for row in rows]
+        for number, score in self._process.answers(calls):
+            bad = isinstance(score, float) and not 0 <= score <= 1  # as NaN is
+            said = f"answered {score}; a number in [0, 1] is needed"
+            yield number, Failed("bad_number", said) if bad else score
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def _named(name: str, field: str) -> NamedVerifier | None:
+    """The verifier that is known by this name; None for a function. Raises UserError if it can be neither."""
+    if is_named(name):
+        found: NamedVerifier = VERIFIERS.load(plugin_name(name))
+        return found
+    if ":" not in name:
+        names = [one.replace("-", "_") for one in VERIFIERS.names()]
+        known = " nor ".join(f"`{one}`" for one in (*names, "module:function", "file.py:function"))
+        raise UserError(f"{field}: {name!r} is neither {known}")
+    return None
