@@ -34,9 +34,9 @@ def reached(stage: str) -> set[str]:
         ("generate", {"inference/weights.py", "inference/engine.py", "rollout/records.py", "models/saving.py"}),
         (
             "score",
-            {"rewards/verify.py", "rewards/sandbox/process.py"},
+            {"rewards/verify.py", "user_code/process.py"},
         ),
-        ("rl", {"rewards/sandbox/process.py", "rewards/endpoint.py"}),
+        ("rl", {"rewards/sources.py", "rewards/judges.py"}),
         ("dataset", {"data/build.py", "data/formats.py", "data/template.py"}),
         ("select_pairs", {"rollout/selection.py"}),
         ("evaluate", {"evaluation/statistics.py"}),
