@@ -57,6 +57,16 @@ class Group:
                 f"the {self.what} {name!r} ({place}, group {self.name}) does not load: {type(error).__name__}: {error}"
             ) from error
 
+    def loaded(self) -> tuple[dict[str, Any], list[str]]:
+        """All plug-ins that load, by name, and a sentence for each that does not: it is the trouble of those who use it."""
+        found, problems = {}, []
+        for name in self.names():
+            try:
+                found[name] = self.load(name)
+            except UserError as error:
+                problems.append(str(error))
+        return found, problems
+
     def _place(self, name: str) -> str:
         known = _places(self)
         if name.replace("_", "-") not in known:

@@ -10,6 +10,7 @@ import pytest
 from alignment_core.errors import UserError
 from alignment_core.plugins import Group
 from alignment_core.recipes import parse_recipe, reference
+from alignment_core.recipes.choice import OneOf
 from alignment_core.recipes.methods import decides, loaded, method
 from tests.distributions import distribution, forget, site_packages
 
@@ -84,6 +85,18 @@ def test_the_same_distribution_found_twice_is_one(install, tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(distribution(tmp_path / "again", "theirs", offers, files)))
     install("theirs", offers, files)
     assert GROUP.load("cap") == "wool"
+
+
+def test_a_choice_between_plug_ins_is_without_the_broken_and_says_so_where_none_is_named(install):
+    code = "from types import SimpleNamespace\nTHING = SimpleNamespace(config=type('Wool', (), {'KEY': 'wool'}))"
+    install("theirs", things(cap="their_caps"), {"their_caps.py": code})
+    install("broken", things(beret="no_such_module"))
+    choice = OneOf(Group(GROUP.name, "no_folder_of_ours", "THING", "thing"), "a hat")
+    assert choice.kinds.keys() == {"wool"}
+    with pytest.raises(
+        ValueError, match=r"a hat needs exactly one of `wool`; this has none; the thing 'beret' .* does not"
+    ):
+        choice.validate({"silk": 1})
 
 
 # ---------------------------------------------------------------- methods

@@ -26,9 +26,11 @@ class OneOf:
 
     @functools.cached_property
     def kinds(self) -> dict[str, type[Any]]:
-        """The configuration objects, by their keys."""
-        configs = [self.group.load(name).config for name in self.group.names()]
-        return {config.KEY: config for config in configs}
+        """The configuration objects of the plug-ins that load, by their keys; ours first."""
+        found: dict[str, type[Any]] = {}
+        for plugin in self.group.loaded()[0].values():
+            found.setdefault(plugin.config.KEY, plugin.config)
+        return found
 
     def validate(self, content: Any, _: Any = None) -> Any:
         """Raises ValueError where ``content`` names no kind, or two, and ValidationError of the kind that it names."""
@@ -45,6 +47,7 @@ class OneOf:
             return named[0]
         near = [one for name in content for one in difflib.get_close_matches(str(name), self.kinds, n=1)]
         hint = f"; did you mean `{near[0]}`?" if near and not named else ""
+        hint += "".join(f"; {problem}" for problem in self.group.loaded()[1] if not named)
         has = f"this has {' and '.join(f'`{one}`' for one in named)}" if named else "this has none"
         raise ValueError(f"{self.what} needs exactly one of {self._listed()}; {has}{hint}")
 

@@ -81,8 +81,7 @@ class RewardKind(Generic[C]):
 
 def kind_of(reward: RewardConfig) -> RewardKind[Any]:
     """The kind that this configures."""
-    kinds = (REWARDS.load(name) for name in REWARDS.names())
-    return next(kind for kind in kinds if kind.config is type(reward))
+    return next(kind for kind in REWARDS.loaded()[0].values() if kind.config is type(reward))
 
 
 def content(rewards: Sequence[RewardConfig], field: str) -> list[dict[str, Any]]:
