@@ -32,7 +32,7 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
         recipe, recipe.reward_model, base, base
     )  # from the model, not from production: it judges all nights alike
 
-    pairs = data.dataset("rows", recipe.dpo.data, "preference", base, trust, rows=rows)
+    pairs = data.dataset("rows", recipe.dpo.data, "preferences", base, trust, rows=rows)
     section, loss = recipe.iterative_dpo, recipe.dpo.loss
     policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs, trust_remote_code=trust)
     if section is not None:

@@ -13,5 +13,5 @@ def reward_model(recipe: RewardModelRecipe) -> Outputs:
     base = data.base_model("model", recipe.model)
     section = recipe.reward_model
     assert section.data is not None, "the recipe is validated"
-    pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
+    pairs = data.dataset("reward-model/data", section.data, "preferences", base, trust)
     return Outputs(reward_model=training.reward_model("reward-model", section, base, pairs, trust))

@@ -28,7 +28,7 @@ def rl(recipe: RlRecipe) -> Outputs:
     critic = next(iter(judges.values()), None) if recipe.rl.critic else None
     pretraining = held_out = None
     if recipe.rl.pretraining:
-        pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "sft", base, trust)
+        pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "demonstrations", base, trust)
     if recipe.rl.best:
         held_out = data.dataset(
             "rl/held-out", recipe.rl.best.prompts, "prompts", base, trust, stream="held-out", held_out=True

@@ -12,7 +12,7 @@ def sft(recipe: SftRecipe) -> Outputs:
     """Compose the recipe."""
     trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)
-    demonstrations = data.dataset("sft/data", recipe.sft.data, "sft", base, trust)
+    demonstrations = data.dataset("sft/data", recipe.sft.data, "demonstrations", base, trust)
     policy = training.sft("sft", recipe.sft.training, base, demonstrations, trust)
     evaluations = Evaluations(recipe, base, None)
     if recipe.evaluation:

@@ -13,7 +13,7 @@ def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, In
     base = data.base_model("model", recipe.model)
     if sft is None:
         return base, base
-    demonstrations = data.dataset("sft/data", sft.data, "sft", base, trust)
+    demonstrations = data.dataset("sft/data", sft.data, "demonstrations", base, trust)
     return base, training.sft("sft", sft.training, base, demonstrations, trust)
 
 
@@ -25,5 +25,5 @@ def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: In
     if section.model is not None:
         return data.base_model("reward-model", section.model, kinds=("reward-model", "model"))
     assert section.data is not None, "the recipe is validated"
-    pairs = data.dataset("reward-model/data", section.data, "preference", base, trust)
+    pairs = data.dataset("reward-model/data", section.data, "preferences", base, trust)
     return training.reward_model("reward-model", section, start, pairs, trust)

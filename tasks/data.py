@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignment_core.artifacts import Reference
-from alignment_core.data.formats import Purpose
+from alignment_core.data import kinds
 from alignment_core.data.pin import pin
 from alignment_core.recipes import DataConfig, ModelConfig
 from alignment_core.stages.base_model import in_store, near_tags, pin_model
@@ -24,7 +24,7 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
 def dataset(
     label: str,
     data: DataConfig,
-    purpose: Purpose,
+    kind: str,
     tokenizer: Input,
     trust_remote_code: bool = False,
     rows: Input | None = None,
@@ -33,16 +33,17 @@ def dataset(
 ) -> Step:
     """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model).
 
-    Data sets of one ``purpose`` draw and shuffle their rows alike, unless they name another ``stream``. Nothing trains on
+    ``kind`` names a kind of rows (:mod:`alignment_core.data.kinds`); data sets of one kind draw and shuffle their rows alike,
+    unless they name another ``stream``. Nothing trains on
     them where they are ``held_out``; :func:`overlap` then says whether that is true of their prompts.
     """
     config = DatasetConfig(
         data=data,
         sources=() if rows else tuple(pin(source) for source in data.sources),
-        purpose=purpose,
+        kind=kind,
         trust_remote_code=trust_remote_code,
     )
-    step: Step = submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or purpose)
+    step: Step = submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or kinds.stream(kind))
     if not held_out:
         training_data()[label] = step
     return step

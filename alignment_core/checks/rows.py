@@ -16,9 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from alignment_core.data import filters, statistics, tables
+from alignment_core.data import kinds, statistics
 from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
+from alignment_core.data.limits import Limits
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
@@ -155,23 +156,24 @@ def _answer(question: Question, look: Callable[[Question], dict[str, Any]]) -> A
 
 def _parse(question: Question) -> dict[str, Any]:
     config, pinned = question.dataset, [_first(source, READ) for source in question.dataset.sources]
-    ledger = statistics.Ledger(pinned, config.data.max_bad_rows)
+    kind = kinds.load(config.kind)
+    ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
     for number, source in enumerate(pinned):
         if source.files:
-            for _ in examples(source, number, ledger, config.purpose, question.seed):
+            for _ in examples(source, number, ledger, kind, question.seed):
                 pass
     _judge(ledger, config.data)
     return {"read": ledger.read.total()}
 
 
 def _render(question: Question) -> dict[str, Any]:
-    config = question.dataset
+    config, kind = question.dataset, kinds.load(question.dataset.kind)
     tokenizer = _tokenizer(question.tokenizer)
     renderer = Renderer(tokenizer, config.data.chat_template)
     pinned = [_first(source, RENDERED) for source in config.sources]
-    ledger = statistics.Ledger(pinned, config.data.max_bad_rows)
-    limits = filters.Limits(config.data, renderer, tokenizer.bos_token_id)
-    rows = [row.columns for row in kept_rows(pinned, limits, ledger, config.purpose, question.seed, None)]
+    ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
+    limits = Limits(config.data, renderer, tokenizer.bos_token_id)
+    rows = [row.columns for row in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
     _judge(ledger, config.data)
     found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
     found |= {"shortened": ledger.shortened.total()}
@@ -184,8 +186,8 @@ def _render(question: Question) -> dict[str, Any]:
         }
     drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
     if drawn:  # otherwise the mixture may never come to a row that is too long
-        check_context(tables.to_table(rows, config.purpose), config.purpose, question.context)
-    if config.purpose != "prompts":
+        check_context(rows, kind, question.context)
+    if not kind.asked:
         return found | {"whole": whole}
     lengths = sorted(len(row["prompt_ids"]) for row in rows)
     return found | {

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.data import filters, formats, mixing, overlap, sources, statistics, tables, tasks
-from alignment_core.data.formats import Example, PreferenceExample, PromptExample, Purpose
+from alignment_core.data import formats, kinds, mixing, overlap, sources, statistics, tables, tasks
+from alignment_core.data.context import check_context
+from alignment_core.data.fields import Fields
+from alignment_core.data.kinds import Example, Kind
+from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, UserError
@@ -27,7 +30,7 @@ PROGRESS_EVERY = 200
 
 @dataclass(frozen=True)
 class BuiltDataset:
-    """Two tables of one schema (see ``tables.COLUMNS``) and what happened on the way to them."""
+    """Two tables with the columns of their kind of rows, and what happened on the way to them."""
 
     train: pyarrow.Table
     test: pyarrow.Table
@@ -54,19 +57,22 @@ def build(
     config: DataConfig,
     pinned: Sequence[PinnedSource],
     tokenizer: PreTrainedTokenizerBase,
-    purpose: Purpose,
+    kind_name: str,
     seed: int,
     on_progress: OnProgress | None = None,
+    context: int | None = None,
 ) -> BuiltDataset:
-    """Build the data set of ``config`` from its pinned sources. Equal arguments give equal tables.
+    """Build the data set of ``config`` from its pinned sources, of the kind of rows with this name. Equal arguments give
+    equal tables.
 
-    ``on_progress`` is called with (rows read, rows in all if known). Raises UserError for settings that cannot work
-    with this tokenizer, DataError for rows that cannot be used; both before any training begins.
+    ``on_progress`` is called with (rows read, rows in all if known). ``context`` is the longest sequence that the model
+    takes. Raises UserError for settings that cannot work with this tokenizer, DataError for rows that cannot be used; both
+    before any training begins.
     """
-    renderer = Renderer(tokenizer, config.chat_template)
-    ledger = statistics.Ledger(pinned, config.max_bad_rows)
-    limits = filters.Limits(config, renderer, tokenizer.bos_token_id)
-    kept = list(kept_rows(pinned, limits, ledger, purpose, seed, on_progress))
+    kind = kinds.load(kind_name)
+    ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
+    limits = Limits(config, Renderer(tokenizer, config.chat_template), tokenizer.bos_token_id)
+    kept = list(kept_rows(pinned, limits, ledger, kind, seed, on_progress))
     ledger.check_bad_rows()
     weights = [source.source.weight for source in pinned if source.source.weight is not None]
     ledger.check_rows_left(_counts(kept, len(pinned)), mixture=bool(weights))
@@ -79,11 +85,13 @@ def build(
     per_source = [_counts(rows, len(pinned)) for rows in (kept, train, test)]
     used = Counter(source for source, _ in set(order))
     per_source.append([len(rows) - used[source] for source, rows in enumerate(by_source)])
-    train_rows = [row.columns for row in train]
+    train_rows, test_rows = [row.columns for row in train], [row.columns for row in test]
+    for rows in (train_rows, test_rows):
+        check_context(rows, kind, context)
     return BuiltDataset(
-        tables.to_table(train_rows, purpose),
-        tables.to_table([row.columns for row in test], purpose),
-        {"purpose": purpose, **ledger.summary(*per_source), "tokens": statistics.lengths(train_rows, purpose)},
+        tables.to_table(train_rows, kind.columns),
+        tables.to_table(test_rows, kind.columns),
+        {"kind": kind_name, **ledger.summary(*per_source), "tokens": statistics.lengths(train_rows, kind)},
         frozenset(prompt for row in train for prompt in row.prompts),
     )
 
@@ -104,76 +112,68 @@ def write(built: BuiltDataset, directory: Path) -> None:
 
 def kept_rows(
     pinned: Sequence[PinnedSource],
-    limits: filters.Limits,
+    limits: Limits,
     ledger: statistics.Ledger,
-    purpose: Purpose,
+    kind: Kind,
     seed: int,
     on_progress: OnProgress | None,
 ) -> Iterator[_Kept]:
+    """The rows of the table that the sources give, those that are dropped noted in the ``ledger``."""
     total = _expected_rows(pinned)
     for number, source in enumerate(pinned):
-        for example_number, (row, example) in enumerate(examples(source, number, ledger, purpose, seed)):
+        for example_number, (row, example) in enumerate(examples(source, number, ledger, kind, seed)):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
             try:
                 digest, prompts = _digests(example)
-                rendered = _table_rows(example, limits, bool(source.source.task))
+                rendered = example.rows(limits)
             except ValueError as error:
                 ledger.bad(number, row.where, str(error))
                 continue
             ledger.split[number] += len(rendered) > 1
+            # A column of the user's that happens to be called `task` does not name a task of ours.
+            made_by = {"source": row.where} if source.source.task else {"source": row.where, "task": None}
             for columns in rendered:
                 if isinstance(columns, str):
                     ledger.dropped[number][columns] += 1
                 else:
-                    ledger.shortened[number] += filters.SHORTENED in columns
-                    columns = tables.compact({**columns, "source": row.where}, purpose)
+                    ledger.shortened[number] += SHORTENED in columns
+                    columns = tables.compact({**columns, **made_by}, kind.columns)
                     yield _Kept(number, example_number, digest, prompts, columns)
     if on_progress:
         on_progress(ledger.read.total(), total)
 
 
 def examples(
-    pinned: PinnedSource, number: int, ledger: statistics.Ledger, purpose: Purpose, seed: int
+    pinned: PinnedSource, number: int, ledger: statistics.Ledger, kind: Kind, seed: int
 ) -> Iterator[tuple[sources.Row, Example]]:
     """The well-formed rows of a source. Its first row decides the format."""
     source, format = pinned.source, None
     try:
-        formats.check_format(source.format, purpose)
+        formats.check_format(source.format, kind)
     except UserError as error:
         raise UserError(f"{pinned.name}: {error}") from None
-    for row in sources.read(pinned, number, seed, purpose):
+    for row in sources.read(pinned, number, seed, kind):
         ledger.read[number] += 1
         if isinstance(row, sources.BadRow):
             ledger.bad(number, row.where, row.reason)
             continue
         if format is None:
             try:
-                format = formats.detect(row.values, source.format, source.columns, purpose)
+                format = formats.detect(row.values, source.format, source.columns, kind)
             except UserError as error:
                 raise DataError(f"{row.where}: {error}") from None
         try:
-            yield row, formats.parse(row.values, format, source.columns, purpose)
+            yield row, kind.formats[format].parse(Fields(row.values, source.columns))
         except ValueError as error:
             ledger.bad(number, row.where, str(error))
-
-
-def _table_rows(example: Example, limits: filters.Limits, from_task: bool) -> list[filters.Columns | str]:
-    """The table rows of an example, or for each the reason why it falls. Raises ValueError if it cannot be rendered."""
-    renderer = limits.renderer
-    if isinstance(example, PreferenceExample):
-        return [limits.pair(renderer.preference(example), example.margin)]
-    if isinstance(example, PromptExample):
-        # A column of the user's that happens to be called `task` does not name a task of ours.
-        return [limits.prompt(renderer.prompt(example), example.label, example.task if from_task else None)]
-    return [limits.training_text(text) for text in renderer.sft(example)]
 
 
 def _digests(example: Example) -> tuple[str, tuple[str, ...]]:
     """Of the whole example, and of each of its prompts."""
     try:
-        return digest_of(list(vars(example).values())), overlap.prompts_of(example)
+        return digest_of(list(vars(example).values())), example.prompts()
     except TypeError as error:
         raise ValueError(f"a message holds a value that JSON cannot hold: {error}") from None
 

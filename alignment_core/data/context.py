@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from alignment_core.data.formats import Purpose
+from alignment_core.data.kinds import Kind
 from alignment_core.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 log = logging.getLogger(__name__)
 COUNTED_BY_VLLM = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
@@ -66,29 +64,14 @@ def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
     return nested or [found]
 
 
-def check_context(table: pyarrow.Table, purpose: Purpose, most: int | None) -> None:
+def check_context(rows: Sequence[Mapping[str, Any]], kind: Kind, most: int | None) -> None:
     """Raise DataError that names the first row of more than ``most`` tokens. A prompt leaves room for one more."""
-    import numpy as np
-
-    if most is None or not table.num_rows:
+    if most is None:
         return
-    if purpose == "sft":
-        tokens = _lengths(table, "input_ids")
-    elif purpose == "preference":
-        answers = np.maximum(_lengths(table, "chosen_ids"), _lengths(table, "rejected_ids"))
-        tokens = _lengths(table, "prompt_ids") + answers
-    else:
-        tokens = _lengths(table, "prompt_ids") + 1
-    longer = np.flatnonzero(tokens > most)
-    if len(longer):
-        first = int(longer[0])
+    tokens = [max(head + (1 if tail is None else tail) for head, tail in kind.sequences(row)) for row in rows]
+    longer = [number for number, count in enumerate(tokens) if count > most]
+    if longer:
         raise DataError(
-            f"{table['source'][first]}: the row has {tokens[first]} tokens, and the model takes {most} "
+            f"{rows[longer[0]]['source']}: the row has {tokens[longer[0]]} tokens, and the model takes {most} "
             f"(max_position_embeddings), as {len(longer)} of {len(tokens)} rows: set max_length to {most} or less"
         )
-
-
-def _lengths(table: pyarrow.Table, column: str) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.list_value_length(table[column]).to_numpy()

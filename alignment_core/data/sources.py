@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from alignment_core.canonical import derive_seed, digest_of_file
 from alignment_core.data import reasoning_gym, tasks, verifiers_tasksets
-from alignment_core.data.formats import Purpose
+from alignment_core.data.kinds import Kind
 from alignment_core.data.pin import PinnedSource, cache_folder
 from alignment_core.errors import DataError, UserError
 
@@ -40,24 +40,24 @@ Found = tuple[int, dict[str, Any] | str]
 """Line or row number, counted from one, and the row or what is wrong with it."""
 
 
-def read(pinned: PinnedSource, index: int, seed: int, purpose: Purpose) -> Iterator[Row | BadRow]:
+def read(pinned: PinnedSource, index: int, seed: int, kind: Kind) -> Iterator[Row | BadRow]:
     """Yield the rows of source number ``index``, at most ``rows`` of them, in the order of the source.
 
     Raises DataError where a whole file cannot be read or has changed since it was pinned.
     """
-    return islice(_read(pinned, index, seed, purpose), pinned.source.rows)
+    return islice(_read(pinned, index, seed, kind), pinned.source.rows)
 
 
-def _read(pinned: PinnedSource, index: int, seed: int, purpose: Purpose) -> Iterator[Row | BadRow]:
+def _read(pinned: PinnedSource, index: int, seed: int, kind: Kind) -> Iterator[Row | BadRow]:
     source = pinned.source
     if source.task:
         count = source.rows or tasks.DEFAULT_ROWS
-        made = tasks.rows(source.task, purpose, source.split, count, derive_seed(seed, index), source.options)
-        yield from _located(enumerate(made, start=1), pinned.name, index)
+        problems = tasks.problems(source.task, source.split, count, derive_seed(seed, index), source.options)
+        yield from _located(enumerate(map(kind.of_problem, problems), start=1), pinned.name, index)
     elif source.reasoning_gym or source.verifiers:
-        if purpose != "prompts":
+        if "prompts" not in kind.formats:
             library = "reasoning_gym" if source.reasoning_gym else "verifiers"
-            raise UserError(f"{pinned.name}: `{library}` makes prompts alone, neither demonstrations nor preferences")
+            raise UserError(f"{pinned.name}: `{library}` makes prompts alone, no {kind.gives}")
         if source.verifiers:
             made = verifiers_tasksets.rows(source.verifiers, source.rows, source.options)
         else:

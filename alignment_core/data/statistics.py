@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alignment_core.data.filters import REASONS
-from alignment_core.data.formats import Purpose
+from alignment_core.data import kinds
+from alignment_core.data.kinds import Kind
+from alignment_core.data.limits import REASONS
 from alignment_core.data.pin import PinnedSource
 from alignment_core.errors import DataError
 
@@ -20,9 +21,10 @@ LISTED = 5
 class Ledger:
     """Keeps the account of every row, and refuses a data set with too many bad ones."""
 
-    def __init__(self, pinned: Sequence[PinnedSource], max_bad_rows: float) -> None:
+    def __init__(self, pinned: Sequence[PinnedSource], max_bad_rows: float, kind: Kind) -> None:
         self._names = [source.name for source in pinned]
         self._max_bad_rows = max_bad_rows
+        self._reasons = {**REASONS, **kind.reasons}
         self._bad: list[str] = []
         self.read: Counter[int] = Counter()
         self.split: Counter[int] = Counter()
@@ -94,7 +96,7 @@ class Ledger:
         raise DataError(f"{what} (max_bad_rows allows {self._max_bad_rows:.1%}):\n{listed}")
 
     def _nothing_left(self, names: Sequence[str], read: int, dropped: Mapping[str, int]) -> None:
-        why = "; ".join(f"{count} {REASONS[reason]} ({reason})" for reason, count in sorted(dropped.items()))
+        why = "; ".join(f"{count} {self._reasons[reason]} ({reason})" for reason, count in sorted(dropped.items()))
         raise DataError(f"no rows left of {_rows(read)} read from {', '.join(names)}" + (f": {why}" if why else ""))
 
 
@@ -110,11 +112,11 @@ def account(summary: Mapping[str, Any]) -> str:
 
 def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
     """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn."""
-    said = []
+    said, reasons = [], {**REASONS, **kinds.load(summary["kind"]).reasons}
     for source in summary["sources"]:
         dropped, read = sum(source["dropped"].values()), source["read"]
         if dropped > WARNING_SHARE * read:
-            why = "; ".join(f"{count} {REASONS[reason]} ({reason})" for reason, count in source["dropped"].items())
+            why = "; ".join(f"{count} {reasons[reason]} ({reason})" for reason, count in source["dropped"].items())
             said.append(f"{source['name']}: {dropped} of {_rows(read)} ({dropped / read:.0%}) are left out: {why}")
         shortened, kept = source["shortened"], source["kept"]
         if shortened > WARNING_SHARE * kept:
@@ -131,22 +133,13 @@ def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
     return said
 
 
-def lengths(rows: Sequence[Mapping[str, Any]], purpose: Purpose) -> dict[str, Any]:
-    """Token counts of the training table: distribution of prompt and completion lengths, total, share of targets.
-
-    A preference row counts as the two sequences that training makes of it.
-    """
-    if purpose == "sft":
-        completions = [int(row["loss_mask"].sum()) for row in rows]
-        prompts = [len(row["loss_mask"]) - targets for row, targets in zip(rows, completions, strict=True)]
-        total = sum(prompts) + sum(completions)
-    elif purpose == "preference":
-        prompts = [len(row["prompt_ids"]) for row in rows]
-        completions = [len(row[name]) for row in rows for name in ("chosen_ids", "rejected_ids")]
-        total = 2 * sum(prompts) + sum(completions)
-    else:
-        prompts, completions = [len(row["prompt_ids"]) for row in rows], []
-        total = sum(prompts)
+def lengths(rows: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, Any]:
+    """Token counts of the training table: distribution of prompt and completion lengths, total, share of targets, over the
+    sequences that training makes of the rows."""
+    sequences = [sequence for row in rows for sequence in kind.sequences(row)]
+    prompts = [prompt for prompt, _ in sequences]
+    completions = [completion for _, completion in sequences if completion is not None]
+    total = sum(prompts) + sum(completions)
     return {
         "prompt": _distribution(prompts),
         "completion": _distribution(completions),

@@ -1,34 +1,19 @@
-"""The Arrow tables of a data set: one fixed schema per purpose, built block by block."""
+"""The Arrow tables of a data set: the columns of its kind of rows, built block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alignment_core.data.formats import Purpose
-
 BLOCK = 1000
 """Rows per record batch and per Parquet row group: fixed, so that equal rows give equal bytes."""
 
-COLUMNS: dict[Purpose, dict[str, str]] = {
-    "sft": {"input_ids": "ids", "loss_mask": "mask", "text": "text", "source": "text"},
-    "preference": {
-        "prompt_ids": "ids",
-        "chosen_ids": "ids",
-        "rejected_ids": "ids",
-        "margin": "number?",
-        "prompt": "text",
-        "chosen": "text",
-        "rejected": "text",
-        "source": "text",
-    },
-    "prompts": {"prompt_ids": "ids", "prompt": "text", "label": "text?", "task": "text?", "source": "text"},
-}
-"""Names and kinds of the columns; a question mark allows nulls."""
+TYPES = {"ids": "list of int32", "mask": "list of int8", "text": "string", "number": "float32", "truth": "bool"}
+"""Types that a column may have."""
 
 
-def schema(purpose: Purpose) -> Any:
-    """The ``pyarrow.Schema`` of a purpose. Ids are lists of int32, masks lists of int8, margins float32."""
+def schema(columns: Mapping[str, str]) -> Any:
+    """The ``pyarrow.Schema`` of columns, given by name and type as ``Kind.columns`` has them."""
     import pyarrow as pa
 
     types = {
@@ -36,27 +21,25 @@ def schema(purpose: Purpose) -> Any:
         "mask": pa.list_(pa.int8()),
         "text": pa.string(),
         "number": pa.float32(),
+        "truth": pa.bool_(),
     }
-    fields = COLUMNS[purpose].items()
-    return pa.schema([pa.field(name, types[kind.rstrip("?")], nullable=kind.endswith("?")) for name, kind in fields])
+    fields = columns.items()
+    return pa.schema([pa.field(name, types[type.rstrip("?")], nullable=type.endswith("?")) for name, type in fields])
 
 
-def compact(columns: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
+def compact(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """The columns of one row with token lists as arrays: a list of Python numbers takes nine times the memory."""
     import numpy as np
 
     types = {"ids": np.int32, "mask": np.int8}
-    return {
-        name: np.asarray(columns[name], types[kind]) if kind in types else columns[name]
-        for name, kind in COLUMNS[purpose].items()
-    }
+    return {name: np.asarray(row[name], types[type]) if type in types else row[name] for name, type in columns.items()}
 
 
-def to_table(rows: Sequence[Mapping[str, Any]], purpose: Purpose) -> Any:
+def to_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
     """The ``pyarrow.Table`` of rows that ``compact`` gave."""
     import pyarrow as pa
 
-    layout = schema(purpose)
+    layout = schema(columns)
     blocks = [
         pa.record_batch(
             [_array([row[field.name] for row in rows[start : start + BLOCK]], field.type) for field in layout], layout

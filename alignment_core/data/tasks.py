@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 from alignment_core.canonical import derive_seed
-from alignment_core.data.formats import Purpose
 from alignment_core.errors import UserError
 
 VOWELS = "aeiou"
@@ -24,50 +23,72 @@ TEST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Problem:
+class Question:
     prompt: str
     answer: str
     alphabet: str
     """Characters that a plausible wrong answer is made of."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What a task knows of one row: kinds of rows take of it what they need."""
+
+    task: str
+    prompt: str
+    answer: str
+    """The right one."""
+    alphabet: str
+    random: Random
+    correct: float
+    """Share of attempts that are right."""
+
+    def mistake(self) -> str:
+        """Draw a plausible wrong answer: never the right one, never empty."""
+        return corrupt(self.answer, self.alphabet, self.random)
+
+    def attempt(self) -> str:
+        """Draw an answer that is right as often as the option ``correct`` says."""
+        return self.answer if self.random.random() < self.correct else self.mistake()
+
+
 def _digits(random: Random) -> str:
     return "".join(random.choice(DIGITS) for _ in range(4))
 
 
-def _reverse(random: Random) -> Problem:
+def _reverse(random: Random) -> Question:
     word = "".join(random.choice(CONSONANTS) + random.choice(VOWELS) for _ in range(2))
-    return Problem(f"reverse: {word}\n", word[::-1], VOWELS + CONSONANTS)
+    return Question(f"reverse: {word}\n", word[::-1], VOWELS + CONSONANTS)
 
 
-def _first(random: Random) -> Problem:
+def _first(random: Random) -> Question:
     digits = _digits(random)
-    return Problem(f"first: {digits}\n", digits[0] * 4, DIGITS)
+    return Question(f"first: {digits}\n", digits[0] * 4, DIGITS)
 
 
-def _last(random: Random) -> Problem:
+def _last(random: Random) -> Question:
     digits = _digits(random)
-    return Problem(f"last: {digits}\n", digits[-1] * 4, DIGITS)
+    return Question(f"last: {digits}\n", digits[-1] * 4, DIGITS)
 
 
-def _sort(random: Random) -> Problem:
+def _sort(random: Random) -> Question:
     digits = _digits(random)
-    return Problem(f"sort: {digits}\n", "".join(sorted(digits)), DIGITS)
+    return Question(f"sort: {digits}\n", "".join(sorted(digits)), DIGITS)
 
 
-def _max(random: Random) -> Problem:
+def _max(random: Random) -> Question:
     numbers = [random.randint(10, 99) for _ in range(3)]
-    return Problem(f"max: {' '.join(map(str, numbers))}\n", str(max(numbers)), DIGITS)
+    return Question(f"max: {' '.join(map(str, numbers))}\n", str(max(numbers)), DIGITS)
 
 
-TASKS: dict[str, Callable[[Random], Problem]] = {
+TASKS: dict[str, Callable[[Random], Question]] = {
     "reverse": _reverse,
     "first": _first,
     "last": _last,
     "sort": _sort,
     "max": _max,
 }
-"""How to make one problem of each task; a maker draws only from the generator that it is given."""
+"""How to make one question of each task; a maker draws only from the generator that it is given."""
 MIXED = "mixed"
 
 
@@ -90,14 +111,10 @@ def check(task: str, split: str = "train", options: dict[str, Any] | None = None
         raise UserError(f"task {task!r}: option `correct` is {OPTIONS['correct']}, got {correct!r}")
 
 
-def rows(
-    task: str, purpose: Purpose, split: str, count: int, seed: int, options: dict[str, Any] | None = None
-) -> Iterator[dict[str, Any]]:
-    """``count`` rows of a task. The first n rows of a longer call are the rows of a shorter one.
+def problems(task: str, split: str, count: int, seed: int, options: dict[str, Any] | None = None) -> Iterator[Problem]:
+    """``count`` problems of a task. The first n of a longer call are those of a shorter one.
 
-    sft → prompt, completion (right with probability ``options["correct"]``); preference → prompt, chosen (right),
-    rejected (wrong); prompts → prompt, label (the right answer), task. No prompt of one split occurs in the other,
-    whatever the seed.
+    No prompt of one split occurs in the other, whatever the seed.
     """
     check(task, split, options)
     correct = (options or {}).get("correct", 1.0)
@@ -105,18 +122,11 @@ def rows(
     while made < count:
         random = Random(derive_seed(seed, "task", task, split, draw))
         draw += 1
-        kind = random.choice(list(TASKS)) if task == MIXED else task
-        problem = TASKS[kind](random)
-        if split_of(problem.prompt) != split:
-            continue
-        made += 1
-        if purpose == "sft":
-            right = random.random() < correct
-            yield {"prompt": problem.prompt, "completion": problem.answer if right else corrupt(problem, random)}
-        elif purpose == "preference":
-            yield {"prompt": problem.prompt, "chosen": problem.answer, "rejected": corrupt(problem, random)}
-        else:
-            yield {"prompt": problem.prompt, "label": problem.answer, "task": kind}
+        name = random.choice(list(TASKS)) if task == MIXED else task
+        question = TASKS[name](random)
+        if split_of(question.prompt) == split:
+            made += 1
+            yield Problem(name, **vars(question), random=random, correct=correct)
 
 
 def split_of(prompt: str) -> str:
@@ -186,12 +196,12 @@ CORRUPTIONS: dict[Callable[[str, str, Random], str], float] = {
 """How often each mistake is made: these are the mistakes that a half-trained model makes, too."""
 
 
-def corrupt(problem: Problem, random: Random) -> str:
+def corrupt(answer: str, alphabet: str, random: Random) -> str:
     """A plausible wrong answer: never the right one, never empty."""
     while True:
         (mistake,) = random.choices(list(CORRUPTIONS), weights=list(CORRUPTIONS.values()))
-        wrong = mistake(problem.answer, problem.alphabet, random)
-        if wrong and wrong != problem.answer:
+        wrong = mistake(answer, alphabet, random)
+        if wrong and wrong != answer:
             return wrong
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from alignment_core.data.formats import Messages, PreferenceExample, PromptExample, SftExample
+from alignment_core.data.messages import Messages, as_messages, assistant, user
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,20 +25,15 @@ class TrainingText:
     """An assistant turn that is to be trained says nothing."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    prompt_ids: Ids
-    chosen_ids: Ids
-    rejected_ids: Ids
-    prompt: str
-    chosen: str
-    rejected: str
+class Answered(NamedTuple):
+    """A prompt with an answer to it."""
 
-
-@dataclass(frozen=True)
-class Prompt:
     prompt_ids: Ids
     prompt: str
+    ids: Ids
+    """They end with EOS."""
+    text: str
+    """Without EOS."""
 
 
 class Renderer:
@@ -53,46 +47,27 @@ class Renderer:
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token, so a model could not learn where to stop")
         self._tokenizer: Any = tokenizer
-        self._template = chat_template or tokenizer.chat_template
+        self.template = chat_template or tokenizer.chat_template
         self._eos_id: int = tokenizer.eos_token_id
         self._eos: str = tokenizer.eos_token
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
         bos = tokenizer.bos_token_id
-        self._bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
-        if self._template:
+        self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
+        if self.template:
             self._check_template()
 
-    def sft(self, example: SftExample) -> list[TrainingText]:
-        """One sequence; or one per assistant turn, where the template shows earlier turns otherwise later on."""
-        if example.prompt is None:
-            text = str(example.completion)
-            return [self._join("", self._bos, [(text, True)], empty=not text.strip())]
-        if isinstance(example.prompt, str) and isinstance(example.completion, str):
-            if not self._template:
-                turn = [(example.completion, True)]
-                return [self._join(example.prompt, self._plain(example.prompt), turn, not example.completion.strip())]
-            prompt, completion = _user(example.prompt), _assistant(example.completion)
-        else:
-            prompt, completion = list(example.prompt), list(example.completion)  # type: ignore[arg-type]
-        return self._conversation(prompt + completion, len(prompt))
+    def answered(self, prompt: str | Messages, answer: str | Messages) -> Answered:
+        """A prompt and an answer to it, as the template continues the prompt with it."""
+        before, prompt_ids, after = self._turn(prompt, answer)
+        text = self._without_eos(after)
+        return Answered(prompt_ids, before, [*self.encode(text), self._eos_id], text)
 
-    def preference(self, example: PreferenceExample) -> Pair:
-        """Both answers to one prompt. Their ids end with EOS; their texts leave it out."""
-        texts: list[str] = []
-        ids: list[Ids] = []
-        for answer in (example.chosen, example.rejected):
-            prompt, prompt_ids, text = self._turn(example.prompt, answer)
-            texts.append(self._without_eos(text))
-            ids.append([*self.encode(texts[-1]), self._eos_id])
-        return Pair(prompt_ids, ids[0], ids[1], prompt, texts[0], texts[1])
-
-    def prompt(self, example: PromptExample) -> Prompt:
-        """A prompt as a model is asked it, ready for the answer."""
-        if isinstance(example.prompt, str) and not self._template:
-            return Prompt(self._plain(example.prompt), example.prompt)
-        messages = _user(example.prompt) if isinstance(example.prompt, str) else example.prompt
-        text = self._render(messages, add_generation_prompt=True)
-        return Prompt(self.encode(text), text)
+    def prompt(self, prompt: str | Messages) -> tuple[Ids, str]:
+        """Ids and text of a prompt as a model is asked it, ready for the answer."""
+        if isinstance(prompt, str) and not self.template:
+            return self.plain(prompt), prompt
+        text = self._render(as_messages(prompt, "user"), add_generation_prompt=True)
+        return self.encode(text), text
 
     def asked(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
         """A conversation up to the assistant's next turn, with tools as the template shows them."""
@@ -105,9 +80,9 @@ class Renderer:
 
         Raises UserError where the template shows a turn otherwise once another follows.
         """
-        if not self._template:
+        if not self.template:
             return self.encode("".join(message["content"] for message in messages))
-        turn = [*_user("?"), *_assistant("!")]
+        turn = [*user("?"), *assistant("!")]
         before = self._render(turn, add_generation_prompt=False)
         after = self._render([*turn, *messages], add_generation_prompt=True)
         if not after.startswith(before):
@@ -120,11 +95,11 @@ class Renderer:
 
         Raises UserError where the template shows the prompt otherwise then.
         """
-        if not self._template:
-            return [*self._plain(prompt), *self.encode("".join(message["content"] for message in messages))]
-        before = self._render(_user("?"), add_generation_prompt=False)
-        asked = self._render(_user("?"), add_generation_prompt=True)
-        after = self._render([*_user("?"), *messages], add_generation_prompt=True)
+        if not self.template:
+            return [*self.plain(prompt), *self.encode("".join(message["content"] for message in messages))]
+        before = self._render(user("?"), add_generation_prompt=False)
+        asked = self._render(user("?"), add_generation_prompt=True)
+        after = self._render([*user("?"), *messages], add_generation_prompt=True)
         waits = asked.removeprefix(before)
         if not (asked.startswith(before) and after.startswith(before) and prompt.endswith(waits)):
             raise UserError("the chat template shows a prompt otherwise once somebody else speaks after it")
@@ -144,30 +119,13 @@ class Renderer:
     def _turn(self, prompt: str | Messages, answer: str | Messages) -> tuple[str, Ids, str]:
         """Text and ids of the prompt, and the text of one answer as the template continues the prompt with it."""
         if isinstance(prompt, str) and isinstance(answer, str):
-            if not self._template:
-                return prompt, self._plain(prompt), answer
-            prompt, answer = _user(prompt), _assistant(answer)
-        before, after = self._before_and_after([*prompt, *answer], len(prompt))
+            if not self.template:
+                return prompt, self.plain(prompt), answer
+            prompt, answer = user(prompt), assistant(answer)
+        before, after = self.around([*prompt, *answer], len(prompt))
         return before, self.encode(before), after.removeprefix(before)
 
-    def _conversation(self, messages: Messages, first: int) -> list[TrainingText]:
-        """Train the assistant turns from number ``first`` on."""
-        turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
-        rendered = [self._before_and_after(messages, turn) for turn in turns]
-        empty = [not messages[turn]["content"].strip() for turn in turns]
-        # Each rendering begins with the one before: then the last one shows every turn as inference saw it.
-        if all(later.startswith(earlier) for (_, earlier), (later, _) in pairwise(rendered)):
-            spans, end = [], len(rendered[0][0])
-            for before, after in rendered:
-                spans += [(after[end : len(before)], False), (after[len(before) :], True)]
-                end = len(after)
-            return [self._join(rendered[0][0], self.encode(rendered[0][0]), spans, any(empty))]
-        return [
-            self._join(before, self.encode(before), [(after.removeprefix(before), True)], nothing)
-            for (before, after), nothing in zip(rendered, empty, strict=True)
-        ]
-
-    def _before_and_after(self, messages: Messages, turn: int) -> tuple[str, str]:
+    def around(self, messages: Messages, turn: int) -> tuple[str, str]:
         """What inference sees before assistant turn number ``turn``, and the same with the turn."""
         before = self._render(messages[:turn], add_generation_prompt=True)
         after = self._render(messages[: turn + 1], add_generation_prompt=False)
@@ -178,7 +136,7 @@ class Renderer:
             )
         return before, after
 
-    def _join(self, prompt: str, prompt_ids: Ids, spans: list[tuple[str, bool]], empty: bool) -> TrainingText:
+    def join(self, prompt: str, prompt_ids: Ids, spans: list[tuple[str, bool]], empty: bool) -> TrainingText:
         """Concatenate a prompt and spans of (text, is it a target); the last span is one, and ends with EOS."""
         ids, mask, text = list(prompt_ids), [0] * len(prompt_ids), prompt
         for number, (span, target) in enumerate(spans, start=1):
@@ -201,14 +159,14 @@ class Renderer:
         """A rendered turn without the EOS that the template may have put at its end."""
         return text.rstrip().removesuffix(self._eos) if text.rstrip().endswith(self._eos) else text
 
-    def _plain(self, prompt: str) -> Ids:
+    def plain(self, prompt: str) -> Ids:
         ids = self.encode(prompt)
-        return ids if ids[: len(self._bos)] == self._bos else self._bos + ids
+        return ids if ids[: len(self.bos)] == self.bos else self.bos + ids
 
     def _render(self, messages: Messages, add_generation_prompt: bool, tools: list[Any] | None = None) -> str:
         from jinja2 import TemplateError
 
-        if not self._template:
+        if not self.template:
             raise UserError(
                 "the rows are messages, and neither the tokenizer nor the data set has a chat template: "
                 "set `chat_template` in the recipe (of the data or of the model)"
@@ -218,7 +176,7 @@ class Renderer:
                 self._tokenizer.apply_chat_template(
                     messages,
                     tools=tools,
-                    chat_template=self._template if isinstance(self._template, str) else None,
+                    chat_template=self.template if isinstance(self.template, str) else None,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                 )
@@ -231,17 +189,9 @@ class Renderer:
 
         try:
             self._tokenizer.apply_chat_template(
-                _user("a"), chat_template=self._template if isinstance(self._template, str) else None, tokenize=False
+                user("a"), chat_template=self.template if isinstance(self.template, str) else None, tokenize=False
             )
         except TemplateSyntaxError as error:
             raise UserError(f"chat_template: is not valid Jinja, line {error.lineno}: {error.message}") from None
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError):
             return  # it may insist on a system message, say: the rows themselves will tell
-
-
-def _user(text: str) -> Messages:
-    return [{"role": "user", "content": text}]
-
-
-def _assistant(text: str) -> Messages:
-    return [{"role": "assistant", "content": text}]

@@ -13,6 +13,8 @@ from typing import Any
 from alignment_core.artifacts import Store
 from alignment_core.canonical import digest_of, digest_of_file
 from alignment_core.data import formats
+from alignment_core.data.fields import Fields
+from alignment_core.data.kinds.preferences import KIND
 from alignment_core.data.pin import SUFFIXES
 from alignment_core.data.sources import Found, read_file
 from alignment_core.errors import DataError, UserError
@@ -55,7 +57,7 @@ def read_inbox(sources: Iterable[DataSource], seen: Set[str], store: Store) -> I
     inbox, known = Inbox(), set(seen)
     for source in sources:
         formats.check_columns(source.columns)
-        formats.check_format(source.format, "preference")
+        formats.check_format(source.format, KIND)
         files, lines, before, unfinished = _files(str(source.path), store), 0, len(inbox.rows), list[str]()
         for name, path in files:
             digest = _digest(path)
@@ -99,8 +101,8 @@ def _read(found: dict[str, Any] | str, where: str, source: DataSource, known: Se
     digest = digest_of(json.loads(json.dumps(found, default=str)))  # Parquet holds times and the like, too
     if digest in known:
         return None
-    format = formats.detect(found, source.format, source.columns, "preference")
-    pair = vars(formats.parse(found, format, source.columns, "preference"))
+    format = formats.detect(found, source.format, source.columns, KIND)
+    pair = vars(KIND.formats[format].parse(Fields(found, source.columns)))
     return InboxRow(digest, where, {name: value for name, value in pair.items() if value is not None})
 
 

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 TRUTH_FOR_NUMBER = "truth_for_number"
 REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=False)
 """Whether fields that nothing reads are refused: of those who write a recipe, not of recipes that were kept."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of a text that is one of ``names`` or of what plug-ins bring; these are asked for when they are needed."""
+
+    names: tuple[str, ...]
+    more: Callable[[], Iterable[str]]
+
+    def choices(self) -> tuple[str, ...]:
+        """All that it may be. Raises UserError if a plug-in does not load."""
+        return tuple(dict.fromkeys((*self.names, *self.more())))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.choices())}
+
+    def _checked(self, name: str) -> str:
+        if name not in self.names and name not in self.choices():
+            *most, last = map(repr, self.choices())
+            raise PydanticKnownError("literal_error", {"expected": f"{', '.join(most)} or {last}"})
+        return name
 
 
 class Config(BaseModel):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from alignment_core.data.context import check_context, context_length
-from alignment_core.data.formats import Purpose
+from pydantic import AliasChoices, Field, field_validator
+
+from alignment_core.data import kinds
+from alignment_core.data.context import context_length
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes import DataConfig, DataSource
 
 ROWS = "rows.jsonl"
-"""The file of preference rows in an input artifact of the role ``rows``, which then stands for the sources."""
+"""The file in an input artifact of the role ``rows``, which then stands for the sources: rows of the kind, in its native
+format."""
 
 
 class DatasetConfig(StageConfig):
@@ -19,14 +22,21 @@ class DatasetConfig(StageConfig):
 
     data: DataConfig
     sources: tuple[PinnedSource, ...]
-    purpose: Purpose
+    kind: str = Field(validation_alias=AliasChoices("kind", "purpose"))
+    """Of rows, see :mod:`alignment_core.data.kinds`."""
     trust_remote_code: bool = False
+
+    @field_validator("kind")
+    @classmethod
+    def _of_earlier_versions(cls, kind: str) -> str:
+        """Records of earlier versions have the purpose of a data set, by which the stream of its kind is still called."""
+        return next((name for name in kinds.KINDS.names() if kind == kinds.stream(name)), kind)
 
     def content(self) -> Any:
         return {
             "data": self.data.model_dump(mode="json", exclude={"sources"}),
             "sources": [source.content() for source in self.sources],
-            "purpose": self.purpose,
+            "kind": self.kind,
         }
 
 
@@ -49,13 +59,11 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             config.data,
             _sources(context, config),
             tokenizer,
-            config.purpose,
+            config.kind,
             context.seed,
             progress,
+            context_length(context.inputs["tokenizer"]),
         )
-        most = context_length(context.inputs["tokenizer"])
-        for table in (built.train, built.test):
-            check_context(table, config.purpose, most)
         write(built, context.output)
     rows, warnings = built.statistics["rows"], losses(built.statistics, config.data.mixing)
     return {
@@ -70,7 +78,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
 def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource, ...]:
     if "rows" not in context.inputs:
         return config.sources
-    return (pin(DataSource(path=str(context.inputs["rows"] / ROWS), format="preference")),)
+    return (pin(DataSource(path=str(context.inputs["rows"] / ROWS), format=kinds.load(config.kind).native)),)
 
 
 SHOWS = {"rows": "train rows"}

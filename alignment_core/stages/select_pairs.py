@@ -22,6 +22,7 @@ class SelectPairsConfig(StageConfig):
 
 
 def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
+    from alignment_core.data.kinds.preferences import KIND
     from alignment_core.data.tables import schema
 
     selection = config.selection
@@ -47,7 +48,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
             f"no prompt gave a pair ({dict(dropped)}): the scores do not tell the completions apart; raise the "
             "temperature or num_generations, or lower selection.min_margin"
         )
-    write_table(pairs, schema("preference"), context.output / "train.parquet")
+    write_table(pairs, schema(KIND.columns), context.output / "train.parquet")
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")
     return {"pairs": len(pairs), **{f"dropped_{reason}": count for reason, count in sorted(dropped.items())}}

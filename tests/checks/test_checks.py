@@ -16,9 +16,10 @@ from alignment_core.checks import shapes
 from alignment_core.checks.findings import Findings, check
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, Question, TokenizerSource, answers_to
+from alignment_core.data import kinds
 from alignment_core.data.context import check_context, longest_sampled, longest_trained
 from alignment_core.data.pin import pin
-from alignment_core.data.tables import compact, to_table
+from alignment_core.data.tables import compact
 from alignment_core.errors import DataError
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.execution.key import stage_key
@@ -74,7 +75,7 @@ def look(store: Store, recipe: dict[str, Any]) -> Findings:
 def questions(recipe: dict[str, Any]) -> list[dict[str, Any]]:
     """What the reader is asked of a data set that needs no tokenizer to be found wrong."""
     (source,) = parse_recipe(recipe).sft.data.sources
-    dataset = DatasetConfig(data=parse_recipe(recipe).sft.data, sources=(pin(source),), purpose="sft")
+    dataset = DatasetConfig(data=parse_recipe(recipe).sft.data, sources=(pin(source),), kind="demonstrations")
     return [Question(label="sft/data", dataset=dataset, tokenizer=TokenizerSource()).model_dump(mode="json")]
 
 
@@ -134,11 +135,11 @@ def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixi
 
 
 @pytest.mark.parametrize(
-    ("purpose", "columns", "tokens"),
+    ("name", "columns", "tokens"),
     [
-        ("sft", {"input_ids": [1] * 9, "loss_mask": [1] * 9, "text": ""}, 9),
+        ("demonstrations", {"input_ids": [1] * 9, "loss_mask": [1] * 9, "text": ""}, 9),
         (
-            "preference",
+            "preferences",
             {
                 "prompt_ids": [1] * 4,
                 "chosen_ids": [1] * 2,
@@ -155,11 +156,12 @@ def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixi
         ),  # and one token of an answer
     ],
 )
-def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(purpose, columns, tokens):
-    table = to_table([compact({**columns, "source": "rows.jsonl:7"}, purpose)], purpose)
-    check_context(table, purpose, tokens)
+def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(name, columns, tokens):
+    kind = kinds.load(name)
+    rows = [compact({**columns, "source": "rows.jsonl:7"}, kind.columns)]
+    check_context(rows, kind, tokens)
     with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, and the model takes 8 "):
-        check_context(table, purpose, tokens - 1)
+        check_context(rows, kind, tokens - 1)
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}

@@ -44,9 +44,9 @@ def jsonl(tmp_path: Path) -> Write:
 def built(tokenizer: Any) -> Build:
     """Build a data set from a path, or from whatever a recipe may say under ``data``."""
 
-    def run(recipe: Any, purpose: Any, tokenizer: Any = tokenizer, seed: int = 0, **fields: Any) -> BuiltDataset:
+    def run(recipe: Any, kind: Any, tokenizer: Any = tokenizer, seed: int = 0, **fields: Any) -> BuiltDataset:
         value = {"sources": [str(recipe)]} if isinstance(recipe, Path) else recipe
         config = DataConfig.model_validate({**value, **fields})
-        return build(config, [pin(source) for source in config.sources], tokenizer, purpose, seed)
+        return build(config, [pin(source) for source in config.sources], tokenizer, kind, seed)
 
     return run

@@ -31,11 +31,11 @@ def column(data: BuiltDataset, name: str, table: str = "train") -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("purpose", "columns"),
+    ("kind", "columns"),
     [
-        ("sft", {"input_ids": IDS, "loss_mask": MASK, "text": pa.string(), "source": pa.string()}),
+        ("demonstrations", {"input_ids": IDS, "loss_mask": MASK, "text": pa.string(), "source": pa.string()}),
         (
-            "preference",
+            "preferences",
             {
                 "prompt_ids": IDS,
                 "chosen_ids": IDS,
@@ -59,8 +59,8 @@ def column(data: BuiltDataset, name: str, table: str = "train") -> list[Any]:
         ),
     ],
 )
-def test_tables_have_exactly_these_columns(built: Build, purpose: str, columns: dict[str, Any]) -> None:
-    data = built({"task": "mixed", "rows": 10}, purpose)
+def test_tables_have_exactly_these_columns(built: Build, kind: str, columns: dict[str, Any]) -> None:
+    data = built({"task": "mixed", "rows": 10}, kind)
     assert {field.name: field.type for field in data.train.schema} == columns
     assert data.train.schema == data.test.schema
     assert (data.train.num_rows, data.test.num_rows) == (10, 0)
@@ -76,14 +76,14 @@ def test_rows_carry_label_task_and_source(built: Build, jsonl: Write) -> None:
 
 def test_margin_is_null_where_none_is_given(built: Build, jsonl: Write) -> None:
     pairs = [{"prompt": "p", "chosen": "a", "rejected": "b", **extra} for extra in ({}, {"margin": 0.5})]
-    assert column(built(jsonl(pairs), "preference", shuffle=False), "margin") == [None, 0.5]
+    assert column(built(jsonl(pairs), "preferences", shuffle=False), "margin") == [None, 0.5]
 
 
 def test_everything_follows_from_the_seed_and_files_are_equal_byte_for_byte(built: Build, tmp_path: Path) -> None:
     recipe = {"sources": [{"task": "sort", "weight": 1}, {"task": "max", "weight": 2}], "test_rows": 20}
 
     def files(name: str, seed: int) -> dict[str, bytes]:
-        write(built(recipe, "preference", seed=seed), tmp_path / name)
+        write(built(recipe, "preferences", seed=seed), tmp_path / name)
         return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
     first = files("a", 1)
@@ -97,7 +97,7 @@ def test_written_folder_is_a_data_set_for_datasets(built: Build, jsonl: Write, t
 
     for test_rows in (0, 10):
         folder = tmp_path / f"out{test_rows}"
-        write(built(jsonl(PAIRS), "sft", test_rows=test_rows), folder)
+        write(built(jsonl(PAIRS), "demonstrations", test_rows=test_rows), folder)
         loaded = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
         assert {name: len(split) for name, split in loaded.items()} == (
             {"train": 30, "test": 10} if test_rows else {"train": 40}
@@ -106,14 +106,14 @@ def test_written_folder_is_a_data_set_for_datasets(built: Build, jsonl: Write, t
 
 
 def test_test_set_has_the_size_asked_for_and_no_row_of_the_training_set(built: Build, jsonl: Write) -> None:
-    data = built(jsonl(PAIRS), "sft", test_rows=7)
+    data = built(jsonl(PAIRS), "demonstrations", test_rows=7)
     train, test = set(column(data, "text")), set(column(data, "text", "test"))
     assert (len(train), len(test), len(train & test)) == (33, 7, 0)
 
 
 def test_membership_of_the_test_set_does_not_depend_on_seed_order_or_template(built: Build, jsonl: Write) -> None:
     def test_rows(rows: list[Any], **options: Any) -> set[str]:
-        data = built(jsonl(rows), "sft", test_rows=7, **options)
+        data = built(jsonl(rows), "demonstrations", test_rows=7, **options)
         return {text.split("<assistant>")[1].split("<")[0] for text in column(data, "text", "test")}
 
     first = test_rows(PAIRS)
@@ -128,7 +128,7 @@ def prompts(data: BuiltDataset, table: str = "train") -> set[str]:
 
 def test_no_prompt_is_on_both_sides_of_the_split(built: Build, jsonl: Write) -> None:
     pairs = [{"prompt": f"p{i % 30}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(120)]
-    data = built(jsonl(pairs), "preference", test_rows=20)
+    data = built(jsonl(pairs), "preferences", test_rows=20)
     assert (data.train.num_rows, data.test.num_rows) == (100, 20)  # five prompts of four pairs each
     assert not prompts(data) & prompts(data, "test")
 
@@ -139,7 +139,9 @@ def test_prompts_are_told_apart_across_sources_and_formats(built: Build, jsonl: 
         {"messages": [{"role": "user", "content": f" p{i}\n"}, {"role": "assistant", "content": f"b{i}"}]}
         for i in range(20)
     ]
-    data = built({"sources": [str(jsonl(texts, "a.jsonl")), str(jsonl(chats, "b.jsonl"))]}, "sft", test_rows=8)
+    data = built(
+        {"sources": [str(jsonl(texts, "a.jsonl")), str(jsonl(chats, "b.jsonl"))]}, "demonstrations", test_rows=8
+    )
     answers = {
         table: {text.split("<assistant>")[1][1:] for text in column(data, "text", table)} for table in ("train", "test")
     }
@@ -152,7 +154,7 @@ def test_a_conversation_is_held_out_by_all_that_precedes_its_last_answer(built: 
         turns = [("user", "hi"), ("assistant", "yes?"), ("user", f"q{number}"), ("assistant", end)]
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
-    data = built(jsonl([chat(i, end) for i in range(10) for end in ("a", "b")]), "sft", test_rows=6)
+    data = built(jsonl([chat(i, end) for i in range(10) for end in ("a", "b")]), "demonstrations", test_rows=6)
     questions = {
         table: {text.split("<user>")[2].split("<")[0] for text in column(data, "text", table)}
         for table in ("train", "test")
@@ -165,7 +167,7 @@ def test_the_size_of_the_test_set_is_as_near_to_what_was_asked_as_whole_prompts_
     built: Build, jsonl: Write
 ) -> None:
     rows = [{"prompt": f"p{i}", "completion": f"{i}.{j}"} for i in range(10) for j in range(4)]
-    assert [built(jsonl(rows), "sft", test_rows=count).test.num_rows for count in (6, 7, 9, 10, 12)] == [
+    assert [built(jsonl(rows), "demonstrations", test_rows=count).test.num_rows for count in (6, 7, 9, 10, 12)] == [
         8,
         8,
         8,
@@ -175,17 +177,17 @@ def test_the_size_of_the_test_set_is_as_near_to_what_was_asked_as_whole_prompts_
     common = [
         {"prompt": "hello", "completion": str(i)} for i in range(500)
     ]  # larger than any test set that is asked for
-    data = built(jsonl([*common, *rows]), "sft", test_rows=8)
+    data = built(jsonl([*common, *rows]), "demonstrations", test_rows=8)
     assert data.test.num_rows == 8
     assert not any("hello" in text for text in column(data, "text", "test"))
     with pytest.raises(
         DataError, match=r"test_rows: 8 of 500 usable rows .* of 1 different prompts .* none to hold out"
     ):
-        built(jsonl(common), "sft", test_rows=8)
+        built(jsonl(common), "demonstrations", test_rows=8)
 
 
 def test_copies_of_a_row_never_land_on_both_sides(built: Build, jsonl: Write) -> None:
-    data = built(jsonl(PAIRS * 3), "sft", test_rows=7)
+    data = built(jsonl(PAIRS * 3), "demonstrations", test_rows=7)
     train, test = Counter(column(data, "text")), Counter(column(data, "text", "test"))
     assert not train & test
     assert set(test.values()) == {1}
@@ -198,14 +200,16 @@ def test_rows_of_one_conversation_stay_on_one_side(built: Build, jsonl: Write) -
         turns = [("user", "a"), ("assistant", f"<think>{name}</think>b"), ("user", "c"), ("assistant", f"d{name}")]
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
-    data = built(jsonl([chat(f"n{i}") for i in range(10)]), "sft", chat_template=FORGETS_THOUGHTS, test_rows=3)
+    data = built(
+        jsonl([chat(f"n{i}") for i in range(10)]), "demonstrations", chat_template=FORGETS_THOUGHTS, test_rows=3
+    )
     assert data.statistics["rows"] == {"read": 10, "split": 10, "kept": 20, "train": 16, "test": 4, "unused": 0}
     assert not set(column(data, "source")) & set(column(data, "source", "test"))
 
 
 def test_holding_out_everything_is_refused(built: Build, jsonl: Write) -> None:
     with pytest.raises(DataError, match="test_rows: 40 of 40 usable rows"):
-        built(jsonl(PAIRS), "sft", test_rows=40)
+        built(jsonl(PAIRS), "demonstrations", test_rows=40)
 
 
 LONG = [{"prompt": "p" * 10, "completion": "c" * 4}, {"prompt": "p" * 3, "completion": "c" * 20}, *PAIRS[:2]]
@@ -213,14 +217,14 @@ LONG = [{"prompt": "p" * 10, "completion": "c" * 4}, {"prompt": "p" * 3, "comple
 
 
 def test_overlong_rows_are_dropped_and_counted(built: Build, jsonl: Write) -> None:
-    data = built(jsonl(LONG), "sft", max_length=16)
+    data = built(jsonl(LONG), "demonstrations", max_length=16)
     assert data.statistics["rows"]["kept"] == 2
     assert data.statistics["dropped"] == {"too_long": 2}
-    assert built(jsonl(LONG), "sft", max_prompt_length=10).statistics["dropped"] == {"prompt_too_long": 1}
+    assert built(jsonl(LONG), "demonstrations", max_prompt_length=10).statistics["dropped"] == {"prompt_too_long": 1}
 
 
 def test_overlong_prompts_are_cut_from_the_left_and_completions_from_the_right(built: Build, jsonl: Write) -> None:
-    data = built(jsonl(LONG), "sft", max_length=16, overlong="truncate", shuffle=False)
+    data = built(jsonl(LONG), "demonstrations", max_length=16, overlong="truncate", shuffle=False)
     texts = column(data, "text")
     assert texts[0] == "p" * 10 + "<assistant>cccc<eos>"  # one token over: <user> falls
     assert texts[1] == "<user>ppp<assistant>" + "c" * 11
@@ -233,7 +237,7 @@ def test_pairs_share_the_cut_prompt_and_are_dropped_if_truncation_makes_them_equ
         {"prompt": "p", "chosen": "same start A", "rejected": "same start B"},
         {"prompt": "p", "chosen": "A differs early", "rejected": "B"},
     ]
-    data = built(jsonl(rows), "preference", max_length=8, overlong="truncate")
+    data = built(jsonl(rows), "preferences", max_length=8, overlong="truncate")
     assert data.statistics["dropped"] == {"identical_after_truncation": 1}
     assert (column(data, "chosen"), column(data, "rejected")) == (["A dif"], ["B"])
     assert column(data, "rejected_ids") == [[ord("B"), 257]]
@@ -248,16 +252,16 @@ def test_long_prompts_lose_their_beginning(built: Build, jsonl: Write) -> None:
 
 def test_pairs_without_a_difference_and_answers_without_text_are_dropped(built: Build, jsonl: Write) -> None:
     rows = [("a", "a"), ("a", " \n"), ("", "b"), ("a", "b")]
-    data = built(jsonl([{"prompt": "p", "chosen": c, "rejected": r} for c, r in rows]), "preference")
+    data = built(jsonl([{"prompt": "p", "chosen": c, "rejected": r} for c, r in rows]), "preferences")
     assert data.statistics["dropped"] == {"empty_completion": 2, "identical_pair": 1}
-    sft = built(jsonl([{"prompt": "p", "completion": c} for c in ("", "a")]), "sft")
+    sft = built(jsonl([{"prompt": "p", "completion": c} for c in ("", "a")]), "demonstrations")
     assert sft.statistics["dropped"] == {"empty_completion": 1}
 
 
 def test_malformed_rows_are_refused_by_file_line_and_reason(built: Build, jsonl: Write) -> None:
     path = jsonl([PAIRS[0], "{broken\n", {"prompt": None, "completion": "x"}, {"prompt": "x"}])
     with pytest.raises(DataError) as caught:
-        built(path, "sft")
+        built(path, "demonstrations")
     assert str(caught.value).splitlines() == [
         "3 of 4 rows are malformed (max_bad_rows allows 0.0%):",
         "  train.jsonl:2: is not valid JSON: Expecting property name enclosed in double quotes at column 2",
@@ -269,16 +273,16 @@ def test_malformed_rows_are_refused_by_file_line_and_reason(built: Build, jsonl:
 def test_only_the_first_few_malformed_rows_are_listed(built: Build, jsonl: Write) -> None:
     path = jsonl([*PAIRS, *(["{\n"] * 30)])
     with pytest.raises(DataError, match="at least 5 rows are malformed"):
-        built(path, "sft")
+        built(path, "demonstrations")
     with pytest.raises(DataError, match=r"30 of 70 rows are malformed \(max_bad_rows allows 10.0%\)[^…]*… and 25 more"):
-        built(path, "sft", max_bad_rows=0.1)
+        built(path, "demonstrations", max_bad_rows=0.1)
 
 
 def test_malformed_rows_up_to_the_allowed_share_are_skipped_and_counted(built: Build, jsonl: Write) -> None:
     path = jsonl([*PAIRS[:9], "{\n"])
-    assert built(path, "sft", max_bad_rows=0.1).statistics["dropped"] == {"malformed": 1}
+    assert built(path, "demonstrations", max_bad_rows=0.1).statistics["dropped"] == {"malformed": 1}
     with pytest.raises(DataError, match="1 of 10 rows is malformed"):
-        built(path, "sft", max_bad_rows=0.09)
+        built(path, "demonstrations", max_bad_rows=0.09)
 
 
 def test_conversation_that_the_template_refuses_is_a_malformed_row(built: Build, jsonl: Write) -> None:
@@ -290,7 +294,7 @@ def test_conversation_that_the_template_refuses_is_a_malformed_row(built: Build,
 def test_bytes_that_are_no_utf8_in_csv_are_named(built: Build, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"prompt,completion\na,\xff\n")
     with pytest.raises(DataError, match=r"a.csv:2: `completion` is not valid Unicode"):
-        built(tmp_path / "a.csv", "sft")
+        built(tmp_path / "a.csv", "demonstrations")
 
 
 def test_parquet_with_a_column_of_the_wrong_type_is_named(built: Build, tmp_path: Path) -> None:
@@ -298,18 +302,18 @@ def test_parquet_with_a_column_of_the_wrong_type_is_named(built: Build, tmp_path
 
     pq.write_table(pa.table({"prompt": [1, 2], "completion": ["a", "b"]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet:1: `prompt` is the number 1"):
-        built(tmp_path / "a.parquet", "sft")
+        built(tmp_path / "a.parquet", "demonstrations")
 
 
 def test_unknown_columns_name_the_first_row(built: Build, jsonl: Write) -> None:
-    with pytest.raises(DataError, match=r"train.jsonl:1: cannot read SFT rows .* the first row has q, a"):
-        built(jsonl([{"q": "a", "a": "b"}]), "sft")
+    with pytest.raises(DataError, match=r"train.jsonl:1: cannot read demonstrations .* the first row has q, a"):
+        built(jsonl([{"q": "a", "a": "b"}]), "demonstrations")
 
 
-def test_format_that_cannot_serve_the_purpose_is_refused(built: Build, jsonl: Write) -> None:
+def test_format_that_cannot_serve_the_kind_is_refused(built: Build, jsonl: Write) -> None:
     source = {"path": str(jsonl([{"text": "a"}])), "format": "text"}
     with pytest.raises(UserError, match=r"train.jsonl: format 'text' cannot give preference pairs"):
-        built({"sources": [source]}, "preference")
+        built({"sources": [source]}, "preferences")
 
 
 def test_messages_without_any_template_are_refused(built: Build, jsonl: Write, plain_tokenizer: Any) -> None:
@@ -320,7 +324,7 @@ def test_messages_without_any_template_are_refused(built: Build, jsonl: Write, p
 
 def test_nothing_left_says_how_many_were_read_and_why_they_fell(built: Build, jsonl: Write) -> None:
     with pytest.raises(DataError) as caught:
-        built(jsonl([*PAIRS[:3], {"prompt": "p", "completion": ""}]), "sft", max_length=5)
+        built(jsonl([*PAIRS[:3], {"prompt": "p", "completion": ""}]), "demonstrations", max_length=5)
     assert str(caught.value) == (
         "no rows left of 4 rows read from train.jsonl: 1 have an answer without text (empty_completion); "
         "3 are longer than max_length (too_long)"
@@ -329,18 +333,18 @@ def test_nothing_left_says_how_many_were_read_and_why_they_fell(built: Build, js
 
 def test_empty_file_has_no_rows_left(built: Build, jsonl: Write) -> None:
     with pytest.raises(DataError, match=r"no rows left of 0 rows read from train.jsonl"):
-        built(jsonl([]), "sft")
+        built(jsonl([]), "demonstrations")
 
 
 def test_source_of_a_mixture_that_has_nothing_left_is_refused(built: Build, jsonl: Write) -> None:
     sources = [{"task": "max", "weight": 1}, {"path": str(jsonl([])), "weight": 1}]
     with pytest.raises(DataError, match=r"no rows left of 0 rows read from train.jsonl"):
-        built({"sources": sources}, "sft")
+        built({"sources": sources}, "demonstrations")
 
 
 def test_statistics_add_up(built: Build, jsonl: Write) -> None:
     sources = [{"path": str(jsonl([*PAIRS, {"prompt": "p", "completion": ""}]))}, {"task": "first", "rows": 10}]
-    data = built({"sources": sources, "test_rows": 5}, "sft")
+    data = built({"sources": sources, "test_rows": 5}, "demonstrations")
     statistics = data.statistics
     assert statistics["rows"] == {"read": 51, "split": 0, "kept": 50, "train": 45, "test": 5, "unused": 0}
     assert [source["name"] for source in statistics["sources"]] == ["train.jsonl", "task:first/train"]
@@ -356,13 +360,15 @@ def test_statistics_add_up(built: Build, jsonl: Write) -> None:
 
 def test_rows_that_vanish_are_said_with_the_reason(built: Build, jsonl: Write) -> None:
     long = [{"prompt": f"l{i}", "completion": "c" * 50} for i in range(6)]
-    data = built(jsonl([*PAIRS, *long, {"prompt": "e", "completion": " "}]), "sft", max_length=20, test_rows=5)
+    data = built(
+        jsonl([*PAIRS, *long, {"prompt": "e", "completion": " "}]), "demonstrations", max_length=20, test_rows=5
+    )
     assert account(data.statistics) == "35 of 47: 1 empty_completion, 6 too_long, 5 test"
     assert losses(data.statistics, "first_exhausted") == [
         "train.jsonl: 7 of 47 rows (15%) are left out: 1 have an answer without text (empty_completion); 6 are longer than "
         "max_length (too_long)"
     ]
-    few = built(jsonl([*PAIRS, *PAIRS, {"prompt": "e", "completion": " "}]), "sft")
+    few = built(jsonl([*PAIRS, *PAIRS, {"prompt": "e", "completion": " "}]), "demonstrations")
     assert account(few.statistics) == "80 of 81: 1 empty_completion"
     assert losses(few.statistics, "first_exhausted") == []
 
@@ -372,23 +378,21 @@ CUT = {"overlong": "truncate"}
 
 def test_rows_that_are_shortened_are_said_too(built: Build, jsonl: Write) -> None:
     long = [{"prompt": "p", "completion": "c" * 50}, {"prompt": "p" * 50, "completion": "c"}]
-    data = built(jsonl([*PAIRS[:8], *long]), "sft", max_length=20, overlong="truncate")
+    data = built(jsonl([*PAIRS[:8], *long]), "demonstrations", max_length=20, overlong="truncate")
     assert (data.statistics["shortened"], data.statistics["sources"][0]["shortened"]) == (2, 2)
     assert account(data.statistics) == "10 of 10: 2 shortened"
     (said,) = losses(data.statistics, "first_exhausted")
     assert said.startswith("train.jsonl: 2 of 10 rows (20%) are shortened to max_length or max_prompt_length")
     pairs = [{"prompt": "p" * 9, "chosen": "yes", "rejected": "no"}, {"prompt": "p", "chosen": "y", "rejected": "n"}]
-    for purpose in ("preference", "prompts"):
-        cut = built(
-            jsonl([*pairs, {"prompt": "q", "chosen": " ", "rejected": "n"}]), purpose, max_prompt_length=6, **CUT
-        )
+    for kind in ("preferences", "prompts"):
+        cut = built(jsonl([*pairs, {"prompt": "q", "chosen": " ", "rejected": "n"}]), kind, max_prompt_length=6, **CUT)
         assert cut.statistics["shortened"] == 1
-    assert built(jsonl(PAIRS), "sft", **CUT).statistics["shortened"] == 0
+    assert built(jsonl(PAIRS), "demonstrations", **CUT).statistics["shortened"] == 0
 
 
 def test_a_source_that_a_mixture_cuts_is_said(built: Build) -> None:
     sources = [{"task": "max", "rows": 20, "weight": 1}, {"task": "sort", "rows": 200, "weight": 1}]
-    data = built({"sources": sources}, "sft")
+    data = built({"sources": sources}, "demonstrations")
     cut = data.statistics["sources"][1]["unused"]
     assert cut > 100
     assert account(data.statistics) == f"{220 - cut} of 220: {cut} not drawn"
@@ -396,13 +400,13 @@ def test_a_source_that_a_mixture_cuts_is_said(built: Build) -> None:
     assert said.startswith(
         f"task:sort/train: {cut} of 200 rows ({cut / 200:.0%}) are never drawn, as `mixing: first_exh"
     )
-    repeated = built({"sources": sources, "mixing": "all_exhausted"}, "sft")
+    repeated = built({"sources": sources, "mixing": "all_exhausted"}, "demonstrations")
     assert losses(repeated.statistics, "all_exhausted") == []
 
 
 def test_length_statistics_by_hand(built: Build, jsonl: Write) -> None:
     # Completions of 1 to 20 bytes and EOS: 2 to 21 tokens. Nearest rank: p50 is number 10, p95 number 19.
-    data = built(jsonl([{"prompt": "p", "completion": "c" * n} for n in range(1, 21)]), "sft")
+    data = built(jsonl([{"prompt": "p", "completion": "c" * n} for n in range(1, 21)]), "demonstrations")
     assert data.statistics["tokens"]["completion"] == {"min": 2, "mean": 11.5, "p50": 11, "p95": 20, "max": 21}
     assert data.statistics["tokens"]["prompt"] == {"min": 3, "mean": 3.0, "p50": 3, "p95": 3, "max": 3}
 
@@ -410,11 +414,13 @@ def test_length_statistics_by_hand(built: Build, jsonl: Write) -> None:
 def test_progress_counts_up_to_the_end(tokenizer: Any) -> None:
     config = DataConfig.model_validate({"task": "max", "rows": 450})
     seen: list[tuple[int, int | None]] = []
-    build(config, [pin(config.sources[0])], tokenizer, "sft", 0, lambda done, total: seen.append((done, total)))
+    build(
+        config, [pin(config.sources[0])], tokenizer, "demonstrations", 0, lambda done, total: seen.append((done, total))
+    )
     assert seen == [(200, 450), (400, 450), (450, 450)]
 
 
 def test_more_rows_than_a_block_keep_their_order(built: Build, jsonl: Write) -> None:
     rows = [{"text": str(number)} for number in range(2500)]
-    data = built(jsonl(rows), "sft", shuffle=False)
+    data = built(jsonl(rows), "demonstrations", shuffle=False)
     assert column(data, "text") == [f"{number}<eos>" for number in range(2500)]

@@ -18,7 +18,7 @@ Build = Callable[..., BuiltDataset]
 
 def test_gsm8k_becomes_sft_rows_by_naming_its_columns(built: Build) -> None:
     source = {"path": str(DATA / "gsm8k"), "columns": {"prompt": "question", "completion": "answer"}, "rows": 1000}
-    data = built({"sources": [source], "test_rows": 50, "max_length": 2048}, "sft")
+    data = built({"sources": [source], "test_rows": 50, "max_length": 2048}, "demonstrations")
     assert data.statistics["rows"] == {"read": 1000, "split": 0, "kept": 1000, "train": 950, "test": 50, "unused": 0}
     row = data.train.to_pylist()[0]
     assert row["text"].startswith("<user>")
@@ -28,7 +28,7 @@ def test_gsm8k_becomes_sft_rows_by_naming_its_columns(built: Build) -> None:
 
 
 def test_hh_pairs_are_recognised_and_share_their_dialogue(built: Build) -> None:
-    data = built(DATA / "hh-rlhf-harmless" / "test.jsonl", "preference", max_length=4096)
+    data = built(DATA / "hh-rlhf-harmless" / "test.jsonl", "preferences", max_length=4096)
     rows: list[dict[str, Any]] = data.train.to_pylist()
     assert len(rows) + data.statistics["dropped"].get("empty_completion", 0) == 200
     for row in rows:
@@ -39,7 +39,7 @@ def test_hh_pairs_are_recognised_and_share_their_dialogue(built: Build) -> None:
 
 
 def test_hh_folder_needs_no_allowance_for_bad_rows(built: Build) -> None:
-    data = built(DATA / "hh-rlhf-harmless", "preference", max_length=512, overlong="truncate")
+    data = built(DATA / "hh-rlhf-harmless", "preferences", max_length=512, overlong="truncate")
     assert data.statistics["rows"]["read"] == 1800
     assert set(data.statistics["dropped"]) <= {"empty_completion", "identical_after_truncation"}
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from alignment_core.data import reasoning_gym, sources
+from alignment_core.data import kinds, reasoning_gym, sources
 from alignment_core.data.build import build
 from alignment_core.data.pin import pin
 from alignment_core.errors import DataError, UserError
@@ -52,14 +52,14 @@ def test_rows_follow_from_the_seed_and_a_shorter_call_has_the_first() -> None:
 def test_a_data_set_is_made_of_it() -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     pinned = pin(DataSource(reasoning_gym="leg_counting", rows=3))
-    found = [row for row in sources.read(pinned, 0, 7, "prompts") if isinstance(row, sources.Row)]
+    found = [row for row in sources.read(pinned, 0, 7, kinds.load("prompts")) if isinstance(row, sources.Row)]
     assert [row.where for row in found] == [f"reasoning_gym:leg_counting/train:{number}" for number in (1, 2, 3)]
     config = DataConfig(sources=(pinned.source,), shuffle=False)
     table = build(config, [pinned], byte_tokenizer(), "prompts", 7).train.to_pylist()
     assert [row["label"] for row in table] == [row.values["label"] for row in found]
     assert pinned.content()["reasoning_gym"] == ["leg_counting", reasoning_gym.version()]
     with pytest.raises(UserError, match="makes prompts alone"):
-        list(sources.read(pinned, 0, 7, "sft"))
+        list(sources.read(pinned, 0, 7, kinds.load("demonstrations")))
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "arc_agi", "countdown"])

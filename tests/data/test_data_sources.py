@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data import sources
+from alignment_core.data import kinds, sources
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.sources import BadRow, Row
 from alignment_core.errors import DataError, UserError
@@ -22,7 +22,7 @@ ROWS = [{"prompt": "a", "completion": "1"}, {"prompt": "b", "completion": "2"}]
 
 
 def read(path: Path, **fields: Any) -> list[Row | BadRow]:
-    return list(sources.read(pin(DataSource(path=str(path), **fields)), 0, 0, "sft"))
+    return list(sources.read(pin(DataSource(path=str(path), **fields)), 0, 0, kinds.load("demonstrations")))
 
 
 def refused(path: Path) -> list[str]:
@@ -180,7 +180,7 @@ def test_file_that_changes_after_pinning_is_refused(tmp_path: Path) -> None:
     pinned = pin(DataSource(path=str(write(tmp_path / "a.jsonl", ROWS))))
     write(tmp_path / "a.jsonl", ROWS[::-1])  # as long as before
     with pytest.raises(DataError, match="has changed since this run started"):
-        list(sources.read(pinned, 0, 0, "sft"))
+        list(sources.read(pinned, 0, 0, kinds.load("demonstrations")))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_hub_name_is_pinned_and_read_from_the_local_cache_when_offline(offline_h
     pinned = pin(DataSource(path="org/name"))
     assert pinned.hub_commit == offline_hub
     assert pinned.content()["hub"] == f"org/name@{offline_hub}"
-    rows = list(sources.read(pinned, 0, 0, "sft"))
+    rows = list(sources.read(pinned, 0, 0, kinds.load("demonstrations")))
     assert [(row.where, row.values) for row in rows if isinstance(row, Row)] == [
         ("org/name:1", ROWS[0]),
         ("org/name:2", ROWS[1]),
@@ -250,7 +250,7 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
 
 def test_split_that_a_hub_data_set_lacks_gets_a_sentence(offline_hub: str) -> None:
     with pytest.raises(UserError, match="cannot load split 'dev'"):
-        list(sources.read(pin(DataSource(path="org/name", split="dev")), 0, 0, "sft"))
+        list(sources.read(pin(DataSource(path="org/name", split="dev")), 0, 0, kinds.load("demonstrations")))
 
 
 def test_commit_needs_no_question_to_the_hub() -> None:
@@ -261,8 +261,9 @@ def test_commit_needs_no_question_to_the_hub() -> None:
 
 def test_flow_process_stays_light() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'}"
-    modules = ("pin", "tasks", "sources", "formats", "template", "filters", "mixing", "tables", "statistics", "build")
+    modules = ("pin", "tasks", "sources", "formats", "template", "limits", "mixing", "tables", "statistics", "build")
     imports = "; ".join(f"import alignment_core.data.{module}" for module in modules)
+    imports += "; from alignment_core.data import kinds; kinds.formats()"
     code = f"import sys; {imports}; import alignment_core.models.tokenizer; sys.exit(str({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "set()"

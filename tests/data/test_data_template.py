@@ -9,7 +9,9 @@ from chat_templates import FORGETS_THOUGHTS, NEWLINE_AFTER_EOS, NO_EOS, REFUSES_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignment_core.data.formats import PreferenceExample, PromptExample, SftExample
+from alignment_core.data.kinds.demonstrations import Demonstration
+from alignment_core.data.kinds.preferences import Preference
+from alignment_core.data.kinds.texts import Text
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
 from alignment_core.models.tokenizer import byte_tokenizer
@@ -40,32 +42,32 @@ def targets(tokenizer: Any, text: Any) -> str:
 
 
 def test_prompt_and_completion_become_a_user_and_an_assistant_turn(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer).sft(SftExample("hi", "yo"))
+    (text,) = Demonstration("hi", "yo").render(Renderer(tokenizer))
     assert text.text == "<user>hi<assistant>yo<eos>"
     assert text.input_ids == [258, *b"hi", 259, *b"yo", 257]
     assert text.loss_mask == [0, 0, 0, 0, 1, 1, 1]
 
 
 def test_every_assistant_turn_of_a_conversation_is_a_target_and_nothing_else_is(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer).sft(SftExample([], TWO_TURNS))
+    (text,) = Demonstration([], TWO_TURNS).render(Renderer(tokenizer))
     assert targets(tokenizer, text) == "<think>x</think>b<eos>|<think>y</think>d<eos>"
 
 
 def test_a_newline_that_the_template_puts_behind_eos_is_no_target(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer, NEWLINE_AFTER_EOS).sft(SftExample([], TWO_TURNS))
+    (text,) = Demonstration([], TWO_TURNS).render(Renderer(tokenizer, NEWLINE_AFTER_EOS))
     assert targets(tokenizer, text) == "<think>x</think>b<eos>|<think>y</think>d<eos>"
     assert text.text.count("<eos>\n<user>") == 1  # between the turns it stays: history looks so at inference
     assert text.input_ids[-1] == tokenizer.eos_token_id
 
 
 def test_eos_is_added_as_a_target_where_the_template_leaves_it_out(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer, NO_EOS).sft(SftExample("hi", "yo"))
+    (text,) = Demonstration("hi", "yo").render(Renderer(tokenizer, NO_EOS))
     assert text.text == "user: hi\nassistant: yo\n<eos>"
     assert targets(tokenizer, text) == "yo\n<eos>"
 
 
 def test_template_that_rewrites_history_gives_one_row_per_turn_as_inference_saw_it(tokenizer: Any) -> None:
-    first, second = Renderer(tokenizer, FORGETS_THOUGHTS).sft(SftExample([], TWO_TURNS))
+    first, second = Demonstration([], TWO_TURNS).render(Renderer(tokenizer, FORGETS_THOUGHTS))
     assert first.text == "<user>a<assistant><think>x</think>b<eos>"
     assert second.text == "<user>a<assistant>b<eos><user>c<assistant><think>y</think>d<eos>"
     assert targets(tokenizer, second) == "<think>y</think>d<eos>"
@@ -73,37 +75,37 @@ def test_template_that_rewrites_history_gives_one_row_per_turn_as_inference_saw_
 
 def test_template_that_rewrites_history_keeps_one_row_where_there_was_nothing_to_rewrite(tokenizer: Any) -> None:
     chat = [message(m["role"], m["content"].split(">")[-1]) for m in TWO_TURNS]
-    (text,) = Renderer(tokenizer, FORGETS_THOUGHTS).sft(SftExample([], chat))
+    (text,) = Demonstration([], chat).render(Renderer(tokenizer, FORGETS_THOUGHTS))
     assert targets(tokenizer, text) == "b<eos>|d<eos>"
 
 
 def test_assistant_turns_inside_a_prompt_are_no_targets(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer).sft(SftExample(TWO_TURNS[:3], TWO_TURNS[3:]))
+    (text,) = Demonstration(TWO_TURNS[:3], TWO_TURNS[3:]).render(Renderer(tokenizer))
     assert targets(tokenizer, text) == "<think>y</think>d<eos>"
 
 
 def test_plain_text_is_a_target_as_a_whole_and_ends_with_eos(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer).sft(SftExample(None, "once"))
+    text = Text("once").render(Renderer(tokenizer))
     assert (text.input_ids, text.loss_mask) == ([*b"once", 257], [1] * 5)
 
 
 def test_eos_that_is_there_already_is_not_doubled(tokenizer: Any) -> None:
-    (text,) = Renderer(tokenizer).sft(SftExample(None, "once<eos>"))
+    text = Text("once<eos>").render(Renderer(tokenizer))
     assert text.input_ids == [*b"once", 257]
 
 
 def test_strings_without_a_template_are_joined_as_they_are(plain_tokenizer: Any) -> None:
-    (text,) = Renderer(plain_tokenizer).sft(SftExample("1+1=", "2"))
+    (text,) = Demonstration("1+1=", "2").render(Renderer(plain_tokenizer))
     assert (text.text, text.input_ids, text.loss_mask) == ("1+1=2<eos>", [*b"1+1=2", 257], [0, 0, 0, 0, 1, 1])
 
 
 def test_messages_without_a_template_ask_for_chat_template(plain_tokenizer: Any) -> None:
     with pytest.raises(UserError, match="set `chat_template`"):
-        Renderer(plain_tokenizer).sft(SftExample([], TWO_TURNS))
+        Demonstration([], TWO_TURNS).render(Renderer(plain_tokenizer))
 
 
 def test_template_of_the_data_set_goes_before_the_tokenizers_own(plain_tokenizer: Any) -> None:
-    assert Renderer(plain_tokenizer, NO_EOS).prompt(PromptExample("hi")).prompt == "user: hi\nassistant: "
+    assert Renderer(plain_tokenizer, NO_EOS).prompt("hi")[1] == "user: hi\nassistant: "
 
 
 def test_template_with_a_syntax_error_is_refused_with_its_line(tokenizer: Any) -> None:
@@ -113,31 +115,31 @@ def test_template_with_a_syntax_error_is_refused_with_its_line(tokenizer: Any) -
 
 def test_conversation_that_the_template_refuses_is_refused_with_its_words(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="no system messages here"):
-        Renderer(tokenizer, REFUSES_SYSTEM).prompt(PromptExample([message("system", "s"), message("user", "u")]))
+        Renderer(tokenizer, REFUSES_SYSTEM).prompt([message("system", "s"), message("user", "u")])
 
 
 def test_template_that_prompts_otherwise_than_it_renders_is_refused(tokenizer: Any) -> None:
     thinks_ahead = NO_EOS.replace("assistant: {% endif %}", "assistant: <think>{% endif %}")
     with pytest.raises(ValueError, match="otherwise than it prompts"):
-        Renderer(tokenizer, thinks_ahead).sft(SftExample("hi", "yo"))
+        Demonstration("hi", "yo").render(Renderer(tokenizer, thinks_ahead))
 
 
 @pytest.mark.parametrize("template", [None, NEWLINE_AFTER_EOS, NO_EOS, FORGETS_THOUGHTS])
 def test_prompt_ids_of_training_and_inference_are_the_same(tokenizer: Any, template: str | None) -> None:
     renderer = Renderer(tokenizer, template)
-    asked = renderer.prompt(PromptExample("hi")).prompt_ids
-    (text,) = renderer.sft(SftExample("hi", "yo"))
+    asked, _ = renderer.prompt("hi")
+    (text,) = Demonstration("hi", "yo").render(renderer)
     assert text.input_ids[: text.loss_mask.index(1)] == asked
-    assert renderer.preference(PreferenceExample("hi", "yo", "no")).prompt_ids == asked
+    assert Preference("hi", "yo", "no").render(renderer)["prompt_ids"] == asked
 
 
 @pytest.mark.parametrize("template", [None, NEWLINE_AFTER_EOS, NO_EOS, FORGETS_THOUGHTS])
 def test_both_answers_of_a_pair_end_with_one_eos(tokenizer: Any, template: str | None) -> None:
-    pair = Renderer(tokenizer, template).preference(PreferenceExample("hi", "yo", "no"))
-    for ids in (pair.chosen_ids, pair.rejected_ids):
+    pair = Preference("hi", "yo", "no").render(Renderer(tokenizer, template))
+    for ids in (pair["chosen_ids"], pair["rejected_ids"]):
         assert ids.count(257) == 1
         assert ids[-1] == 257
-    assert pair.chosen.strip() == "yo"
+    assert pair["chosen"].strip() == "yo"
 
 
 def with_bos(template: str | None) -> Any:
@@ -159,9 +161,9 @@ def test_bos_stands_once_at_the_beginning(template: str | None) -> None:
     tokenizer = with_bos(template)
     assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     renderer = Renderer(tokenizer)
-    (text,) = renderer.sft(SftExample("hi", "yo"))
-    pair = renderer.preference(PreferenceExample("hi", "yo", "no"))
-    for ids in (text.input_ids, pair.prompt_ids + pair.chosen_ids):
+    (text,) = Demonstration("hi", "yo").render(renderer)
+    pair = Preference("hi", "yo", "no").render(renderer)
+    for ids in (text.input_ids, pair["prompt_ids"] + pair["chosen_ids"]):
         assert ids.index(tokenizer.bos_token_id) == 0
         assert ids.count(tokenizer.bos_token_id) == 1
 
@@ -181,7 +183,7 @@ PLAIN = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="<"
 def test_ids_decode_to_the_rendered_text_and_targets_to_the_answers(turns: list[tuple[str, str]]) -> None:
     tokenizer = TOKENIZER
     chat = [message(role, text) for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
-    (text,) = Renderer(tokenizer).sft(SftExample([], chat))
+    (text,) = Demonstration([], chat).render(Renderer(tokenizer))
     assert tokenizer.decode(text.input_ids) == text.text == tokenizer.apply_chat_template(chat, tokenize=False)
     trained = [token for token, target in zip(text.input_ids, text.loss_mask, strict=True) if target]
     assert tokenizer.decode(trained) == "".join(f"{answer}<eos>" for _, answer in turns)

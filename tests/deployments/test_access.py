@@ -107,7 +107,7 @@ def test_what_looks_before_a_run_is_told_nothing_of_prefect(tmp_path: Path, monk
     with function_process.FunctionProcess(f"{tmp_path / 'mine.py'}:told", timeout=60) as process:
         assert list(process.answers([["prompt", "completion", "label"]])) == [(0, 0.0)]
     source = PinnedSource(source=DataSource(task="addition"))
-    dataset = DatasetConfig(data=DataConfig(sources=[source.source]), sources=(source,), purpose="prompts")
+    dataset = DatasetConfig(data=DataConfig(sources=[source.source]), sources=(source,), kind="prompts")
     question = rows.Question(label="data", dataset=dataset, tokenizer=rows.TokenizerSource())
     with closing(rows.ask([question])) as answers:
         assert next(answers).label == "data"

@@ -97,15 +97,18 @@ def test_what_changed_is_told_in_words_of_the_recipe():
     }
 
 
-def data_record(label: str, purpose: str, finished_at: str = "2026-01-01T00:00:00+00:00", **more: Any) -> Provenance:
-    parts = {"stage": "dataset", "config": {"purpose": purpose}, "stream": purpose, **more}
+def data_record(label: str, kind: str, finished_at: str = "2026-01-01T00:00:00+00:00", **more: Any) -> Provenance:
+    parts = {"stage": "dataset", "config": {"kind": kind}, "stream": kind, **more}
     return record(parts, label, finished_at)
 
 
 def test_a_first_data_set_of_pairs_is_not_compared_with_demonstrations():
-    first = {"stage": "dataset", "config": {"purpose": "preference"}, "stream": "preference"}
-    assert why_it_runs(first, [data_record("sft/data", "sft")], "dpo/data") == "first run of this stage in this store"
-    pairs = data_record("reward-model/data", "preference", seed=1)
+    first = {"stage": "dataset", "config": {"kind": "preferences"}, "stream": "preferences"}
+    assert (
+        why_it_runs(first, [data_record("sft/data", "demonstrations")], "dpo/data")
+        == "first run of this stage in this store"
+    )
+    pairs = data_record("reward-model/data", "preferences", seed=1)
     assert why_it_runs(first, [pairs], "dpo/data").startswith("changed since reward-model/data")
 
 

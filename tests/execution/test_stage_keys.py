@@ -108,7 +108,7 @@ def dataset_call(path: Path, **options: Any) -> StageCall:
     config = {
         "data": data.model_dump(mode="json"),
         "sources": [pin(source).model_dump(mode="json") for source in data.sources],
-        "purpose": "sft",
+        "kind": "demonstrations",
     }
     return call(stage="dataset", config=config, inputs={"tokenizer": reference("model", "1")})
 

@@ -24,7 +24,7 @@ def training_call(host: Host, steps: int) -> StageCall:
         StageCall(stage="base_model", label="model", config=model_config.model_dump(mode="json"), inputs={})
     )
     data = DataConfig(sources=(DataSource(task="reverse", rows=64),))
-    data_config = DatasetConfig(data=data, sources=(pin(data.sources[0]),), purpose="sft")
+    data_config = DatasetConfig(data=data, sources=(pin(data.sources[0]),), kind="demonstrations")
     rows = host.run(
         StageCall(
             stage="dataset",

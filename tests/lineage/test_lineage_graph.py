@@ -47,7 +47,7 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
         files=(PinnedFile(path="/d/rows.jsonl", sha256="5" * 64, size=9),),
     )
     data = DataConfig(sources=(source.source,), max_length=64)
-    config = DatasetConfig(data=data, sources=(source,), purpose="sft").model_dump(mode="json")
+    config = DatasetConfig(data=data, sources=(source,), kind="demonstrations").model_dump(mode="json")
     publish("data", "dataset", {}, stage="dataset", config=config)
     publish("sft", "model", {"base": "base", "train": "data"}, config={"learning_rate": 1e-5})
     publish("pairs", "dataset", {"policy": "sft"})
@@ -75,7 +75,7 @@ def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
             f"│  └─ train: {short['data']}",
             "│     │    by run/data (dataset), seed 7, 12.3 s",
             f"│     │    config {digest_of(sources)[:12]}, code c0ffee",
-            "│     │    data.max_length 64, purpose sft",
+            "│     │    data.max_length 64, kind demonstrations",
             "│     └─ source: /d/rows.jsonl, sha256 555555555555, rows 128",
             f"├─ reference: {short['sft']}  (shown above)",
             f"└─ train: {short['pairs']}",

@@ -48,7 +48,7 @@ def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(r
     )
     model = stage("base_model", pin_model(ModelConfig(name=str(folder))))
     pinned = tuple(pin(source) for source in data.sources)
-    made = stage("dataset", DatasetConfig(data=data, sources=pinned, purpose="sft"), tokenizer=model)
+    made = stage("dataset", DatasetConfig(data=data, sources=pinned, kind="demonstrations"), tokenizer=model)
 
     tree = Graph.of(store).up(made)
     files, task = tree.sources
@@ -58,10 +58,10 @@ def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(r
     (parent,) = tree.children
     weights = {source.path: source.sha256 for source in parent.sources}
     assert weights[f"{folder}/model.safetensors"] == digest_of_file(folder / "model.safetensors")
-    assert settings_of(tree.made_by[0]) == {"data.max_length": 99, "purpose": "sft"}
+    assert settings_of(tree.made_by[0]) == {"data.max_length": 99, "kind": "demonstrations"}
     text = text_tree(tree)
     assert f"source: {rows}, sha256 {digest_of_file(rows)[:12]}, columns.completion answer" in text
-    assert "data.max_length 99, purpose sft" in text
+    assert "data.max_length 99, kind demonstrations" in text
 
 
 def record(stage: str, config: StageConfig) -> Provenance:
@@ -73,7 +73,7 @@ def record(stage: str, config: StageConfig) -> Provenance:
 
 def test_names_on_the_hub_stand_there_with_their_commits():
     source = PinnedSource(source=DataSource(path="org/rows", split="test"), hub_commit="c" * 40)
-    data = DatasetConfig(data=DataConfig(sources=(source.source,)), sources=(source,), purpose="sft")
+    data = DatasetConfig(data=DataConfig(sources=(source.source,)), sources=(source,), kind="demonstrations")
     (found,) = sources_of(record("dataset", data))
     assert (found.path, found.commit, dict(found.settings)) == ("org/rows", "c" * 40, {"split": "test"})
     model = BaseModelConfig(model=ModelConfig(name="org/model"), commit="d" * 40)
@@ -90,3 +90,10 @@ def test_records_with_fields_that_are_refused_today_keep_their_sources():
     config = {"sources": [{"source": {"task": "reverse", "subset": "main", "revision": "v1"}}]}
     (source,) = sources_of(SimpleNamespace(stage="dataset", config=config))  # type: ignore[arg-type]
     assert source.path == "task:reverse/train"
+
+
+def test_the_purpose_in_a_record_of_an_earlier_version_is_a_kind_of_rows() -> None:
+    data = DataConfig.model_validate({"path": "org/rows", "max_length": 99})
+    dumped = DatasetConfig(data=data, sources=(), kind="preferences").model_dump(mode="json")
+    earlier = {**{name: value for name, value in dumped.items() if name != "kind"}, "purpose": "preference"}
+    assert DatasetConfig.model_validate(earlier).model_dump(mode="json") == dumped

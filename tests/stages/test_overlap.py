@@ -22,13 +22,13 @@ Compare = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
-    def make(name: str, purpose: Any, data: Any) -> Path:
+    def make(name: str, kind: Any, data: Any) -> Path:
         if isinstance(data, list):
             path = tmp_path / f"{name}.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in data))
             data = str(path)
         config = DataConfig.model_validate(data)
-        write(build(config, [pin(one) for one in config.sources], byte_tokenizer(), purpose, 0), tmp_path / name)
+        write(build(config, [pin(one) for one in config.sources], byte_tokenizer(), kind, 0), tmp_path / name)
         return tmp_path / name
 
     return make
@@ -53,9 +53,11 @@ def test_prompts_are_found_in_rows_of_every_form(folder, compare):
     answer = {"role": "assistant", "content": "a"}
     data = {
         "held_out": folder("held_out", "prompts", PROMPTS),
-        "pairs": folder("pairs", "preference", [{"prompt": "p1 ", "chosen": "a", "rejected": "b"}]),
-        "texts": folder("texts", "sft", [{"prompt": "p2", "completion": "a"}, {"prompt": "other", "completion": "a"}]),
-        "chats": folder("chats", "sft", [{"messages": [user("p3"), answer, user("p4"), answer]}]),
+        "pairs": folder("pairs", "preferences", [{"prompt": "p1 ", "chosen": "a", "rejected": "b"}]),
+        "texts": folder(
+            "texts", "demonstrations", [{"prompt": "p2", "completion": "a"}, {"prompt": "other", "completion": "a"}]
+        ),
+        "chats": folder("chats", "demonstrations", [{"messages": [user("p3"), answer, user("p4"), answer]}]),
         "prompts": folder("prompts", "prompts", [{"messages": [user("p1")]}, {"messages": [user("p5"), answer]}]),
     }
     found = compare(**data)
@@ -70,7 +72,7 @@ def test_prompts_are_found_in_rows_of_every_form(folder, compare):
 def test_more_overlap_than_allowed_is_refused_before_anything_is_trained(folder, compare):
     both = {
         "held_out": folder("held_out", "prompts", PROMPTS),
-        "sft/data": folder("data", "sft", [{"prompt": f"p{i}", "completion": "a"} for i in range(2)]),
+        "sft/data": folder("data", "demonstrations", [{"prompt": f"p{i}", "completion": "a"} for i in range(2)]),
     }
     assert compare(0.2, **both)["overlap"] == 2
     with pytest.raises(DataError, match=r"^evaluation\.prompts: 2 of 10 prompts are also trained on \(2 in sft/data\)"):
@@ -78,15 +80,15 @@ def test_more_overlap_than_allowed_is_refused_before_anything_is_trained(folder,
 
 
 def test_no_overlap_says_nothing(folder, compare):
-    train = folder("data", "sft", [{"prompt": "else", "completion": "a"}])
+    train = folder("data", "demonstrations", [{"prompt": "else", "completion": "a"}])
     found = compare(0.0, held_out=folder("held_out", "prompts", PROMPTS), data=train)
     assert found == {"prompts": 10, "overlap": 0, "shared": {}}
 
 
 def test_the_splits_of_the_built_in_tasks_share_no_prompt_and_one_split_does(folder, compare):
-    train = folder("data", "preference", {"task": "mixed", "rows": 800})
+    train = folder("data", "preferences", {"task": "mixed", "rows": 800})
     test = folder("held_out", "prompts", {"task": "mixed", "rows": 200, "split": "test"})
     assert compare(held_out=test, data=train)["overlap"] == 0
     again = folder("again", "prompts", {"task": "first", "rows": 200})
-    drawn = folder("drawn", "sft", {"task": "first", "rows": 8000})
+    drawn = folder("drawn", "demonstrations", {"task": "first", "rows": 8000})
     assert compare(held_out=again, data=drawn)["overlap"] > 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from importlib import import_module
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.base import Config, OneOf
 from alignment_core.recipes.paths import Anything, RowsPath
 
-RowFormat = Literal["auto", "prompt_completion", "messages", "text", "preference", "hh", "prompts"]
+RowFormat = Annotated[str, OneOf(("auto",), lambda: import_module("alignment_core.data.kinds").formats())]
+"""A format that some kind of rows can be read from, or ``auto``."""
 
 
 class DataSource(Config):

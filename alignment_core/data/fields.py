@@ -1,0 +1,164 @@
+"""From the columns of one row to typed values: text, messages, numbers, each refusal with its sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alignment_core.data.messages import Messages
+
+_MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ABSENT = object()
+
+
+def _lookup(values: Any, column: str) -> Any:
+    """The value of a column; ``turns.0`` and ``meta.answer`` reach into lists and objects."""
+    if isinstance(values, Mapping) and column in values:
+        return values[column]
+    for step in column.split("."):
+        if isinstance(values, Mapping) and step in values:
+            values = values[step]
+        elif (
+            isinstance(values, Sequence) and not isinstance(values, str) and step.isdigit() and int(step) < len(values)
+        ):
+            values = values[int(step)]
+        else:
+            return _ABSENT
+    return values
+
+
+class Fields:
+    """Typed access to a row by role; every refusal names the column as the user knows it. What it returns JSON can hold."""
+
+    def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+        self._values, self._keys = values, columns
+
+    def holds(self, role: str) -> bool:
+        """Whether the row has the column, be it null."""
+        return self._get(role) is not _ABSENT
+
+    def has(self, role: str) -> bool:
+        return self._get(role) not in (_ABSENT, None)
+
+    def value(self, role: str) -> Any:
+        """What is there, unchecked; None if nothing is."""
+        value = self._get(role)
+        return None if value is _ABSENT else value
+
+    def name(self, role: str) -> str:
+        """The column of a role."""
+        return self._keys.get(role, role)
+
+    def prompt(self) -> str | Messages:
+        """The role ``prompt``, not empty."""
+        prompt = self.text_or_messages("prompt")
+        if not prompt:
+            raise ValueError("`prompt` is empty")
+        return prompt
+
+    def text(self, role: str) -> str:
+        return _checked_text(self._needed(role), f"`{self.name(role)}`")
+
+    def messages(self, role: str) -> Messages:
+        return _checked_messages(self._needed(role), self.name(role))
+
+    def text_or_messages(self, role: str) -> str | Messages:
+        value, name = self._needed(role), self.name(role)
+        if isinstance(value, str):
+            return _checked_text(value, f"`{name}`")
+        if isinstance(value, list):
+            return _checked_messages(value, name)
+        raise ValueError(f"`{name}` is {kind_of(value)}; text or a list of messages is needed")
+
+    def optional_text(self, role: str) -> str | None:
+        return self.text(role) if self.has(role) else None
+
+    def label(self) -> str | None:
+        value = self._get("label")
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        return self.optional_text("label")
+
+    def truth(self, role: str) -> bool:
+        value = self._needed(role)
+        if not isinstance(value, bool):
+            raise ValueError(f"`{self.name(role)}` is {kind_of(value)}; true or false is needed")
+        return value
+
+    def number(self, role: str) -> float | None:
+        if not self.has(role) or self._get(role) == "":  # CSV has no other way to leave a number out
+            return None
+        value, name = self._get(role), self.name(role)
+        try:
+            number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
+        except (ValueError, OverflowError):
+            number = None
+        if number is None:
+            raise ValueError(f"`{name}` is {kind_of(value)}; a number is needed")
+        if not math.isfinite(number):
+            raise ValueError(f"`{name}` is {number}; a finite number is needed")
+        return number
+
+    def _get(self, role: str) -> Any:
+        return _lookup(self._values, self.name(role))
+
+    def _needed(self, role: str) -> Any:
+        value = self._get(role)
+        if value is _ABSENT:
+            raise ValueError(f"there is no `{self.name(role)}`; the row has {', '.join(self._values) or 'no columns'}")
+        return value
+
+
+def _checked_messages(value: Any, name: str) -> Messages:
+    if not isinstance(value, list):
+        raise ValueError(f"`{name}` is {kind_of(value)}; a list of messages is needed")
+    if not value:
+        raise ValueError(f"`{name}` is an empty list; at least one message is needed")
+    return [_checked_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+
+
+def _checked_message(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"`{name}` is {kind_of(value)}; an object with `role` and `content` is needed")
+    for field in ("role", "content"):
+        if field not in value:
+            raise ValueError(f"`{name}` has no `{field}`; it has {', '.join(map(str, value)) or 'no fields'}")
+        _checked_text(value[field], f"`{name}.{field}`")
+    if value["role"] not in _MESSAGE_ROLES:
+        raise ValueError(f"`{name}.role` is {short(value['role'])}; roles are {', '.join(_MESSAGE_ROLES)}")
+    # Parquet gives every message every field that any message has: a null there means that the field is absent.
+    return {field: item for field, item in value.items() if item is not None}
+
+
+def _checked_text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {kind_of(value)}; text is needed")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is not valid Unicode: {value[error.start]!a} at character {error.start + 1} is half a character"
+        ) from None
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for people."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return f"the number {short(value)}"
+    if isinstance(value, str):
+        return f"the text {short(value)}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+
+
+def short(value: Any) -> str:
+    """A value, cut to what fits into a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,104 @@
+"""Kinds of rows: one module for each, here or in an installed distribution (entry points, group ``alignment.kinds``).
+
+A module's ``KIND`` says everything that is particular to its rows: the columns of the table, the formats that they can be
+read from, how they are rendered and cut, and what a built-in task gives for them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from alignment_core.errors import UserError
+from alignment_core.plugins import Group
+
+if TYPE_CHECKING:
+    from alignment_core.data.fields import Fields
+    from alignment_core.data.limits import Limits
+    from alignment_core.data.tasks import Problem
+
+KINDS = Group("alignment.kinds", "alignment_core.data.kinds", "KIND", "kind of rows")
+
+
+class Example(Protocol):
+    """A dataclass that holds a row as it was read, before any tokenizer saw it; its fields are what JSON can hold."""
+
+    def prompts(self) -> tuple[str, ...]:
+        """Digests (see :func:`alignment_core.data.overlap.digest_of_prompt`) of what it has answers to.
+
+        The last one is what precedes its last answer: rows in which it is the same are held out together.
+        """
+
+    def rows(self, limits: Limits) -> Sequence[dict[str, Any] | str]:
+        """Its rows of the table, by column, or for each the reason why it is dropped. Raises ValueError if it cannot be
+        rendered.
+
+        A row of which something was cut off has :data:`alignment_core.data.limits.SHORTENED` beside its columns.
+        """
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows of a kind look in files."""
+
+    needs: tuple[str, ...]
+    """Columns that it cannot do without, by role."""
+    parse: Callable[[Fields], Example]
+    """Raises ValueError that says what is wrong with a row."""
+    takes: tuple[str, ...] = ()
+    """Columns that it reads where they are there."""
+    fits: Callable[[Fields], bool] = lambda row: True
+    """Whether the first row, which has what it needs, looks like this format; asked where the recipe names none."""
+
+
+class Kind(ABC):
+    """A kind of row."""
+
+    gives: ClassVar[str]
+    """What rows of it are called in messages, such as ``preference pairs``."""
+    columns: ClassVar[Mapping[str, str]]
+    """Columns of the table and the type of each, one of :data:`alignment_core.data.tables.TYPES`; a question mark allows
+    nulls. ``source`` says where a row was read; ``task`` names the built-in task that made it, none for other rows."""
+    formats: ClassVar[Mapping[str, Format]]
+    """Formats that it can be read from, in the order in which ``auto`` tries them."""
+    native: ClassVar[str]
+    """The format whose columns are the fields of an example."""
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """Why a row may be dropped, beside what :data:`alignment_core.data.limits.REASONS` has: ``12 rows …``."""
+    asked: ClassVar[bool] = False
+    """Whether policies answer its rows; the table then has ``prompt``, ``prompt_ids``, ``label`` and ``task``."""
+    stream: ClassVar[str] = ""
+    """The random stream by which its rows are drawn and shuffled; by default its name."""
+
+    @abstractmethod
+    def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, int | None]]:
+        """The sequences that a model makes of a row of the table: the tokens that precede the targets, and the targets; None
+        where a policy is to answer."""
+
+    def of_problem(self, problem: Problem) -> dict[str, Any]:
+        """A row, in the native format, from a problem of a built-in task. Raises UserError if there is none."""
+        raise UserError(f"built-in tasks make no {self.gives}")
+
+
+def load(name: str) -> Kind:
+    """The kind of this name. Raises UserError if there is none."""
+    found: Kind = KINDS.load(name)
+    return found
+
+
+def stream(name: str) -> str:
+    """The random stream of data sets of this kind."""
+    return load(name).stream or name
+
+
+def formats() -> tuple[str, ...]:
+    """The formats that some kind can be read from."""
+    return tuple(dict.fromkeys(format for name in KINDS.names() for format in load(name).formats))
+
+
+def roles() -> tuple[str, ...]:
+    """What a column can be used as; the keys of ``DataSource.columns``."""
+    every = (format for name in KINDS.names() for format in load(name).formats.values())
+    return tuple(dict.fromkeys(role for format in every for role in (*format.needs, *format.takes)))

@@ -1,0 +1,80 @@
+"""Prompts, which a policy is to answer, with the right answer where one is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.data.fields import Fields
+from alignment_core.data.kinds import Format, Kind
+from alignment_core.data.kinds.preferences import formats_by_pair
+from alignment_core.data.limits import Limits
+from alignment_core.data.messages import Messages
+from alignment_core.data.overlap import digest_of_prompt
+from alignment_core.data.tasks import Problem
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, with its label and the built-in task that can verify it."""
+
+    prompt: str | Messages
+    label: str | None = None
+    task: str | None = None
+
+    def prompts(self) -> tuple[str, ...]:
+        return (digest_of_prompt(self.prompt),)
+
+    def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
+        return [self._fit(limits)]
+
+    def _fit(self, limits: Limits) -> dict[str, Any] | str:
+        """At least one token is left for the answer."""
+        ids, text = limits.renderer.prompt(self.prompt)
+        columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task}
+        room = limits.room(len(ids), 1)
+        return room if isinstance(room, str) else limits.cut(columns, "prompt", limits.cut_prompt(ids, room[0]))
+
+
+def _with_label(prompt: str | Messages, row: Fields) -> Prompt:
+    return Prompt(prompt, row.label(), row.optional_text("task"))
+
+
+def _of_messages(row: Fields) -> Prompt:
+    """The conversation without the answer at its end: what a model would be asked to continue."""
+    messages = row.messages("messages")
+    end = len(messages)
+    while end and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    if not end:
+        raise ValueError("`messages` holds only assistant messages; there is no prompt")
+    return _with_label(messages[:end], row)
+
+
+def _of_prompt(row: Fields) -> Prompt:
+    return _with_label(row.prompt(), row)
+
+
+class Prompts(Kind):
+    """Rows that are sampled from, scored and compared."""
+
+    gives = "prompts"
+    columns = {"prompt_ids": "ids", "prompt": "text", "label": "text?", "task": "text?", "source": "text"}
+    formats = {
+        "prompts": Format(("prompt",), _of_prompt, ("label", "task")),
+        "messages": Format(("messages",), _of_messages, ("label", "task")),
+        **formats_by_pair(lambda pair: Prompt(pair.prompt)),
+        "prompt_completion": Format(("prompt", "completion"), _of_prompt, ("label", "task")),
+    }
+    native = "prompts"
+    asked = True
+
+    def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, None]]:
+        return ((len(row["prompt_ids"]), None),)
+
+    def of_problem(self, problem: Problem) -> dict[str, Any]:
+        return {"prompt": problem.prompt, "label": problem.answer, "task": problem.task}
+
+
+KIND = Prompts()

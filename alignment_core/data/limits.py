@@ -1,0 +1,68 @@
+"""Why a rendered example is no row of the table, and where one that is too long is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.data.template import Renderer
+from alignment_core.recipes.sections.data import DataConfig
+
+REASONS = {
+    "malformed": "could not be read as an example",
+    "empty_completion": "have an answer without text",
+    "prompt_too_long": "have a prompt longer than max_prompt_length",
+    "too_long": "are longer than max_length",
+    "duplicate_of_test": "repeat a row of the test split",
+}
+"""Why a row of any kind may be dropped, in words that continue "12 rows …"."""
+
+SHORTENED = "shortened"
+"""Among the columns of a row of which something was cut off; no column of the table."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The length limits of a data set, and the means to cut."""
+
+    config: DataConfig
+    renderer: Renderer
+    bos: int | None
+
+    def room(self, prompt: int, completion: int) -> tuple[int, int] | str:
+        """Tokens that a prompt and what follows it may keep, all where they fit; or the reason why the row is dropped."""
+        if self.config.max_prompt_length and prompt > self.config.max_prompt_length:
+            reason = "prompt_too_long"
+        elif prompt + completion > self.config.max_length:
+            reason = "too_long"
+        else:
+            return prompt, completion
+        if self.config.overlong == "drop":
+            return reason
+        return rooms(prompt, completion, self.config.max_length, self.config.max_prompt_length)
+
+    def cut_prompt(self, ids: Sequence[int], room: int) -> list[int]:
+        """The last ``room`` tokens of a prompt; a beginning-of-sequence token stays, as models lean on it."""
+        if len(ids) <= room:
+            return list(ids)
+        if self.bos is not None and ids[0] == self.bos and room > 1:
+            return [self.bos, *ids[len(ids) - room + 1 :]]
+        return list(ids[len(ids) - room :])
+
+    def cut(self, columns: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
+        """Put shorter ids into ``<name>_ids`` of a row and, as text is a view of ids, their text into ``<name>``."""
+        if len(ids) < len(columns[f"{name}_ids"]):
+            columns |= {f"{name}_ids": ids, name: self.renderer.decode(ids), SHORTENED: True}
+        return columns
+
+
+def rooms(prompt: int, completion: int, max_length: int, max_prompt_length: int | None) -> tuple[int, int]:
+    """Tokens that prompt and completion may keep.
+
+    The prompt first obeys its own limit. What is then still over max_length is taken from the completion's end, but
+    only down to half of max_length; the rest is taken from the prompt. So neither side can crowd out the other.
+    """
+    prompt = min(prompt, max_prompt_length or prompt)
+    completion = min(completion, max(max_length - prompt, max_length // 2))
+    return min(prompt, max_length - completion), completion
