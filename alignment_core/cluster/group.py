@@ -7,9 +7,10 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
@@ -17,6 +18,42 @@ from alignment_core.errors import AlignmentError, DeadlineExceeded, Infrastructu
 PEER_SECONDS = 3.0
 RELAYED = 2
 """Payloads between two groups at a time: one is made while the other is taken."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+R = TypeVar("R")
+P = ParamSpec("P")
+T_contra = TypeVar("T_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Call(Generic[T_contra, R_co]):
+    """A call of a method of an object that lives in an actor; :func:`call` makes one, with the types of that method."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, target: T_contra) -> R_co:
+        """Make the call."""
+        result: R_co = getattr(target, self.method)(*self.arguments, **self.named)
+        return result
+
+    def __str__(self) -> str:
+        """What messages name: where a call only hands another one on, that one."""
+        inner = self.arguments[0] if self.arguments else None
+        return str(inner) if isinstance(inner, Call) else self.method
+
+
+def call(method: Callable[Concatenate[T, P], R], /, *arguments: P.args, **named: P.kwargs) -> Call[T, R]:
+    """``call(Engine.load, model, policy)``: the method of whatever :class:`Engine` an actor holds."""
+    return Call(method.__name__, arguments, named)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class _Cell:
@@ -31,16 +68,14 @@ class _Cell:
         return self.name
 
     def prepare(self, function: str) -> None:
-        module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)()
+        _imported(function)()
 
-    def make(self, factory: str, arguments: dict[str, Any]) -> None:
-        module, _, name = factory.partition(":")
-        self.object = getattr(importlib.import_module(module), name)(**arguments)
+    def make(self, factory: str | Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self.object = (_imported(factory) if isinstance(factory, str) else factory)(**arguments)
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, asked: Call[Any, Any]) -> Any:
         try:
-            return getattr(self.object, method)(*arguments)
+            return asked.of(self.object)
         except Exception:
             if hasattr(self.object, "is_lost") and self.object.is_lost():
                 os._exit(1)  # whoever waits for it shall see that it is dead
@@ -48,7 +83,7 @@ class _Cell:
 
     def take(self, method: str, payload: Any) -> None:
         """Call ``method`` with what another actor made; Ray brings it, over shared memory on one node."""
-        self.call(method, (payload,))
+        self.call(Call(method, (payload,)))
 
     def node(self) -> str:
         import ray
@@ -77,18 +112,18 @@ def _options(place: Place, gpus: Any) -> dict[str, Any]:
     return {"num_cpus": 0, "num_gpus": place.gpu_share, "scheduling_strategy": strategy}
 
 
-def _said(method: str, arguments: tuple[Any, ...]) -> str:
-    """The call as messages name it: ``do`` only hands on the method that its first argument names."""
-    return f"{arguments[0]}" if method == "do" and arguments else method
-
-
 def _is_of_a_collective(error: BaseException | None) -> bool:
     """Whether gloo or NCCL lost a peer: it may be seen before Ray knows that the peer is dead."""
     return type(error).__name__.startswith("Dist") or "gloo/transport" in str(error)
 
 
-class ActorGroup:
-    """``size`` actors of one kind. Every wait has a deadline; a dead actor is an InfrastructureError."""
+class ActorGroup(Generic[T]):
+    """``size`` actors that hold a ``T`` each. Every wait has a deadline; a dead actor is an InfrastructureError.
+
+    Stages do not see it: they are handed a facade with real methods, which knows the deadline
+    (:class:`~alignment_core.training.trainers.Trainers`, :class:`~alignment_core.inference.engines.Engines`,
+    :class:`~alignment_core.rewards.judges.Judges`).
+    """
 
     def __init__(
         self, ray: Any, name: str, places: Sequence[Place], environments: Sequence[dict[str, str]], gpus: Any = None
@@ -107,8 +142,8 @@ class ActorGroup:
         for actor in self.actors:
             actor.prepare.remote(function)
 
-    def make(self, factory: str, arguments: Sequence[dict[str, Any]], timeout: float) -> None:
-        """Give each actor its object: ``factory`` is ``package.module:Class``."""
+    def make(self, factory: str | Callable[..., T], arguments: Sequence[dict[str, Any]], timeout: float) -> None:
+        """Give each actor its object: ``factory`` makes it, or is ``package.module:Class`` where only the actor imports it."""
         self._wait(
             [actor.make.remote(factory, one) for actor, one in zip(self.actors, arguments, strict=True)],
             timeout,
@@ -122,52 +157,57 @@ class ActorGroup:
             return f"file://{directory / uuid.uuid4().hex}"
         return self._wait([self.actors[0].free_address.remote()], timeout, "rendezvous")[0]
 
-    def all(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
-        """Call ``method`` on every actor with the same arguments; results in rank order."""
-        references = [actor.call.remote(method, arguments) for actor in self.actors]
-        return self._wait(references, timeout, _said(method, arguments))
+    def all(self, asked: Call[T, R], timeout: float) -> list[R]:
+        """Make the call on every actor; results in rank order."""
+        return self._wait([actor.call.remote(asked) for actor in self.actors], timeout, str(asked))
 
-    def one(self, index: int, method: str, *arguments: Any, timeout: float) -> Any:
-        """Call ``method`` on one actor."""
-        return self._wait([self.actors[index].call.remote(method, arguments)], timeout, _said(method, arguments))[0]
+    def one(self, index: int, asked: Call[T, R], timeout: float) -> R:
+        """Make the call on one actor."""
+        result: R = self._wait([self.actors[index].call.remote(asked)], timeout, str(asked))[0]
+        return result
 
-    def relay(self, calls: Sequence[tuple[str, tuple[Any, ...]]], to: ActorGroup, receive: str, timeout: float) -> None:
-        """Make each call (method, arguments) on every actor, and hand what rank 0 gave to ``receive`` of every actor of ``to``.
+    def relay(
+        self, calls: Iterable[Call[T, R]], to: ActorGroup[U], receive: Callable[[U, R], object], timeout: float
+    ) -> None:
+        """Make each call on every actor, and hand what rank 0 gave to the method ``receive`` of every actor of ``to``.
 
         Payloads go from actor to actor, never through this process, and at most ``RELAYED`` of them are under way.
         """
         pending: list[tuple[list[Any], list[Any]]] = []
-        for method, arguments in calls:
+        name = receive.__name__
+        for asked in calls:
             if len(pending) == RELAYED:
-                self._arrived(*pending.pop(0), to, receive, timeout)
-            made = [actor.call.remote(method, arguments) for actor in self.actors]
-            pending.append((made[1:], [actor.take.remote(receive, made[0]) for actor in to.actors]))
+                self._arrived(*pending.pop(0), to, name, timeout)
+            made = [actor.call.remote(asked) for actor in self.actors]
+            pending.append((made[1:], [actor.take.remote(name, made[0]) for actor in to.actors]))
         for made, taken in pending:
-            self._arrived(made, taken, to, receive, timeout)
+            self._arrived(made, taken, to, name, timeout)
 
-    def _arrived(self, made: list[Any], taken: list[Any], to: ActorGroup, receive: str, timeout: float) -> None:
+    def _arrived(self, made: list[Any], taken: list[Any], to: ActorGroup[U], receive: str, timeout: float) -> None:
         self._wait(made, timeout, receive)
         to._wait(taken, timeout, receive)
 
-    def spread(
-        self, method: str, jobs: Iterable[tuple[int, tuple[Any, ...]]], timeout: float
-    ) -> Iterator[tuple[int, Any]]:
-        """Call ``method`` once per (job number, arguments), each on the next idle actor; yields results as they come."""
-        waiting = iter(jobs)
-        running: dict[Any, tuple[int, int]] = {}
+    def spread(self, calls: Iterable[tuple[int, Call[T, R]]], timeout: float) -> Iterator[tuple[int, R]]:
+        """Make each numbered call on the next idle actor; yields numbers and results as they come."""
+        waiting = iter(calls)
+        running: dict[Any, tuple[int, int, str]] = {}
         for index in range(self.size):
-            self._send(index, method, waiting, running)
+            self._send(index, waiting, running)
         while running:
-            ready = self._ready(list(running), timeout, method, timeout)
-            number, index = running.pop(ready)
-            result = self._get(ready, method)
-            self._send(index, method, waiting, running)
+            what = next(iter(running.values()))[2]
+            ready = self._ready(list(running), timeout, what, timeout)
+            number, index, what = running.pop(ready)
+            result = self._get(ready, what)
+            self._send(index, waiting, running)
             yield number, result
 
-    def _send(self, index: int, method: str, waiting: Iterator[Any], running: dict[Any, tuple[int, int]]) -> None:
+    def _send(
+        self, index: int, waiting: Iterator[tuple[int, Call[T, Any]]], running: dict[Any, tuple[int, int, str]]
+    ) -> None:
         job = next(waiting, None)
         if job is not None:
-            running[self.actors[index].call.remote(method, job[1])] = (job[0], index)
+            number, asked = job
+            running[self.actors[index].call.remote(asked)] = (number, index, str(asked))
 
     def _wait(self, references: list[Any], timeout: float, what: str) -> list[Any]:
         """All results; the first failure ends the wait, because its peers may be stuck in a collective."""

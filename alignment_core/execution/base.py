@@ -21,7 +21,10 @@ from alignment_core.recipes.base import Config
 
 if TYPE_CHECKING:
     from alignment_core.cluster.device import Device
-    from alignment_core.cluster.group import ActorGroup
+    from alignment_core.inference.engines import Engines
+    from alignment_core.rewards.judges import Judges
+    from alignment_core.training.forward import ForwardJob
+    from alignment_core.training.trainers import Trainers
 
 
 class StageConfig(Config):
@@ -176,17 +179,15 @@ class Machines(Protocol):
         """The host process's own Python, for a stage that keeps it busy; yields how it lets an earlier stage go first."""
 
     @contextmanager
-    def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+    def trainers(self, turn: Turn = FIRST) -> Iterator[Trainers]:
         """The trainer ranks, for this stage alone."""
 
     @contextmanager
-    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[Engines]:
         """Engines with a policy's weights in them, for this stage alone."""
 
     @contextmanager
-    def engines_and_trainers(
-        self, request: EngineRequest, turn: Turn = FIRST
-    ) -> Iterator[tuple[ActorGroup, ActorGroup]]:
+    def engines_and_trainers(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[tuple[Engines, Trainers]]:
         """Both, for this stage alone; it must not take the one while it holds the other."""
 
     @contextmanager
@@ -194,8 +195,8 @@ class Machines(Protocol):
         """While a stage waits for another run's."""
 
     @contextmanager
-    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
-        """Actors of a reward model beside them; ``factory`` is ``package.module:Class``."""
+    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
+        """Actors of a reward model beside them."""
 
 
 class Reporter(Protocol):

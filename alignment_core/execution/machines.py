@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model
@@ -16,8 +16,16 @@ from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.turns import FIRST, Turn, Turnstile
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.engines import Engines
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.rewards.judges import Judges
+from alignment_core.training.trainers import Trainers
+from alignment_core.training.worker import TrainWorker
+
+if TYPE_CHECKING:
+    from alignment_core.training.forward import Forward, ForwardJob
 
 TRAINER = "alignment_core.training.worker:TrainWorker"
 ENGINE, ENGINE_IMPORTS = "alignment_core.inference.engine:Engine", "alignment_core.inference.engine:prepare"
@@ -48,8 +56,8 @@ class WarmMachines:
         self._ray: Any = None
         self._gpus: Any = None
         self._device: Device | None = None
-        self._trainers: ActorGroup | None = None
-        self._engines: ActorGroup | None = None
+        self._trainers: ActorGroup[TrainWorker] | None = None
+        self._engines: ActorGroup[Engine] | None = None
         self._engines_shape: tuple[str, int] | None = None
         """What the engines hold; none while they have no model yet."""
 
@@ -93,21 +101,19 @@ class WarmMachines:
             yield give_way
 
     @contextmanager
-    def trainers(self, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+    def trainers(self, turn: Turn = FIRST) -> Iterator[Trainers]:
         """The trainer ranks, for the caller alone. A group in which an actor died is replaced at the next call."""
-        with self._taken(turn, trainers=True), self._serving_trainers(turn) as group:
-            yield group
+        with self._taken(turn, trainers=True), self._serving_trainers(turn) as trainers:
+            yield trainers
 
     @contextmanager
-    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[ActorGroup]:
+    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[Engines]:
         """Engines that hold a policy, for the caller alone: warm ones take its weights, if the architecture agrees."""
-        with self._taken(turn, engines=True), self._serving_engines(request, turn) as group:
-            yield group
+        with self._taken(turn, engines=True), self._serving_engines(request, turn) as engines:
+            yield engines
 
     @contextmanager
-    def engines_and_trainers(
-        self, request: EngineRequest, turn: Turn = FIRST
-    ) -> Iterator[tuple[ActorGroup, ActorGroup]]:
+    def engines_and_trainers(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[tuple[Engines, Trainers]]:
         """Both, for the caller alone."""
         with (
             self._taken(turn, engines=True, trainers=True),
@@ -131,14 +137,15 @@ class WarmMachines:
             yield
 
     @contextmanager
-    def _serving_trainers(self, turn: Turn) -> Iterator[ActorGroup]:
+    def _serving_trainers(self, turn: Turn) -> Iterator[Trainers]:
         with self._still.through(turn):
             started = time.monotonic()
             _say_whom_it_serves("trainers", turn)
             group = self._ready_trainers()
+            trainers = Trainers(group, self._timeout)
             try:
-                yield group
-                group.all("close", timeout=self._timeout)
+                yield trainers
+                trainers.close()
             except BaseException:
                 group.kill()  # peers may hang in a collective
                 self._trainers = None
@@ -147,14 +154,14 @@ class WarmMachines:
                 turn.used((time.monotonic() - started) * group.devices)
 
     @contextmanager
-    def _serving_engines(self, request: EngineRequest, turn: Turn) -> Iterator[ActorGroup]:
+    def _serving_engines(self, request: EngineRequest, turn: Turn) -> Iterator[Engines]:
         started = time.monotonic()
         _say_whom_it_serves("engines", turn)
         # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
         alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
         group = self._ready_engines(request, alone)
         try:
-            yield group
+            yield Engines(group, self._timeout)
         except BaseException:
             self._end_engines()
             raise
@@ -220,7 +227,7 @@ class WarmMachines:
         if self._queue is None and self._gpus is not None and self._deferring and not self._users:
             self._give_up()
 
-    def _ready_trainers(self) -> ActorGroup:
+    def _ready_trainers(self) -> ActorGroup[TrainWorker]:
         if self._trainers is None:
             self._trainers = self._start_trainers()
         return self._trainers
@@ -256,11 +263,11 @@ class WarmMachines:
             self._engines.kill()
             self._engines = self._engines_shape = None
 
-    def _start_trainers(self) -> ActorGroup:
+    def _start_trainers(self) -> ActorGroup[TrainWorker]:
         world = self.device.trainers(self.resources)
         places = [self.device.trainer_place(rank) for rank in range(world)]
         environment = self.device.trainer_environment(self.resources)
-        group = ActorGroup(self._ray, "trainers", places, [environment] * world, self._gpus)
+        group: ActorGroup[TrainWorker] = ActorGroup(self._ray, "trainers", places, [environment] * world, self._gpus)
         with _killed_on_failure(group):
             rendezvous = group.rendezvous(self.temporary, self._timeout)
             shared = {"world": world, "rendezvous": rendezvous, "resources": self.resources, "device": self.device}
@@ -268,14 +275,15 @@ class WarmMachines:
         return group
 
     @contextmanager
-    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> Iterator[ActorGroup]:
+    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
         """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
         places = [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
         environment = self.device.trainer_environment(self.resources)
-        group = ActorGroup(self._ray, name, places, [environment] * len(places), self._gpus)
+        group: ActorGroup[Forward] = ActorGroup(self._ray, name, places, [environment] * len(places), self._gpus)
         try:
-            group.make(factory, [arguments] * group.size, self._timeout)
-            yield group
+            arguments = {"resources": resources, "device": self.device}
+            group.make(job.open, [arguments] * group.size, self._timeout)
+            yield Judges(group, self._timeout)
         finally:
             group.kill()
 
@@ -284,13 +292,13 @@ class WarmMachines:
         assert self._engines_shape is not None
         return self._engines_shape[0] == shape[0] and self._engines_shape[1] >= shape[1]
 
-    def _engine_actors(self) -> ActorGroup:
+    def _engine_actors(self) -> ActorGroup[Engine]:
         device, resources = self.device, self.resources
         places = [device.engine_place(index, resources) for index in range(device.engines(resources))]
         environments = [device.engine_environment(resources, place) for place in places]
         return ActorGroup(self._ray, "engines", places, environments, self._gpus)
 
-    def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup:
+    def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
         """Engines of this architecture; those that start, start in the context ``alone``, with the policy."""
         shape = (architecture_digest(request.model), request.max_model_len)
         if self._engines_shape and not self._serves(shape):
@@ -340,7 +348,7 @@ def _say_whom_it_serves(group: str, turn: Turn) -> None:
 
 
 @contextmanager
-def _killed_on_failure(group: ActorGroup) -> Iterator[None]:
+def _killed_on_failure(group: ActorGroup[Any]) -> Iterator[None]:
     """A group that did not start as a whole is no use, and its half-started ranks wait for each other."""
     try:
         yield

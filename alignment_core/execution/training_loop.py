@@ -16,7 +16,7 @@ from alignment_core.training.checkpoints import drop_incomplete, drop_older, new
 if TYPE_CHECKING:
     from alignment_core.training.learner import StepReport
     from alignment_core.training.methods.base import Method
-    from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
+    from alignment_core.training.trainer_ranks import TrainerRanks
 
 REPORT_SECONDS = 1.0
 
@@ -31,6 +31,7 @@ def train(
 ) -> dict[str, Any]:
     """Train the input of role ``model`` on the input ``data``; returns metrics. ``reference`` is a role, too."""
     from alignment_core.training.trainer import TrainJob
+    from alignment_core.training.trainer_ranks import TrainerRanks
 
     data = context.inputs["data"]
     if not (data / "train.parquet").is_file():
@@ -45,33 +46,32 @@ def train(
         seed=context.seed,
         trust_remote_code=trust_remote_code,
     )
-    wait = context.resources.wait_timeout_seconds
     drop_incomplete(context.progress)
-    with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as group:
-        state = group.all("open_training", job, context.resources, str(context.progress), timeout=wait)[0]
-        _refer(context, group, wait)
-        metrics: dict[str, Any] = _loop(context, group, state, wait)
+    with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as trainers:
+        ranks = TrainerRanks(trainers, job, context.resources)
+        state = ranks.prepare(context.progress)
+        _refer(context, ranks)
+        metrics: dict[str, Any] = _loop(context, ranks, state)
         if job.test_data:
-            held_out = _averages(group.all("do", "evaluate", timeout=wait))
-            metrics |= {f"test_{name}": value for name, value in held_out.items()}
-        group.all("do", "export", str(context.output), timeout=wait)
+            metrics |= {f"test_{name}": value for name, value in _averages(ranks.evaluate()).items()}
+        ranks.export(context.output)
     if warnings := unmoved(context.inputs[model], context.output):
         metrics["warnings"] = warnings
     return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
 
 
-def _refer(context: StageContext, group: Any, wait: float) -> None:
+def _refer(context: StageContext, ranks: TrainerRanks) -> None:
     """The forward passes of the reference, where the method has one; what is done of them is kept."""
     started, done, total = time.monotonic(), 0, -1
     while done != total:
-        done, total = group.all("do", "refer", REPORT_SECONDS, timeout=wait)[0]
+        done, total = ranks.refer(REPORT_SECONDS)
         if total:
             context.report(done, total, "reference packs")
     if total:
         context.cost["reference_seconds"] = round(time.monotonic() - started, 3)
 
 
-def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float) -> dict[str, float]:
+def _loop(context: StageContext, ranks: TrainerRanks, state: dict[str, Any]) -> dict[str, float]:
     """Steps in slices of about a second, reported one by one; returns the averages of their last tenth and their first."""
     step, total = state["step"], state["total_steps"]
     context.report(step, total, "steps")
@@ -79,28 +79,28 @@ def _loop(context: StageContext, group: Any, state: dict[str, Any], wait: float)
     course = Course(context.progress, step, total)
     tokens, first = 0, step
     while step < total:
-        reports = group.all("do", "train", total - step, REPORT_SECONDS, timeout=wait)
+        reports = ranks.train(total - step, REPORT_SECONDS)
         before, step = step, step + reports[0].steps
         tokens += sum(report.tokens for report in reports)
         due = step < total and time.monotonic() - saved > context.resources.progress_seconds
         stops = context.stopping.is_set()
         if due or stops:
-            _save(context.progress, group, step, wait)
+            _save(context.progress, ranks, step)
             saved = time.monotonic()
         speed = tokens / (time.monotonic() - started)
-        for number, ranks in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
-            averages = _averages(ranks)
-            course.add(number, averages, sum(rank.normaliser for rank in ranks))
+        for number, of_step in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
+            averages = _averages(of_step)
+            course.add(number, averages, sum(rank.normaliser for rank in of_step))
             if context.stopping.is_set() and not stops:  # since a moment ago: the report ends the stage
-                _save(context.progress, group, step, wait)
+                _save(context.progress, ranks, step)
                 stops = True
             context.report(
                 number,
                 total,
                 "steps",
                 **averages,
-                grad_norm=ranks[0].grad_norm,
-                learning_rate=ranks[0].learning_rate,
+                grad_norm=of_step[0].grad_norm,
+                learning_rate=of_step[0].learning_rate,
                 tokens_per_second=speed,
             )
     seconds = time.monotonic() - started
@@ -132,7 +132,7 @@ def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
         ) from error
 
 
-def _save(progress: Path, group: Any, step: int, wait: float) -> None:
+def _save(progress: Path, ranks: TrainerRanks, step: int) -> None:
     """Write a checkpoint; the older ones go once it is complete."""
-    group.all("do", "save_progress", str(progress), timeout=wait)
+    ranks.save_progress(progress)
     drop_older(progress, step)

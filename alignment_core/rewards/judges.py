@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.errors import UserError
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.rewards.base import Opening, Pair, Rows, Scores
 from alignment_core.rewards.failures import Answers
 
-FORWARD = "alignment_core.training.forward:Forward"
+if TYPE_CHECKING:
+    from alignment_core.training.forward import Forward, ForwardJob
+
 COMPARED = 64
 """Completions that are read again to compare tokenizers."""
 BLOCK = 256
@@ -47,10 +50,7 @@ class Judge:
 class Machines(Protocol):
     """What hands out actors; see :mod:`alignment_core.execution.machines`."""
 
-    @property
-    def device(self) -> Any: ...
-
-    def judges(self, name: str, factory: str, arguments: dict[str, Any]) -> AbstractContextManager[Any]: ...
+    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> AbstractContextManager[Scores]: ...
 
 
 def in_actors(
@@ -58,34 +58,31 @@ def in_actors(
 ) -> Callable[[Path, str], AbstractContextManager[Scores]]:
     """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
 
-    @contextmanager
-    def opened(model: Path, name: str) -> Iterator[Scores]:
+    def opened(model: Path, name: str) -> AbstractContextManager[Scores]:
         from alignment_core.models.saving import checkpoint_dtype
+        from alignment_core.training.forward import ForwardJob
 
-        arguments = {
-            "model": str(model),
-            "head": "score",
-            "bf16": checkpoint_dtype(model) != "float32",
-            "token_budget": resources.max_tokens_per_microbatch,
-            "device": machines.device,
-            "trust_remote_code": trust_remote_code,
-        }
-        with machines.judges(name, FORWARD, arguments) as group:
-            yield InActors(group, resources.wait_timeout_seconds)
+        job = ForwardJob(str(model), "score", checkpoint_dtype(model) != "float32", trust_remote_code)
+        return machines.judges(name, job, resources)
 
     return opened
 
 
-class InActors:
-    """Scores of a group of :class:`~alignment_core.training.forward.Forward` actors."""
+class Judges:
+    """Actors that hold a reward model each, as their caller sees them, each call with its deadline."""
 
-    def __init__(self, group: Any, wait: float) -> None:
-        self.group, self.wait = group, wait
+    def __init__(self, group: ActorGroup[Forward], timeout: float) -> None:
+        """``timeout``: seconds for one call."""
+        self.group, self.timeout = group, timeout
 
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]:
-        jobs = [(first, (pairs[first : first + BLOCK],)) for first in range(0, len(pairs), BLOCK)]
-        found = dict(self.group.spread("run", jobs, timeout=self.wait))
-        values: list[float] = np.concatenate([found[first] for first, _ in jobs]).tolist()
+        """The score of each pair, in blocks that are spread over the actors."""
+        from alignment_core.training.forward import Forward
+
+        blocks = {first: pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)}
+        calls = ((first, call(Forward.run, block)) for first, block in blocks.items())
+        found = dict(self.group.spread(calls, self.timeout))
+        values: list[float] = np.concatenate([found[first] for first in blocks]).tolist()
         return values
 
 

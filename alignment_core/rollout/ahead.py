@@ -150,7 +150,7 @@ class Ahead:
         return choose(last, self._ready, self.version, count, self.prompts_per_step)
 
     def _start(self) -> None:
-        self.engines.all("drop_all", timeout=self.sampling.wait)  # what a run before this left under way
+        self.engines.drop_all()  # what a run before this left under way
         tasks: dict[str, Callable[[], None]] = {"rewards": self._ask_for_rewards}
         tasks |= {f"engine {number}": partial(self._serve, number) for number in range(self.engines.size)}
         tasks |= {f"environments {place}": partial(self._let_answer, place) for place in range(len(self._listen))}
@@ -183,9 +183,7 @@ class Ahead:
                 speaking |= {request.name for request in fresh}
                 self._busy.add(engine)
             try:
-                done = self.engines.one(
-                    engine, "advance", fresh, generation, stop, SLICE_SECONDS, timeout=self.sampling.wait
-                )
+                done = self.engines.advance(engine, fresh, generation, stop, SLICE_SECONDS)
             finally:
                 with self._changed:
                     self._busy.discard(engine)
@@ -293,7 +291,7 @@ class Ahead:
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait, with the lock held. Raises what went wrong in a thread, Stopped, or DeadlineExceeded."""
-        deadline = time.monotonic() + self.sampling.wait
+        deadline = time.monotonic() + self.engines.timeout
         while not condition():
             if self._error:
                 raise self._error
@@ -301,7 +299,7 @@ class Ahead:
             self._changed.wait(STOPPING_SECONDS)
             if time.monotonic() > deadline and not condition():
                 raise DeadlineExceeded(
-                    f"waited {self.sampling.wait:g} seconds for {what} (resources.wait_timeout_seconds)"
+                    f"waited {self.engines.timeout:g} seconds for {what} (resources.wait_timeout_seconds)"
                 )
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class InStep:
     def rest(self) -> None:
         """Nothing more is taken before new weights come."""
         if self.sleeps:
-            self.sampling.engines.all("sleep", timeout=self.sampling.wait)
+            self.sampling.engines.sleep()
 
     def close(self) -> None:
         """Nothing goes on behind the caller's back."""

@@ -10,6 +10,7 @@ from typing import Any
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode, version_of
 from alignment_core.errors import Stopped
+from alignment_core.inference.engines import Engines
 from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
 
@@ -18,14 +19,12 @@ from alignment_core.rollout.experience import Samples
 class Sampling:
     """What samples, what for, and who answers."""
 
-    engines: Any
+    engines: Engines
     environments: Environments | None
     draws: Draws
     tokenizer: Any
     policy: str
     """Reference of the policy before the first step."""
-    wait: float
-    """Seconds for one call of an engine."""
     stopping: threading.Event
     """Set when the run is being stopped."""
 
@@ -50,11 +49,8 @@ class Sampling:
         size = generation.shard_size * generation.num_generations
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
         policy, stop = version_of(self.policy, version), self.tokenizer.eos_token_id
-        jobs = [
-            (number, (policy, [self.draws.request(one) for one in shard], generation, stop))
-            for number, shard in enumerate(shards)
-        ]
-        for number, said in self.engines.spread("sample", jobs, timeout=self.wait):
+        asked = [(number, [self.draws.request(one) for one in shard]) for number, shard in enumerate(shards)]
+        for number, said in self.engines.sample(policy, asked, generation, stop):
             self.check()
             for episode, completion in zip(shards[number], said, strict=True):
                 episode.take(completion)

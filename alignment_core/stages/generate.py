@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.data.context import longest_sampled
-from alignment_core.errors import DataError, NumericError, UserError
+from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import EngineRequest, Stage, StageConfig, StageContext
 from alignment_core.recipes import GenerationConfig
+from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
 
 if TYPE_CHECKING:
-    from alignment_core.inference.engine import Engine  # noqa: F401 (what the actors run belongs to this stage's key)
+    from alignment_core.inference.engines import Engines
 
 PARITY_PROMPTS = 4
 
@@ -52,31 +51,22 @@ def _sample(
     context: StageContext, config: GenerateConfig, tokenizer: Any, shards: list[Any], missing: list[int]
 ) -> dict[str, Any]:
     model, policy = context.inputs["policy"], context.references["policy"]
-    generation, wait = config.generation, context.resources.wait_timeout_seconds
+    generation = config.generation
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
     length = longest + generation.max_completion_length
     check_length(model, longest, length)
     request = EngineRequest(model, policy, length, config.trust_remote_code)
     with context.machines.engines(request, context.turn) as engines:
-        update = max(engines.all("load", str(model), str(policy), timeout=wait))
+        update = engines.load(model, str(policy))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
-        jobs = (
-            (
-                number,
-                (
-                    str(policy),
-                    [prompt["prompt_ids"] for prompt in shards[number]],
-                    generation,
-                    tokenizer.eos_token_id,
-                    context.seed,
-                    number * generation.shard_size,
-                ),
-            )
+        asked = (
+            (number, [prompt["prompt_ids"] for prompt in shards[number]], number * generation.shard_size)
             for number in missing
         )
+        sampled = engines.generate(str(policy), asked, generation, tokenizer.eos_token_id, context.seed)
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
         context.report(done, len(shards), "shards")
-        for number, completions in engines.spread("generate", jobs, timeout=wait):
+        for number, completions in sampled:
             rows = shard_rows(shards[number], number * generation.shard_size, completions, tokenizer, str(policy))
             write_table(rows, rollout_schema(), _shard(context.progress, number))
             tokens += sum(len(row["completion_ids"]) for row in rows)
@@ -93,17 +83,9 @@ def _sample(
     return {"tokens_per_second": tokens / seconds, **parity}
 
 
-def check_length(model: Path, longest_prompt: int, length: int) -> None:
-    """Raise UserError if the model does not take sequences of ``length`` tokens; the longest prompt is part of them."""
-    most = longest_sampled(json.loads((model / "config.json").read_text()))
-    if most is not None and length > most:
-        raise UserError(
-            f"generation: the longest prompt has {longest_prompt} tokens, which with max_completion_length makes {length}; "
-            f"the model takes {most}. Lower generation.max_completion_length or prompts.max_prompt_length"
-        )
-
-
-def _check_parity(context: StageContext, engines: Any, shards: list[Any], stop: int, updated: bool) -> dict[str, float]:
+def _check_parity(
+    context: StageContext, engines: Engines, shards: list[Any], stop: int, updated: bool
+) -> dict[str, float]:
     """After a weight update the engine must agree with the model that was trained, or all that follows is wrong.
 
     All engines run the same code, so the first of them answers for the others.
@@ -117,9 +99,7 @@ def _check_parity(context: StageContext, engines: Any, shards: list[Any], stop: 
     bf16 = checkpoint_dtype(model) != "float32"
     tolerance = 0.1 if bf16 else 1e-4
     sample = [prompt["prompt_ids"] for prompt in shards[0][:PARITY_PROMPTS]]
-    method = "parity" if when == "always" else "first_parity"
-    wait = context.resources.wait_timeout_seconds
-    difference = engines.one(0, method, str(model), sample, stop, bf16, timeout=wait)
+    difference = engines.parity(model, sample, stop, bf16, again=when == "always")
     if difference is None:
         return {}
     if not difference <= tolerance:

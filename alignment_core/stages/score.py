@@ -18,7 +18,7 @@ from alignment_core.rewards.verify import verifier_code, verifier_content, verif
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 
 if TYPE_CHECKING:
-    from alignment_core.training.worker import TrainWorker  # noqa: F401 (what the actors run belongs to this stage's key)
+    from alignment_core.models.packed import Head
 
 
 class ScoreConfig(StageConfig):
@@ -44,7 +44,9 @@ class ScoreConfig(StageConfig):
 def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     rollouts = read_rollouts(context.inputs["rollouts"])
     columns: dict[str, Sequence[float | None]] = {}
-    for role, head, name in (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp")):
+    forward: tuple[tuple[str, Head, str], ...]
+    forward = (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp"))
+    for role, head, name in forward:
         if role in context.inputs:
             check_tokenizer(context.inputs[role], role.replace("_", " "), rollouts, config.trust_remote_code)
             columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
@@ -69,31 +71,31 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
 
 
 def _forward(
-    context: StageContext, model: Path, head: str, rollouts: list[dict[str, Any]], config: ScoreConfig
+    context: StageContext, model: Path, head: Head, rollouts: list[dict[str, Any]], config: ScoreConfig
 ) -> list[float]:
     """One number per completion from the model's forward pass, spread over the trainer ranks.
 
     Finished blocks lie in the progress folder, where an attempt after this one finds them.
     """
     from alignment_core.models.saving import checkpoint_dtype
+    from alignment_core.training.forward import ForwardJob
+    from alignment_core.training.forward_ranks import ForwardRanks
 
-    wait = context.resources.wait_timeout_seconds
     pairs, places = distinct(rollouts)  # the same completion of the same prompt is scored once
     blocks = [pairs[i : i + BLOCK] for i in range(0, len(pairs), BLOCK)]
     files = [context.progress / f"{head}-{number:05d}.npy" for number in range(len(blocks))]
     values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
-    jobs = [(number, ("run", block)) for number, block in enumerate(blocks) if number not in values]
+    left = [(number, block) for number, block in enumerate(blocks) if number not in values]
     started = time.monotonic()
-    with context.machines.trainers(context.turn) as group:
-        bf16 = checkpoint_dtype(model) != "float32"
-        budget = context.resources.max_tokens_per_microbatch
-        group.all("open_forward", str(model), head, bf16, budget, config.trust_remote_code, timeout=wait)
+    with context.machines.trainers(context.turn) as trainers:
+        job = ForwardJob(str(model), head, checkpoint_dtype(model) != "float32", config.trust_remote_code)
+        ranks = ForwardRanks(trainers, job, context.resources)
         context.report(len(values), len(blocks), "blocks")
-        for number, result in group.spread("do", jobs, timeout=wait):
+        for number, result in ranks.run(left):
             write_whole(files[number], partial(np.save, arr=result))
             values[number] = result
             context.report(len(values), len(blocks), "blocks")
-    scored = sum(len(prompt) + len(completion) for _, (_, block) in jobs for prompt, completion in block)
+    scored = sum(len(prompt) + len(completion) for _, block in left for prompt, completion in block)
     for name, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
         context.cost[name] = round(context.cost.get(name, 0.0) + value, 3)
     joined = np.concatenate([values[number] for number in range(len(blocks))])[places]

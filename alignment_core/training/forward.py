@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,7 +12,26 @@ from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of a completion."""
+
+
+@dataclass(frozen=True)
+class ForwardJob:
+    """Which model: plain data that travels to every rank."""
+
+    model: str
+    head: Head
+    bf16: bool
+    trust_remote_code: bool = False
+
+    def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
+        """One rank of it; none has to do with the others."""
+        budget = resources.max_tokens_per_microbatch
+        return Forward(self.model, self.head, self.bf16, budget, device, self.trust_remote_code)
 
 
 class Forward:
@@ -24,7 +44,7 @@ class Forward:
         self.head, self.token_budget, self.device = head, token_budget, device
         self.packed = PackedModel(loaded, head).to(device.torch_device).eval()
 
-    def run(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> np.ndarray:
+    def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.
 
         Returns [len(pairs)] float32, in the order of ``pairs``.

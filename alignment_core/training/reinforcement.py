@@ -58,6 +58,10 @@ class RlJob:
     pretraining: str | None = None
     """The table of ``section.pretraining``."""
 
+    def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
+        """One rank of it."""
+        return PolicyTrainer(self, resources, device, rank, world)
+
 
 @dataclass(frozen=True)
 class SampledRow(Row):

@@ -43,6 +43,10 @@ class TrainJob:
     seed: int
     trust_remote_code: bool = False
 
+    def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
+        """One rank of it."""
+        return Trainer(self, resources, device, rank, world)
+
 
 class Trainer:
     """Trains one job on this rank. Create it on every rank at once; its methods are collective unless they say so."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 import gc
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from alignment_core.cluster.device import Device
+from alignment_core.cluster.group import Call
 from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.memory import memory_explained
+
+J_co = TypeVar("J_co", covariant=True)
+
+
+class Job(Protocol[J_co]):
+    """What ranks are to do: plain data that travels to every rank."""
+
+    def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> J_co:
+        """What one rank of it works with, made on every rank at once."""
 
 
 class TrainWorker:
@@ -40,38 +50,17 @@ class TrainWorker:
         self.job: Any = None
         self.tokens = resources.max_tokens_per_microbatch
 
-    def open_training(self, job: Any, resources: ResourcesConfig, progress: str) -> dict[str, Any]:
-        """Load a :class:`TrainJob` and bring it to where ``progress`` left it."""
-        from alignment_core.training.trainer import Trainer
-
+    def open(self, job: Job[Any], resources: ResourcesConfig) -> None:
+        """Open a job in place of the one before. Raises OutOfMemory where smaller micro-batches may help."""
         self.close()
         self.tokens = resources.max_tokens_per_microbatch
         with memory_explained(self.tokens):
-            self.job = Trainer(job, resources, self.device, self.rank, self.world)
-            return self.job.prepare(progress)
+            self.job = job.open(resources, self.device, self.rank, self.world)
 
-    def open_rl(self, job: Any, resources: ResourcesConfig, progress: str) -> dict[str, Any]:
-        """Load an :class:`RlJob` and bring it to where ``progress`` left it."""
-        from alignment_core.training.reinforcement import PolicyTrainer
-
-        self.close()
-        self.tokens = resources.max_tokens_per_microbatch
+    def do(self, asked: Call[Any, Any]) -> Any:
+        """Make a call of the open job. Raises OutOfMemory where smaller micro-batches may help."""
         with memory_explained(self.tokens):
-            self.job = PolicyTrainer(job, resources, self.device, self.rank, self.world)
-            return self.job.prepare(progress)
-
-    def open_forward(self, model: str, head: str, bf16: bool, token_budget: int, trust_remote_code: bool) -> None:
-        """Load a model for :class:`~alignment_core.training.forward.Forward` passes."""
-        from alignment_core.training.forward import Forward
-
-        self.close()
-        self.tokens = token_budget
-        self.job = Forward(model, head, bf16, token_budget, self.device, trust_remote_code)  # type: ignore[arg-type]
-
-    def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the open job. Raises OutOfMemory where smaller micro-batches may help."""
-        with memory_explained(self.tokens):
-            return getattr(self.job, method)(*arguments)
+            return asked.of(self.job)
 
     def close(self) -> None:
         """Let go of the open job and its memory."""

@@ -10,12 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machines import WarmMachines
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.engines import Engines
 from alignment_core.models.buckets import Share
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
+from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
 from tests.stages.rl_runs import run_rl
 
@@ -87,14 +89,15 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     progress = model / "progress"
     progress.mkdir()
     with machines.engines_and_trainers(EngineRequest(model, reference, 128)) as (engines, trainers):
-        trainers.all("open_rl", RlJob(section, str(model), None, 0), resources, str(progress), timeout=WAIT)
-        (buckets,) = trainers.all("do", "buckets", timeout=WAIT)
+        ranks = PolicyRanks(trainers, RlJob(section, str(model), None, 0), resources)
+        ranks.prepare(progress)
+        buckets = ranks.buckets()
         single = [Share((name,)) for share in buckets for name in share.names if share.number == 0]
         times: dict[str, list[float]] = {"bucketed": [], "per_parameter": [], "folder": []}
         for _ in range(REPEATS):
             for name, plan in (("bucketed", buckets), ("per_parameter", single)):
-                times[name].append(_timed(lambda plan=plan: _send(trainers, engines, plan)))  # type: ignore[misc]
-            times["folder"].append(_timed(lambda: _over_a_folder(trainers, engines, model / "weights")))
+                times[name].append(_timed(lambda plan=plan: _send(ranks, engines, plan)))  # type: ignore[misc]
+            times["folder"].append(_timed(lambda: _over_a_folder(ranks, engines, model / "weights")))
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {
         "buckets": len(buckets),
@@ -105,15 +108,15 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     }
 
 
-def _send(trainers: ActorGroup, engines: ActorGroup, plan: list[Share]) -> None:
-    engines.all("begin_update", timeout=WAIT)
-    trainers.relay([("do", ("bucket", share)) for share in plan], engines, "take_bucket", timeout=WAIT)
-    engines.all("end_update", "policy", 1, timeout=WAIT)
+def _send(ranks: PolicyRanks, engines: Engines, plan: list[Share]) -> None:
+    engines.begin_update()
+    ranks.send(plan, engines.group, Engine.take_bucket)
+    engines.end_update("policy", 1)
 
 
-def _over_a_folder(trainers: ActorGroup, engines: ActorGroup, folder: Path) -> None:
-    trainers.all("do", "export", "policy", str(folder), timeout=WAIT)
-    engines.all("load", str(folder), f"policy {time.monotonic()}", timeout=WAIT)
+def _over_a_folder(ranks: PolicyRanks, engines: Engines, folder: Path) -> None:
+    ranks.export("policy", folder)
+    engines.load(folder, f"policy {time.monotonic()}")
 
 
 def _timed(call: Any) -> float:

@@ -70,12 +70,13 @@ def trainer_and_padding() -> None:
     import torch
 
     from alignment_core.cluster.device import Device
+    from alignment_core.cluster.group import call
     from alignment_core.models.packed import PackedModel, load_model, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig
     from alignment_core.training.batches import batch_of_step, cut, pack
     from alignment_core.training.methods.sft import Sft
-    from alignment_core.training.trainer import TrainJob
+    from alignment_core.training.trainer import Trainer, TrainJob
     from alignment_core.training.worker import TrainWorker
 
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
@@ -91,7 +92,8 @@ def trainer_and_padding() -> None:
     worker = TrainWorker(0, 1, f"file://{folder}/meet", resources, device)
     training = TrainingConfig(batch_size=8, num_train_epochs=1000)
     job = TrainJob(Sft(), str(folder / "model"), None, str(folder / "train.parquet"), None, training, 0)
-    worker.open_training(job, resources, str(folder / "progress"))
+    worker.open(job, resources)
+    worker.do(call(Trainer.prepare, str(folder / "progress")))
 
     model = PackedModel(load_model(str(folder / "model"), "lm", torch.float32), "lm").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -126,7 +128,7 @@ def trainer_and_padding() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    ours: Callable[[], Any] = lambda: worker.do("train", STEPS, 1e9)  # noqa: E731
+    ours: Callable[[], Any] = lambda: worker.do(call(Trainer.train, STEPS, 1e9))  # noqa: E731
     seconds = alternate({"trainer": ours, "bare": bare, "padded": padded})
     tokens = statistics.mean(lengths) * 8 * STEPS
     print(

@@ -20,8 +20,9 @@ SCRIPT = """
 import json, sys
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
-from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.recipes import ResourcesConfig
+from tests.cluster.visible import Visible
 
 ray_cluster.prepare_environment()
 import ray
@@ -36,7 +37,7 @@ for role, places in (
 ):
     group = ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], gpus)
     group.make("tests.cluster.visible:Visible", [{}] * len(places), 60)
-    seen[role] = group.all("look", timeout=60)
+    seen[role] = group.all(call(Visible.look), 60)
 print(json.dumps(seen))
 ray.shutdown()
 """

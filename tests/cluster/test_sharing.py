@@ -18,8 +18,9 @@ import json, sys, threading, time
 from pathlib import Path
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Place
-from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.errors import InfrastructureError
+from tests.cluster.visible import Mortal
 
 ray_cluster.prepare_environment()
 import ray
@@ -36,13 +37,13 @@ second = ray_cluster.reserve_gpus(ray, 1, waits)
 print("[align] trainers serve sft", flush=True)
 group = ActorGroup(ray, "trainers", [Place(), Place()], [{}, {}])
 group.make("tests.cluster.visible:Mortal", [{}, {}], 60)
-group.all("speak", timeout=60)
+group.all(call(Mortal.speak), 60)
 deadline = time.monotonic() + 60
 while Path(sys.argv[3]).read_text().count("I speak") < 2 and time.monotonic() < deadline:
     time.sleep(0.1)  # Ray brings what actors print when it finds the time
 before = ray_cluster.actor_processes()
 try:
-    group.one(1, "die", timeout=60)
+    group.one(1, call(Mortal.die), 60)
 except InfrastructureError:
     time.sleep(1.0)  # as the host does
 group.kill()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.group import call
 from alignment_core.errors import DeadlineExceeded, NumericError
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import Stage, StageCall, StageResult
@@ -24,7 +25,9 @@ from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.sft import SftStageConfig
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.trainer import TrainJob
+from alignment_core.training.trainer import Trainer, TrainJob
+from alignment_core.training.trainer_ranks import TrainerRanks
+from alignment_core.training.worker import TrainWorker
 from tests.execution.greedy import Greedy
 from tests.stages.killing import Killer, store_with
 
@@ -115,9 +118,11 @@ def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_wh
     says = r"^1 of 2 trainers did not answer `train` within 3 seconds \(resources\.wait_timeout_seconds\)$"
 
     def train_on_one_rank_of_two() -> None:
-        with machines(2).trainers() as group:
-            group.all("open_training", job, resources, str(tmp_path), timeout=120)
-            group.one(0, "do", "train", 1, 0.0, timeout=3)  # rank 1 is never asked, so rank 0 waits for its gradients
+        with machines(2).trainers() as trainers:
+            ranks = TrainerRanks(trainers, job, resources)
+            ranks.prepare(tmp_path)
+            asked = call(TrainWorker.do, call(Trainer.train, 1, 0.0))
+            ranks.group.one(0, asked, timeout=3)  # rank 1 is never asked, so rank 0 waits for its gradients
 
     with pytest.raises(DeadlineExceeded, match=says):
         train_on_one_rank_of_two()

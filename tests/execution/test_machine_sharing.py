@@ -61,13 +61,13 @@ def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMach
     with run.engines(EngineRequest(tmp_path, POLICY, 64)) as engines:
         pass
     with run.trainers() as again:
-        assert again is trainers, "they stay warm while nobody waits"
-    assert not trainers.killed.is_set()
+        assert again.group is trainers.group, "they stay warm while nobody waits"
+    assert not trainers.group.killed.is_set()
     with MachineQueue(tmp_path / "locks").use(Turn(run=RunName("other"))):
-        assert trainers.killed.is_set()
-        assert engines.killed.is_set()
+        assert trainers.group.killed.is_set()
+        assert engines.group.killed.is_set()
     with run.trainers() as fresh:
-        assert fresh is not trainers
+        assert fresh.group is not trainers.group
 
 
 def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs_trainers(
@@ -109,10 +109,10 @@ def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs
 
 def test_device_seconds_count_from_having_the_machine_times_the_devices(run: WarmMachines, tmp_path: Path) -> None:
     used: list[float] = []
-    with contextlib.suppress(RuntimeError), run.trainers(Turn(used=used.append)) as group:
+    with contextlib.suppress(RuntimeError), run.trainers(Turn(used=used.append)) as trainers:
         threading.Event().wait(0.05)
         raise RuntimeError("also when the stage fails")
-    assert group.killed.is_set()
+    assert trainers.group.killed.is_set()
     assert used[0] >= 0.05 * 2
     with MachineQueue(tmp_path / "locks").use(Turn()):
         waiting = threading.Thread(target=lambda: _take_trainers(run, Turn(used=used.append)), daemon=True)

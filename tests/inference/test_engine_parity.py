@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.cluster.group import call
 from alignment_core.execution.base import EngineRequest
-from alignment_core.inference.engine import Request
+from alignment_core.inference.engine import Engine, Request
+from alignment_core.inference.engines import Engines
 from alignment_core.models import buckets
 from alignment_core.models.adapters import add_adapters, merged
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import GenerationConfig, LoraConfig
 
-WAIT = 120
 STOP = 257  # <eos>
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 5], [200], list(range(40))]  # the last fills more than a block of the cache
 SAMPLING = GenerationConfig(num_generations=3, max_completion_length=12)
@@ -37,29 +38,34 @@ def models(request: pytest.FixtureRequest, tiny_model: Any) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[Any]:
+def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[Engines]:
     with machines(1).engines(EngineRequest(models["a"], POLICY["a"], 128)) as group:
         yield group
 
 
 @pytest.fixture
-def engine(warm_engine: Any, models: dict[str, Path]) -> Any:
+def engine(warm_engine: Engines, models: dict[str, Path]) -> Engines:
     """The warm engine, holding policy a; it was made with it, but other tests may have loaded b in between."""
     load(warm_engine, models, "a")
     return warm_engine
 
 
-def load(engine: Any, models: dict[str, Path], name: str) -> float:
-    return engine.one(0, "load", str(models[name]), str(POLICY[name]), timeout=WAIT)
+def load(engine: Engines, models: dict[str, Path], name: str) -> float:
+    return engine.load(models[name], str(POLICY[name]))
 
 
-def parity(engine: Any, models: dict[str, Path], name: str) -> float:
-    return engine.one(0, "parity", str(models[name]), PROMPTS, STOP, False, timeout=WAIT)
+def parity(engine: Engines, models: dict[str, Path], name: str) -> float:
+    found = engine.parity(models[name], PROMPTS, STOP, bf16=False, again=True)
+    assert found is not None
+    return found
 
 
-def generate(engine: Any, policy: str = "a", prompts: Any = PROMPTS, seed: int = 5, **sampling: Any) -> Any:
+def generate(
+    engine: Engines, policy: str = "a", prompts: Any = PROMPTS, seed: int = 5, stop: int = STOP, **sampling: Any
+) -> Any:
     config = SAMPLING.model_copy(update=sampling)
-    return engine.one(0, "generate", str(POLICY[policy]), prompts, config, STOP, seed, timeout=WAIT)
+    [(_, completions)] = engine.generate(str(POLICY[policy]), [(0, prompts, 0)], config, stop, seed)
+    return completions
 
 
 def tokens(completions: Any) -> list[list[list[int]]]:
@@ -70,7 +76,9 @@ def flat(completions: Any) -> list[Any]:
     return [one for of_prompt in completions for one in of_prompt]
 
 
-def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(engine: Any, models: dict[str, Path]) -> None:
+def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(
+    engine: Engines, models: dict[str, Path]
+) -> None:
     assert parity(engine, models, "a") < 1e-4
     assert parity(engine, models, "b") > 1e-3  # the check can tell the two apart
     before = tokens(generate(engine))
@@ -82,11 +90,11 @@ def test_new_weights_in_a_running_engine_give_their_own_log_probabilities(engine
     assert tokens(generate(engine)) == before
 
 
-def test_the_policy_that_is_in_the_engine_is_not_loaded_again(engine: Any, models: dict[str, Path]) -> None:
+def test_the_policy_that_is_in_the_engine_is_not_loaded_again(engine: Engines, models: dict[str, Path]) -> None:
     assert load(engine, models, "a") == 0.0
 
 
-def test_equal_arguments_give_equal_completions_whatever_was_generated_before(engine: Any) -> None:
+def test_equal_arguments_give_equal_completions_whatever_was_generated_before(engine: Engines) -> None:
     first = generate(engine)
     generate(engine, prompts=PROMPTS[::-1], seed=99)
     again = generate(engine)
@@ -96,13 +104,13 @@ def test_equal_arguments_give_equal_completions_whatever_was_generated_before(en
     assert tokens(generate(engine, seed=6)) != tokens(first)
 
 
-def test_the_samples_of_a_prompt_differ(engine: Any) -> None:
+def test_the_samples_of_a_prompt_differ(engine: Engines) -> None:
     for of_prompt in tokens(generate(engine)):
         assert len(of_prompt) == SAMPLING.num_generations
         assert len({tuple(one) for one in of_prompt}) == SAMPLING.num_generations
 
 
-def test_greedy_decoding_takes_the_likeliest_token(engine: Any, models: dict[str, Path]) -> None:
+def test_greedy_decoding_takes_the_likeliest_token(engine: Engines, models: dict[str, Path]) -> None:
     import torch
     import transformers
 
@@ -113,7 +121,7 @@ def test_greedy_decoding_takes_the_likeliest_token(engine: Any, models: dict[str
         assert ids == best[len(prompt) - 1 : -1].tolist()
 
 
-def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Any, models: dict[str, Path]) -> None:
+def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Engines, models: dict[str, Path]) -> None:
     import torch
     import transformers
 
@@ -127,93 +135,96 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Any, m
             np.testing.assert_allclose(one.logps, expected.numpy(), atol=1e-4)
 
 
-def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Any) -> None:
+def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Engines) -> None:
     likeliest = tokens(generate(engine, num_generations=1, temperature=0.0))[0][0]
     stop = likeliest[3]
-    config = SAMPLING.model_copy(update={"num_generations": 1, "temperature": 0.0})
-    [[one]] = engine.one(0, "generate", str(POLICY["a"]), PROMPTS[:1], config, stop, 0, timeout=WAIT)
+    [[one]] = generate(engine, prompts=PROMPTS[:1], stop=stop, num_generations=1, temperature=0.0)
     assert one.token_ids.tolist() == likeliest[: likeliest.index(stop) + 1]
     assert one.finish_reason == "stop"
     assert {each.finish_reason for each in flat(generate(engine, max_completion_length=2))} <= {"length", "stop"}
 
 
-def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Any) -> None:
+def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Engines) -> None:
     with pytest.raises(RuntimeError, match="engine holds model@sha256:a"):
         generate(engine, "b")
 
 
-def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: Any) -> None:
-    arguments = (str(models["b"]), PROMPTS, STOP, False)
+def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: Engines) -> None:
+    def difference() -> float | None:
+        return engine.parity(models["b"], PROMPTS, STOP, bf16=False, again=False)
 
     def as_new(cell: Any) -> None:
         cell.object._updates, cell.object._checked = 0, False
 
-    engine.ray.get(engine.actors[0].__ray_call__.remote(as_new))
-    assert engine.one(0, "first_parity", *arguments, timeout=WAIT) is None, "it was made with its weights"
+    engine.group.ray.get(engine.group.actors[0].__ray_call__.remote(as_new))
+    assert difference() is None, "it was made with its weights"
     load(engine, models, "b")
-    assert engine.one(0, "first_parity", *arguments, timeout=WAIT) < 1e-4
+    assert (found := difference()) is not None
+    assert found < 1e-4
     load(engine, models, "a")
-    assert engine.one(0, "first_parity", *arguments, timeout=WAIT) is None
+    assert difference() is None
 
 
-def update(engine: Any, models: dict[str, Path], name: str, version: int) -> None:
+def update(engine: Engines, models: dict[str, Path], name: str, version: int) -> None:
     """What trainers and :class:`ActorGroup` do, from this process: the weights in several buckets, not in layers' order."""
     import transformers
 
     send(engine, transformers.AutoModelForCausalLM.from_pretrained(models[name]), name, version)
 
 
-def send(engine: Any, model: Any, name: str, version: int) -> None:
-    engine.one(0, "begin_update", timeout=WAIT)
+def send(engine: Engines, model: Any, name: str, version: int) -> None:
+    engine.begin_update()
     plan, sender = buckets.plan(model, size=50_000), buckets.Sender(model, rank=0, zero_stage=0)
     assert max(share.parts for share in plan) == 2, "the embedding takes two"
     for share in reversed(plan):
-        engine.one(0, "take_bucket", sender.bucket(share), timeout=WAIT)
-    engine.one(0, "end_update", str(POLICY[name]), version, timeout=WAIT)
+        engine.group.one(0, call(Engine.take_bucket, sender.bucket(share)), engine.timeout)
+    engine.end_update(str(POLICY[name]), version)
 
 
-def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Any, models: dict[str, Path]) -> None:
+def test_weights_that_come_in_buckets_are_those_of_the_checkpoint(engine: Engines, models: dict[str, Path]) -> None:
     update(engine, models, "b", version=1)
     assert parity(engine, models, "b") < 1e-4
     update(engine, models, "a", version=2)
     assert parity(engine, models, "a") < 1e-4
 
 
-def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(engine: Any, models: dict[str, Path]) -> None:
+def test_an_engine_that_sleeps_holds_nothing_until_new_weights_wake_it(
+    engine: Engines, models: dict[str, Path]
+) -> None:
     for _ in range(2):
-        engine.one(0, "sleep", timeout=WAIT)
+        engine.sleep()
     assert asleep(engine) == (True, {"weights", "kv_cache"})
     with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):
         generate(engine, "a")
     update(engine, models, "b", version=1)
     assert asleep(engine) == (False, set())
     assert parity(engine, models, "b") < 1e-4
-    engine.one(0, "sleep", timeout=WAIT)
+    engine.sleep()
     assert load(engine, models, "a") > 0
     assert parity(engine, models, "a") < 1e-4
 
 
-def asleep(engine: Any) -> Any:
+def asleep(engine: Engines) -> Any:
     """Whether vLLM takes no requests, and what of its memory is away (which on a CPU it only says)."""
 
     def look(cell: Any) -> Any:
         core = cell.object.llm.llm_engine.engine_core.engine_core
         return core.is_sleeping(), set(core.model_executor.sleeping_tags)
 
-    return engine.ray.get(engine.actors[0].__ray_call__.remote(look))
+    return engine.group.ray.get(engine.group.actors[0].__ray_call__.remote(look))
 
 
-def test_an_update_that_lacks_weights_is_no_policy(engine: Any, models: dict[str, Path]) -> None:
+def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict[str, Path]) -> None:
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models["b"])
     names = tuple(name for share in buckets.plan(model) for name in share.names if "layers.1.mlp" not in name)
-    engine.one(0, "begin_update", timeout=WAIT)
+    engine.begin_update()
     bucket = buckets.Sender(model, rank=0, zero_stage=0).bucket(buckets.Share(names))
-    engine.one(0, "take_bucket", bucket, timeout=WAIT)
+    engine.group.one(0, call(Engine.take_bucket, bucket), engine.timeout)
     says = r"had none for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
-        engine.one(0, "end_update", str(POLICY["b"]), 1, timeout=WAIT)
+        engine.end_update(str(POLICY["b"]), 1)
     with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):
         generate(engine, "b")
     load(engine, models, "a")
@@ -221,7 +232,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Any, models: dict[str
 
 
 def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
-    engine: Any, models: dict[str, Path], tmp_path: Path
+    engine: Engines, models: dict[str, Path], tmp_path: Path
 ) -> None:
     import torch
     import transformers
@@ -239,7 +250,7 @@ def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
 
 
 def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_whose(
-    engine: Any, models: dict[str, Path]
+    engine: Engines, models: dict[str, Path]
 ) -> None:
     import torch
     import transformers
@@ -249,11 +260,11 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
     update(engine, models, "a", version=3)
     done = []
     while not done:  # a few tokens each: how many is up to the clock, what they are is not
-        done += engine.one(0, "advance", requests, sampling, STOP, 0.02, timeout=WAIT)
+        done += engine.advance(0, requests, sampling, STOP, 0.02)
         requests = []
         if not done:
             update(engine, models, "b", version=4)
-            done += engine.one(0, "advance", [], sampling, STOP, 60.0, timeout=WAIT)
+            done += engine.advance(0, [], sampling, STOP, 60.0)
     assert sorted(name for name, _ in done) == ["0", "1", "2", "3"]
 
     assert any(set(one.versions.tolist()) == {3, 4} for _, one in done)
@@ -274,9 +285,9 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
             np.testing.assert_allclose(one.logps[chosen], expected[chosen], atol=1e-4)
 
 
-def test_what_is_dropped_does_not_come_back(engine: Any) -> None:
+def test_what_is_dropped_does_not_come_back(engine: Engines) -> None:
     sampling = GenerationConfig(num_generations=1, max_completion_length=64)
-    engine.one(0, "advance", [Request("old", [1, 2], 64, seed=1)], sampling, STOP, 0.01, timeout=WAIT)
-    engine.one(0, "drop_all", timeout=WAIT)
-    done = engine.one(0, "advance", [Request("new", [1, 2], 4, seed=1)], sampling, STOP, 60.0, timeout=WAIT)
+    engine.advance(0, [Request("old", [1, 2], 64, seed=1)], sampling, STOP, 0.01)
+    engine.drop_all()
+    done = engine.advance(0, [Request("new", [1, 2], 4, seed=1)], sampling, STOP, 60.0)
     assert [(name, len(one.token_ids)) for name, one in done] == [("new", 4)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.stages.best import Best
+from alignment_core.stages.rl.best import Best
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def opened(progress: Path) -> Best:
     return Best(context, section, section.best, [])
 
 
-def export(directory: str) -> None:
-    Path(directory).mkdir()
-    (Path(directory) / "model.safetensors").write_text(directory)
+def export(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "model.safetensors").write_text(str(directory))
 
 
-def killed_while_it_exports(directory: str) -> None:
+def killed_while_it_exports(directory: Path) -> None:
     export(directory)
     raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.stages import rl
+from alignment_core.stages.rl.driver import Driver
 from tests.rewards.reward_server import Server, lengths
 from tests.stages.killing import Killer
 from tests.stages.rl_runs import RESOURCES, run_rl, section_of
@@ -284,10 +284,11 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def old_weights_under_the_new_name(loop: rl.Loop, step: int) -> None:
-        loop.engines.all("load", str(loop.model), version_of(str(loop.context.references["policy"]), step), timeout=120)
+    def old_weights_under_the_new_name(driver: Driver, step: int) -> None:
+        context = driver.context
+        driver.engines.load(context.inputs["policy"], version_of(str(context.references["policy"]), step))
 
-    monkeypatch.setattr(rl.Loop, "_transfer", old_weights_under_the_new_name)
+    monkeypatch.setattr(Driver, "_transfer", old_weights_under_the_new_name)
     section["mismatch"] = {"stop_above": 1e-3}
     section["training"]["learning_rate"] = 1e-2
     with pytest.raises(

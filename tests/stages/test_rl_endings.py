@@ -229,10 +229,14 @@ def hang(machines: Any) -> Iterator[Callable[[], None]]:
             process.kill()
 
 
-def test_an_engine_that_hangs_ends_the_run_with_what_was_waited_for(hang: Any, run: Callable[..., Any]) -> None:
+def test_an_engine_that_hangs_ends_the_run_with_what_was_waited_for(
+    hang: Any, run: Callable[..., Any], machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried = machines(2).resources.model_copy(update={"wait_timeout_seconds": 15.0})
+    monkeypatch.setattr(machines(2), "resources", hurried)
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"(`\w+` within|waited) 15 seconds.+resources\.wait_timeout_seconds"):
-        run(at(2, hang), wait_timeout_seconds=15.0)
+        run(at(2, hang))
     assert time.monotonic() - started < 15 + 2 * SOON_SECONDS
 
 

@@ -12,18 +12,17 @@ import pytest
 from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes import RlConfig
-from alignment_core.rewards.totals import RunningMean
 from alignment_core.rollout.experience import Samples, step_schema
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table
-from alignment_core.stages.rl import Loop
+from alignment_core.stages.rl.rewarding import Rewarding
 from alignment_core.user_code.failed import Failed
 
 LATE = Failed("timeout", "gave no answer within 3 seconds")
 
 
-def loop_of(rewards: list[list[float | Failed]], **more: Any) -> Loop:
-    """The driver of one step with two prompts of two completions; its engines and actors have nothing to do with this."""
+def experience(rewards: list[list[float | Failed]], **more: Any) -> tuple[Samples, dict[str, float]]:
+    """Of a step with two prompts of two completions; what samples has nothing to do with this. Metrics and cost beside it."""
 
     def complete(draws: range, version: int) -> Samples:
         return [
@@ -43,14 +42,11 @@ def loop_of(rewards: list[list[float | Failed]], **more: Any) -> Loop:
         ]
 
     config = {"prompts": "p.jsonl", "prompts_per_step": 2, "generation": {"num_generations": 2}, **more}
-    loop = Loop.__new__(Loop)
-    loop.section = RlConfig.model_validate({**config, "rewards": [{"urls": "http://a/"}] * len(rewards)})
-    loop.watch, loop.running = Stopwatch(), [RunningMean() for _ in rewards]
-    loop.context = SimpleNamespace(cost={})  # type: ignore[assignment]
-    loop.sources = lambda rows: [one[: len(rows)] for one in rewards]  # type: ignore[assignment]
+    section = RlConfig.model_validate({**config, "rewards": [{"urls": "http://a/"}] * len(rewards)})
+    rewarding = Rewarding(section, lambda rows: [one[: len(rows)] for one in rewards], Stopwatch(), cost={})
     sampling: Any = SimpleNamespace(complete=complete)
-    loop.sampler = InStep(sampling, loop._reward, sleeps=False)
-    return loop
+    samples, metrics = rewarding.experience(InStep(sampling, rewarding.of, sleeps=False), 0)
+    return samples, {**metrics, **rewarding.cost}
 
 
 def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_on(tmp_path: Path) -> None:
@@ -58,9 +54,8 @@ def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_o
 
     from alignment_core.training.reinforcement import _read_used
 
-    loop = loop_of([[1.0, 0.5, LATE, LATE], [3.0, Failed("raised", "at 0x7f"), 4.0, LATE]])
-    samples, metrics = loop._experience(0)
-    assert loop.context.cost["failed_rewards"] == 3
+    samples, metrics = experience([[1.0, 0.5, LATE, LATE], [3.0, Failed("raised", "at 0x7f"), 4.0, LATE]])
+    assert metrics["failed_rewards"] == 3
     assert (metrics["reward_0"], metrics["reward_1"], metrics["prompts_used"]) == (1.0, 3.0, 0.5)
     path = tmp_path / "step.parquet"
     write_table(samples, step_schema(), path)
@@ -76,12 +71,11 @@ def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_o
 
 
 def test_what_has_no_reward_takes_no_part_in_whether_a_prompt_teaches() -> None:
-    loop = loop_of([[1.0, LATE, 1.0, 0.0]], filter={"max_refills": 0})
-    samples, _ = loop._experience(0)
+    samples, _ = experience([[1.0, LATE, 1.0, 0.0]], filter={"max_refills": 0})
     assert {(row["group"], row["sample"]) for row in samples if row["used"]} == {(1, 0), (1, 1)}
     assert len(samples) == 4
 
 
 def test_a_step_without_any_reward_is_said() -> None:
     with pytest.raises(DataError, match="step 0: no completion has a reward"):
-        loop_of([[LATE] * 4])._experience(0)
+        experience([[LATE] * 4])

@@ -20,7 +20,7 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from tests.training.test_policy_ranks import Policy, step_file
-from tests.training.test_trainer_ranks import WAIT, export, greatest_difference, open_job, train, trained
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
 
 pytestmark = pytest.mark.slow
 
@@ -119,14 +119,15 @@ def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
 ) -> None:
     job, progress = make_job(RewardModel(), lora=LORA, bf16=bf16), tmp_path / "progress"
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, progress, zero_stage=zero_stage)
-        train(group, 3)
-        group.all("do", "save_progress", str(progress), timeout=WAIT)
-        train(group, 3)
-        whole = export(group, tmp_path / "whole").read_bytes()
-        assert open_job(group, machines(2), job, progress, zero_stage=zero_stage)["step"] == 3
-        train(group, 3)
-        assert export(group, tmp_path / "resumed").read_bytes() == whole
+        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
+        train(ranks, 3)
+        ranks.save_progress(progress)
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
+        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
+        assert ranks.state["step"] == 3
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole
     size = sum(file.stat().st_size for file in (progress / "step-00000003").rglob("*") if file.is_file())
     parameters = sum(one.numel() for one in load_file(tmp_path / "whole" / "model.safetensors").values())
     assert size < 4 * parameters, "one of all weights takes 12 bytes for each, with the optimiser's moments"
@@ -135,10 +136,10 @@ def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
 def test_fine_tuning_lowers_the_loss(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), lora=LORA, learning_rate=1e-2, num_train_epochs=10)
     with machines(1).trainers() as group:
-        open_job(group, machines(1), job, tmp_path / "progress")
+        ranks = open_job(group, machines(1), job, tmp_path / "progress")
         losses = []
         for _ in range(30):
-            [report] = train(group, 1)
+            [report] = train(ranks, 1)
             losses.append(report.sums["loss"] / report.normaliser)
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
 
@@ -158,7 +159,7 @@ def test_layers_that_the_model_has_not_are_the_user_s_error(make_job: Any, machi
 def test_the_reference_of_a_policy_is_that_policy_without_its_adapters(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
-    step, found = str(step_file(tmp_path)), {}
+    step, found = step_file(tmp_path), {}
     model = tmp_path / "model"
     shutil.copytree(tiny_model(), model)
     for lora in (None, {"r": 4, "lora_alpha": 64}):
@@ -170,9 +171,9 @@ def test_the_reference_of_a_policy_is_that_policy_without_its_adapters(
         with machines(2).trainers() as group:
             policy = Policy(group, machines(2), model, tmp_path / str(bool(lora)), section, zero_stage=zero_stage)
             policy.open()
-            policy.do("update", step, 0.1)
-            policy.do("update", step, 0.1)
-            ranks = policy.do("forward", step, True)
+            policy.ranks.update(step, 0.1)
+            policy.ranks.update(step, 0.1)
+            ranks = policy.ranks.forward(step, True)
             found[bool(lora)] = {
                 name: dict(pair for rank in ranks for pair in rank[name]) for name in ("reference_logps", "old_logps")
             }
@@ -189,7 +190,7 @@ def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
 ) -> None:
     # In the first step B, which is zero, moves alone: A's gradient is B's product with something. So the average of the
     # adapters, with half of the first step's B, is half of the way of the weights, too.
-    step = str(step_file(tmp_path))
+    step = step_file(tmp_path)
     section = {"ema": {"decay": 0.5}, "training": {"bf16": bf16, "lora": {"r": 4, "lora_alpha": 256}}}
     with machines(2).trainers() as group:
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
@@ -197,7 +198,7 @@ def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
         before = policy.export("policy")
         initial = policy.export("average")
         assert all(torch.equal(initial[name], before[name]) for name in before)
-        policy.do("update", step, 0.0)
+        policy.ranks.update(step, 0.0)
         after, average = policy.export("policy"), policy.export("average")
         assert {one.dtype for one in average.values()} == {torch.bfloat16 if bf16 else torch.float32}
         rounding = 0.02 if bf16 else 1e-6
@@ -208,10 +209,10 @@ def test_the_average_is_that_of_the_adapters_and_outlives_a_stop(
         again = policy.export("policy")
         assert all(torch.equal(again[name], after[name]) for name in after), "it leaves the weights alone"
 
-        policy.do("save_progress", str(policy.folder), {})
-        policy.do("update", step, 0.0)
+        policy.ranks.save_progress(policy.folder, {})
+        policy.ranks.update(step, 0.0)
         expected = policy.export("average")
         assert policy.open() == 1
-        policy.do("update", step, 0.0)
+        policy.ranks.update(step, 0.0)
         resumed = policy.export("average")
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)

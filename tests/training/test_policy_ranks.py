@@ -14,13 +14,14 @@ from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.experience import step_schema
 from alignment_core.rollout.records import write_table
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
+from alignment_core.training.trainers import Trainers
 from tests.training.conftest import random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
 pytestmark = pytest.mark.slow
 
-WAIT = 120
 ROWS = 8
 
 
@@ -46,7 +47,7 @@ class Policy:
 
     def __init__(
         self,
-        group: Any,
+        trainers: Trainers,
         machines: Any,
         model: Path,
         folder: Path,
@@ -62,21 +63,18 @@ class Policy:
             **section.pop("training", {}),
         }
         whole = {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": training, **section}
-        self.group, self.folder = group, folder
+        self.trainers, self.folder = trainers, folder
         self.job = RlJob(RlConfig.model_validate(whole), str(model), None, seed=3, pretraining=pretraining)
         self.resources = machines.resources.model_copy(update=resources)
         folder.mkdir()
 
     def open(self) -> int:
         """Steps that its progress holds."""
-        state = self.group.all("open_rl", self.job, self.resources, str(self.folder), timeout=WAIT)
-        return state[0]["step"]
-
-    def do(self, method: str, *arguments: Any) -> list[Any]:
-        return self.group.all("do", method, *arguments, timeout=WAIT)
+        self.ranks = PolicyRanks(self.trainers, self.job, self.resources)
+        return self.ranks.prepare(self.folder)["step"]
 
     def export(self, name: str) -> dict[str, torch.Tensor]:
-        self.do("export", name, str(self.folder / name))
+        self.ranks.export(name, self.folder / name)
         return load_file(self.folder / name / "model.safetensors")
 
 
@@ -86,7 +84,7 @@ class Policy:
 def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
-    step = str(step_file(tmp_path))
+    step = step_file(tmp_path)
     section = {"ema": {"decay": 0.75}, "training": {"bf16": bf16}}
     with machines(2).trainers() as group:
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
@@ -96,9 +94,9 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         assert kind == (torch.bfloat16 if bf16 else torch.float32)
         expected = {name: tensor.double() for name, tensor in expected.items()}
         for number in range(3):
-            policy.do("update", step, 0.0)
+            policy.ranks.update(step, 0.0)
             if number == 1:
-                policy.do("save_progress", str(policy.folder), {})
+                policy.ranks.save_progress(policy.folder, {})
             weights = policy.export("policy")
             expected = {name: 0.75 * expected[name] + 0.25 * weights[name].double() for name in expected}
         average = policy.export("average")
@@ -110,7 +108,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         assert wrong < (0.3 if bf16 else 1e-3), "in bf16 the trainer averages before it rounds, this test after it"
 
         assert policy.open() == 2
-        policy.do("update", step, 0.0)
+        policy.ranks.update(step, 0.0)
         resumed = policy.export("average")
         assert all(torch.equal(resumed[name], average[name]) for name in average)
 
@@ -120,11 +118,11 @@ def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
 ) -> None:
     job = make_job(Sft(), batch_size=14, num_train_epochs=1, lr_scheduler_type="constant")
     with machines(1).trainers() as group:
-        open_job(group, machines(1), job, tmp_path / "progress")
-        [expected] = train(group, 1)
-        weights = load_file(export(group, tmp_path / "sft"))
+        sft = open_job(group, machines(1), job, tmp_path / "progress")
+        [expected] = train(sft, 1)
+        weights = load_file(export(sft, tmp_path / "sft"))
 
-    step = str(step_file(tmp_path, advantage=0.0))  # the policy's own loss has no gradient then
+    step = step_file(tmp_path, advantage=0.0)  # the policy's own loss has no gradient then
     for coefficient in (1.0, 0.25):
         section = {"pretraining": {"data": "none.jsonl", "coefficient": coefficient, "batch_size": 14}}
         with machines(2).trainers() as group:
@@ -138,7 +136,7 @@ def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
                 max_tokens_per_microbatch=64,
             )
             policy.open()
-            ranks = policy.do("update", step, 0.0)
+            ranks = policy.ranks.update(step, 0.0)
             mixed = policy.export("policy")
         reports = [rank["pretraining"] for rank in ranks]
         assert sum(report.normaliser for report in reports) == expected.normaliser

@@ -24,7 +24,7 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.reinforcement import sampled_rows
-from tests.training.test_trainer_ranks import export, greatest_difference, open_job, opened, train
+from tests.training.test_trainer_ranks import Opened, export, greatest_difference, open_job, train
 
 MakeMixture = Callable[[str], Path]
 KINDS: dict[str, tuple[Head, str, Callable[[Any], Sequence[Row]]]] = {
@@ -98,9 +98,11 @@ def test_a_step_adds_the_loss_of_its_packs_by_their_tokens(
     settings = {"batch_size": 14, "num_train_epochs": 1, "max_grad_norm": 1e6, "router_aux_loss_coef": coefficient}
     job = dataclasses.replace(make_job(Sft(), **settings), model=str(mixture_model("mixtral")))
     with machines(world).trainers() as group:
-        open_job(group, machines(world), job, tmp_path / "run", zero_stage=zero_stage, max_tokens_per_microbatch=budget)
-        reports = train(group, 1)
-        trained = load_file(export(group, tmp_path / "trained"))
+        ranks = open_job(
+            group, machines(world), job, tmp_path / "run", zero_stage=zero_stage, max_tokens_per_microbatch=budget
+        )
+        reports = train(ranks, 1)
+        trained = load_file(export(ranks, tmp_path / "trained"))
 
     model = load_model(job.model, "lm", torch.float32)
     rows = Sft().rows(pq.read_table(job.train_data))
@@ -129,4 +131,4 @@ def test_a_model_without_routers_is_refused(make_job: Any, machines: Any, tmp_pa
             UserError, match=r"training\.router_aux_loss_coef: a llama model has no routers .* leave it at 0"
         ),
     ):
-        opened(group, machines(1), job, tmp_path / "progress")
+        Opened(group, machines(1), job, tmp_path / "progress")

@@ -16,52 +16,56 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from alignment_core.cluster.group import call
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress
+from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.reference import FILE as REFERENCE
-from alignment_core.training.trainer import TrainJob
+from alignment_core.training.trainer import Trainer, TrainJob
+from alignment_core.training.trainer_ranks import TrainerRanks
+from alignment_core.training.trainers import Trainers
+from alignment_core.training.worker import TrainWorker
 
-WAIT = 120
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 
 
-def open_job(group: Any, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> dict[str, Any]:
+class Opened(TrainerRanks):
+    """A job on the ranks, where its progress left it; ``state`` says where that is."""
+
+    def __init__(self, trainers: Trainers, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> None:
+        super().__init__(trainers, job, machines.resources.model_copy(update=resources))
+        self.state = self.prepare(progress)
+
+
+def open_job(trainers: Trainers, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> Opened:
+    """A job whose reference has been asked for all that it is needed for."""
     progress.mkdir(exist_ok=True)
-    state = opened(group, machines, job, progress, **resources)
-    refer(group, 3600.0)
-    return state
+    ranks = Opened(trainers, machines, job, progress, **resources)
+    ranks.refer(3600.0)
+    return ranks
 
 
-def opened(group: Any, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> dict[str, Any]:
-    wanted = machines.resources.model_copy(update=resources)
-    return group.all("open_training", job, wanted, str(progress), timeout=WAIT)[0]
+def train(ranks: TrainerRanks, steps: int) -> list[StepReport]:
+    return ranks.train(steps, 3600.0)
 
 
-def refer(group: Any, seconds: float) -> tuple[int, int]:
-    return group.all("do", "refer", seconds, timeout=WAIT)[0]
-
-
-def train(group: Any, steps: int) -> list[Any]:
-    return group.all("do", "train", steps, 3600.0, timeout=WAIT)
-
-
-def export(group: Any, directory: Path) -> Path:
-    group.all("do", "export", str(directory), timeout=WAIT)
+def export(ranks: TrainerRanks, directory: Path) -> Path:
+    ranks.export(directory)
     return directory / "model.safetensors"
 
 
 def trained(machines: Any, job: TrainJob, output: Path, steps: int = 3, **resources: Any) -> dict[str, torch.Tensor]:
     """The weights after so many steps of a new job."""
     with machines.trainers() as group:
-        open_job(group, machines, job, output.with_suffix(".progress"), **resources)
-        assert [report.steps for report in train(group, steps)] == [steps] * group.size
-        return load_file(export(group, output))
+        ranks = open_job(group, machines, job, output.with_suffix(".progress"), **resources)
+        assert [report.steps for report in train(ranks, steps)] == [steps] * group.size
+        return load_file(export(ranks, output))
 
 
 def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -136,9 +140,9 @@ def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
     losses, norms = [], []
     for world, stage in ((1, None), (2, zero_stage)):
         with machines(world).trainers() as group:
-            open_job(group, machines(world), job, tmp_path / str(world), zero_stage=stage)
-            reports = train(group, 2)
-            held_out = group.all("do", "evaluate", timeout=WAIT)
+            ranks = open_job(group, machines(world), job, tmp_path / str(world), zero_stage=stage)
+            reports = train(ranks, 2)
+            held_out = ranks.evaluate()
             losses.append(
                 [
                     sum(report.sums["loss"] for report in part) / sum(report.normaliser for report in part)
@@ -160,15 +164,15 @@ def test_the_pass_of_the_reference_goes_on_where_it_was_interrupted(
     progress.mkdir()
     with machines(2).trainers() as group:
         open_job(group, machines(2), job, tmp_path / "whole", max_tokens_per_microbatch=128)
-        opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
-        done, total = refer(group, 0.0)
+        ranks = Opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
+        done, total = ranks.refer(0.0)
         assert (done, total > 5) == (1, True)
-        refer(group, 0.0)
-        opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
-        assert [refer(group, 0.0), refer(group, 3600.0)] == [(3, total), (total, total)]
+        ranks.refer(0.0)
+        ranks = Opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
+        assert [ranks.refer(0.0), ranks.refer(3600.0)] == [(3, total), (total, total)]
 
         shutil.rmtree(reference)  # nothing of it is computed twice
-        assert open_job(group, machines(2), job, progress)["step"] == 0
+        assert open_job(group, machines(2), job, progress).state["step"] == 0
     with np.load(tmp_path / "whole" / REFERENCE) as whole, np.load(progress / REFERENCE) as pieces:
         for name in whole.files:
             np.testing.assert_array_equal(whole[name], pieces[name])
@@ -184,20 +188,21 @@ def test_the_reference_reads_the_rows_that_steps_take_and_no_others(
     all_rows = trained(machines(1), make_job(DPO, **settings), tmp_path / "all", steps=2)
     job = make_job(DPO, **settings, max_steps=2)
     with machines(1).trainers() as group:
-        open_job(group, machines(1), job, progress)
+        ranks = open_job(group, machines(1), job, progress)
         with np.load(progress / REFERENCE) as stored:
             known = {name: stored[f"{name}_known"].reshape(-1, 2) for name in ("train", "test")}
         taken = {row for step in range(2) for row in batch_of_step(step, 14, 6, job.seed)}
         assert len(taken) == 12, "of 14"
         assert set(np.flatnonzero(known["train"].all(1))) == set(np.flatnonzero(known["train"].any(1))) == taken
         assert known["test"].all()
-        train(group, 1)
-        group.all("do", "save_progress", str(progress), timeout=WAIT)
+        train(ranks, 1)
+        ranks.save_progress(progress)
 
         shutil.rmtree(reference)  # what goes on needs none
-        assert open_job(group, machines(1), job, progress)["step"] == 1
-        train(group, 1)
-        assert greatest_difference(all_rows, load_file(export(group, tmp_path / "few"))) < 1e-6
+        ranks = open_job(group, machines(1), job, progress)
+        assert ranks.state["step"] == 1
+        train(ranks, 1)
+        assert greatest_difference(all_rows, load_file(export(ranks, tmp_path / "few"))) < 1e-6
 
 
 def test_a_reference_that_gives_no_number_is_a_numeric_error_on_every_rank(
@@ -219,11 +224,13 @@ def test_a_checkpoint_without_the_log_probabilities_of_its_reference_counts_for_
 ) -> None:
     progress = tmp_path / "progress"
     with machines(1).trainers() as group:
-        open_job(group, machines(1), make_job(DPO), progress)  # the reference is the policy before its first step
-        train(group, 2)
-        group.all("do", "save_progress", str(progress), timeout=WAIT)
+        ranks = open_job(
+            group, machines(1), make_job(DPO), progress
+        )  # the reference is the policy before its first step
+        train(ranks, 2)
+        ranks.save_progress(progress)
         (progress / REFERENCE).unlink()
-        assert open_job(group, machines(1), make_job(DPO), progress)["step"] == 0
+        assert open_job(group, machines(1), make_job(DPO), progress).state["step"] == 0
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -235,16 +242,17 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
     job = make_job(DPO, reference=reference)
     progress = tmp_path / "progress"
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, progress, offload_optimizer=offload)
-        train(group, 3)
-        group.all("do", "save_progress", str(progress), timeout=WAIT)  # on the way; the run goes on to its end
-        train(group, 3)
-        whole = export(group, tmp_path / "whole").read_bytes()
+        ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
+        train(ranks, 3)
+        ranks.save_progress(progress)  # on the way; the run goes on to its end
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
 
         shutil.rmtree(reference)  # its log-probabilities are in the progress
-        assert open_job(group, machines(2), job, progress, offload_optimizer=offload)["step"] == 3
-        assert [report.steps for report in train(group, 100)] == [3, 3]
-        resumed = export(group, tmp_path / "resumed").read_bytes()
+        ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
+        assert ranks.state["step"] == 3
+        assert [report.steps for report in train(ranks, 100)] == [3, 3]
+        resumed = export(ranks, tmp_path / "resumed").read_bytes()
     assert resumed == whole
 
 
@@ -252,48 +260,52 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
 def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job, progress = make_job(DPO), tmp_path / "progress"
     with machines(2).trainers() as old:
-        open_job(old, machines(2), job, tmp_path / "whole.progress")
-        train(old, 6)
-        whole = export(old, tmp_path / "whole").read_bytes()
-        open_job(old, machines(2), job, progress)
-        train(old, 3)
-        old.all("do", "save_progress", str(progress), timeout=WAIT)
+        ranks = open_job(old, machines(2), job, tmp_path / "whole.progress")
+        train(ranks, 6)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
+        ranks = open_job(old, machines(2), job, progress)
+        train(ranks, 3)
+        ranks.save_progress(progress)
     without_model = dataclasses.replace(job, model=str(tmp_path / "absent"))
-    with pytest.raises(RuntimeError, match="`open_training` failed"), machines(2).trainers() as old:
+    with pytest.raises(RuntimeError, match="`open` failed"), machines(2).trainers() as old:
         open_job(old, machines(2), without_model, progress)
     with machines(2).trainers() as new:
-        assert new is not old
-        assert open_job(new, machines(2), job, progress)["step"] == 3
-        train(new, 3)
-        assert export(new, tmp_path / "resumed").read_bytes() == whole
+        assert new.group is not old.group
+        ranks = open_job(new, machines(2), job, progress)
+        assert ranks.state["step"] == 3
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole
 
 
 def test_only_a_complete_checkpoint_of_this_layout_counts(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job, progress = make_job(Sft()), tmp_path / "progress"
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, progress)
+        ranks = open_job(group, machines(2), job, progress)
         for _ in range(2):
-            train(group, 1)
-            group.all("do", "save_progress", str(progress), timeout=WAIT)
+            train(ranks, 1)
+            ranks.save_progress(progress)
         assert newest_progress(progress) == progress / "step-00000002"
 
         (progress / "step-00000002" / "complete.json").unlink()  # as if killed while it was written
-        assert open_job(group, machines(2), job, progress)["step"] == 1
+        ranks = open_job(group, machines(2), job, progress)
+        assert ranks.state["step"] == 1
         written = (progress / "step-00000001" / "complete.json").stat()
-        group.all("do", "save_progress", str(progress), timeout=WAIT)  # nothing new: the only good one is not touched
+        ranks.save_progress(progress)  # nothing new: the only good one is not touched
         assert (progress / "step-00000001" / "complete.json").stat() == written
-        assert open_job(group, machines(2), job, progress, zero_stage=2)["step"] == 0  # written by another ZeRO stage
+        other = open_job(group, machines(2), job, progress, zero_stage=2)
+        assert other.state["step"] == 0, "written by another ZeRO stage"
 
 
-def errors_of_ranks(group: Any, steps: int) -> list[BaseException | None]:
+def errors_of_ranks(ranks: TrainerRanks, steps: int) -> list[BaseException | None]:
     """What `train` raises on each rank; fails if a rank does not answer."""
-    calls = [actor.call.remote("do", ("train", steps, 3600.0)) for actor in group.actors]
+    group, asked = ranks.group, call(TrainWorker.do, call(Trainer.train, steps, 3600.0))
+    calls = [actor.call.remote(asked) for actor in group.actors]
     _, hanging = group.ray.wait(calls, num_returns=len(calls), timeout=60)
     assert not hanging
     errors: list[BaseException | None] = []
-    for call in calls:
+    for one in calls:
         try:
-            group.ray.get(call)
+            group.ray.get(one)
             errors.append(None)
         except group.ray.exceptions.RayTaskError as error:
             errors.append(error.cause)
@@ -306,18 +318,18 @@ def test_a_diverging_job_is_a_numeric_error_on_every_rank(
 ) -> None:
     job = make_job(Sft(), learning_rate=1e30)
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, tmp_path / "progress", zero_stage=zero_stage)
-        errors = errors_of_ranks(group, 6)
+        ranks = open_job(group, machines(2), job, tmp_path / "progress", zero_stage=zero_stage)
+        errors = errors_of_ranks(ranks, 6)
         assert [type(error) for error in errors] == [NumericError, NumericError]
         assert "is not finite at step 1 of 6" in str(errors[0])  # step 0 made the weights as large as the rate
-        for saving in ("save_progress", "export"):
+        for save in (ranks.save_progress, ranks.export):
             with pytest.raises(NumericError, match=r"step 1 failed half-way: what it left of the weights is not saved"):
-                group.all("do", saving, str(tmp_path / "bad"), timeout=WAIT)
+                save(tmp_path / "bad")
         assert not (tmp_path / "bad").exists()
 
         # all ranks left the step together, so the actors serve the next job
-        open_job(group, machines(2), make_job(Sft()), tmp_path / "next")
-        assert [report.steps for report in train(group, 1)] == [1, 1]
+        ranks = open_job(group, machines(2), make_job(Sft()), tmp_path / "next")
+        assert [report.steps for report in train(ranks, 1)] == [1, 1]
 
 
 def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
@@ -331,8 +343,8 @@ def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
     table = table.set_column(table.schema.get_field_index("margin"), "margin", pa.array(margins))
     job = make_job(RewardModel(), table=table, batch_size=14)
     with machines(2).trainers() as group:
-        open_job(group, machines(2), job, tmp_path / "progress")
-        errors = errors_of_ranks(group, 1)
+        ranks = open_job(group, machines(2), job, tmp_path / "progress")
+        errors = errors_of_ranks(ranks, 1)
     assert [type(error) for error in errors] == [NumericError, NumericError]
 
 
@@ -349,30 +361,31 @@ def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_noth
     disk.mkdir()
     with ExitStack() as stack:
         group = stack.enter_context(machines(1).trainers())
-        parameters = open_job(group, machines(1), make_job(Sft()), tmp_path / "progress")["parameters"]
+        ranks = open_job(group, machines(1), make_job(Sft()), tmp_path / "progress")
+        parameters = ranks.state["parameters"]
         options = f"size={bytes_per_parameter * parameters}"  # this one takes 16 a parameter
         mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], capture_output=True, check=False)
         if mount.returncode:
             pytest.skip("mounting a small file system takes root")
         stack.callback(subprocess.run, ["umount", disk], check=True)
-        train(group, 1)
+        train(ranks, 1)
         (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 3 * parameters))
         with pytest.raises(EnvironmentFault, match=r"the model of step 1 needs 0\.\d MiB in .*: the disk is full"):
-            export(group, disk / "model")
+            export(ranks, disk / "model")
         (disk / "other").unlink()
         with pytest.raises(Exception) as caught:  # noqa: PT011 (what the flow would see of it is what counts)
-            group.all("do", "save_progress", str(disk), timeout=WAIT)
+            ranks.save_progress(disk)
         error = rebuild(describe(caught.value))
         assert isinstance(error, EnvironmentFault)
         assert re.search(says, str(error))
         assert newest_progress(disk) is None
 
         subprocess.run(["mount", "-o", "remount,size=16m", disk], check=True)
-        group.all("do", "save_progress", str(disk), timeout=WAIT)
+        ranks.save_progress(disk)
         assert newest_progress(disk) == disk / "step-00000001"
 
 
 def test_rank_zero_stops_all_ranks_when_its_time_is_over(make_job: Any, machines: Any, tmp_path: Path) -> None:
     with machines(2).trainers() as group:
-        open_job(group, machines(2), make_job(Sft()), tmp_path / "progress")
-        assert [report.steps for report in group.all("do", "train", 6, 0.0, timeout=WAIT)] == [1, 1]
+        ranks = open_job(group, machines(2), make_job(Sft()), tmp_path / "progress")
+        assert [report.steps for report in ranks.train(6, 0.0)] == [1, 1]

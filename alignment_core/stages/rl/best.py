@@ -14,11 +14,11 @@ from alignment_core.errors import NumericError
 from alignment_core.execution.base import StageContext
 from alignment_core.recipes.sections.rl import BestConfig, RlConfig
 from alignment_core.rewards.failures import numbers
-from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.totals import rewards_as_given
 from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
 from alignment_core.rollout.sampling import Sampling
+from alignment_core.stages.rl.rewarding import Ask
 from alignment_core.training.checkpoints import link_tree, put_in_place
 
 
@@ -53,9 +53,7 @@ class Best:
         """Whether to look at the policy after so many steps."""
         return step > self.looked and (step % self.config.eval_steps == 0 or step == self.section.steps)
 
-    def look(
-        self, step: int, sampling: Sampling, sources: RewardSources, export: Callable[[str], Any]
-    ) -> dict[str, float]:
+    def look(self, step: int, sampling: Sampling, sources: Ask, export: Callable[[Path], None]) -> dict[str, float]:
         """The metric of the policy after so many steps, which the engines hold; the policy stays if it is the best."""
         reward = self._reward(
             replace(sampling, draws=self.draws).complete(range(len(self.draws.prompts)), step), sources
@@ -65,10 +63,10 @@ class Best:
         self.looked = step
         return {"held_out_reward": reward}
 
-    def keep(self, step: int, reward: float, export: Callable[[str], Any]) -> None:
+    def keep(self, step: int, reward: float, export: Callable[[Path], None]) -> None:
         """Make the policy after so many steps the best; the one before it goes later."""
         partial = self._folder(step).with_suffix(".partial")
-        export(str(partial))
+        export(partial)
         put_in_place(partial, self._folder(step))
         self.state = {"step": step, "reward": reward}
         self._drop_others()
@@ -87,7 +85,7 @@ class Best:
         for folder in set(self.context.progress.glob("best-*")) - kept:
             shutil.rmtree(folder)
 
-    def _reward(self, rows: Samples, sources: RewardSources) -> float:
+    def _reward(self, rows: Samples, sources: Ask) -> float:
         """Mean reward of the completions of all held-out prompts; the same seeds each time, to compare with less noise."""
         given = [one for one in zip(*map(numbers, sources(rows)), strict=True) if None not in one]
         if not given:

@@ -1,0 +1,19 @@
+"""Whether a model has room for what is to be sampled from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from alignment_core.data.context import longest_sampled
+from alignment_core.errors import UserError
+
+
+def check_length(model: Path, longest_prompt: int, length: int) -> None:
+    """Raise UserError if the model does not take sequences of ``length`` tokens; the longest prompt is part of them."""
+    most = longest_sampled(json.loads((model / "config.json").read_text()))
+    if most is not None and length > most:
+        raise UserError(
+            f"generation: the longest prompt has {longest_prompt} tokens, which with max_completion_length makes {length}; "
+            f"the model takes {most}. Lower generation.max_completion_length or prompts.max_prompt_length"
+        )

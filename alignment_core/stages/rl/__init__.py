@@ -1,0 +1,50 @@
+"""Stage: reinforcement learning of a policy from its own samples.
+
+A step samples the next prompts, rewards the completions, works out what each token was worth, and trains on them; then
+the engines take the new weights. What a step does follows from its number and the weights alone: a run that was killed
+goes on from its last checkpoint to the same policy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignment_core.environments.environments import environment_content
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rewards import base as rewards
+from alignment_core.stages.rl.names import AVERAGE, BEST, CRITIC, FIELD, POLICY, SHOWS, TRAJECTORIES
+
+RESULTS = {"last": POLICY, "average": AVERAGE, "best": BEST}
+"""The output that is the run's policy, by ``rl.result``."""
+OUTPUTS = {POLICY: "model", AVERAGE: "model", BEST: "model", CRITIC: "critic", TRAJECTORIES: "trajectories"}
+
+
+class RlStageConfig(StageConfig):
+    """How to learn, and what rewards."""
+
+    section: RlConfig
+    trust_remote_code: bool = False
+
+    def content(self) -> Any:
+        inputs: dict[str, Any] = {"prompts": True, "pretraining": {"data"}, "best": {"prompts"}}
+        section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
+        if self.section.environment:
+            section["environment"] |= environment_content(self.section.environment)
+            section["environment"]["chat_template"] = self.section.prompts.chat_template
+        return section | {"rewards": rewards.content(self.section.rewards, FIELD)}
+
+    def code_used(self) -> tuple[str, ...]:
+        return rewards.code_used(self.section.rewards)
+
+    def packages_used(self) -> tuple[str, ...]:
+        return rewards.packages_used(self.section.rewards)
+
+
+def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
+    from alignment_core.stages.rl.session import run  # which imports what trains
+
+    return run(context, config.section, config.trust_remote_code)
+
+
+STAGE = Stage("rl", 2, OUTPUTS, RlStageConfig, run, SHOWS)

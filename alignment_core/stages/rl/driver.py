@@ -1,0 +1,209 @@
+"""The driver of a run: its steps, one after the other, from the checkpoint that it goes on with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from alignment_core.environments.episode import version_of
+from alignment_core.errors import NumericError, Stopped
+from alignment_core.execution.base import StageContext
+from alignment_core.execution.course import Course, unmoved
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.engines import Engines
+from alignment_core.losses.kl import adapted_coefficient
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rollout.ahead import Ahead
+from alignment_core.rollout.experience import put_advantages, put_numbers, step_schema
+from alignment_core.rollout.in_step import InStep
+from alignment_core.rollout.records import write_table
+from alignment_core.rollout.sampling import Sampling
+from alignment_core.stages.rl.best import Best
+from alignment_core.stages.rl.metrics import averages
+from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS, TRAJECTORIES
+from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.training.checkpoints import drop_older
+from alignment_core.training.policy_ranks import PolicyRanks
+
+
+@dataclass
+class Driver:
+    """One run. All that it works with is open, and stays so until it is done."""
+
+    context: StageContext
+    section: RlConfig
+    engines: Engines
+    trainers: PolicyRanks
+    sampling: Sampling
+    sampler: InStep | Ahead
+    """Draws prompts and has them answered and rewarded."""
+    rewarding: Rewarding
+    best: Best | None
+    watch: Stopwatch
+    kl_coefficient: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kl_coefficient = self.section.kl.coefficient
+
+    def run(self) -> dict[str, Any]:
+        """All steps that are left, and the models that come of them; metrics."""
+        context, section = self.context, self.section
+        state = self.trainers.prepare(context.progress)
+        step, saved = state["step"], time.monotonic()
+        metrics: dict[str, Any] = {}
+        if step > 0:
+            self._restore(state["driver"])
+        course, differ = Course(context.progress, step, section.steps), step > 0
+        if self.best:
+            self.best.resume(state["driver"].get("best"), state["driver"].get("looked", 0))
+        metrics |= self._follow(step, self._best_at(step))
+        context.report(step, section.steps, "steps")
+        while step < section.steps:
+            with self._saved_if_stopped(step):
+                metrics = self._step(step)
+            step += 1
+            differ |= metrics["reward_deviation"] > 0
+            course.add(step, {name: metrics[name] for name in SHOWS if name in metrics})
+            best = self._best_at(step)
+            if step < section.steps or best:
+                with self._saved_if_stopped(step):
+                    metrics |= self._follow(step, best)
+            due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
+            if due or context.stopping.is_set():
+                self._save(step, self._state())
+                saved = time.monotonic()
+            context.report(step, section.steps, "steps", **metrics)
+        self.sampler.close()
+        self._export()
+        told = {"warnings": warnings} if (warnings := self._warnings(differ)) else {}
+        return {**metrics, **course.metrics(), **told, "steps": section.steps, "parameters": state["parameters"]}
+
+    def _export(self) -> None:
+        """Write the models."""
+        models = {POLICY: True, CRITIC: self.section.critic, AVERAGE: self.section.ema}
+        for name in [name for name, there in models.items() if there]:
+            self.trainers.export(name, self.context.outputs[name])
+
+    def _warnings(self, differ: bool) -> list[str]:
+        """What people should know; ``differ``: whether the rewards of any step did."""
+        warnings = unmoved(self.context.inputs["policy"], self.context.outputs[POLICY])
+        if not differ:
+            warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
+        return warnings
+
+    def _best_at(self, step: int) -> Best | None:
+        """The best policy, if a look is due after so many steps."""
+        return self.best if self.best and self.best.is_due(step) else None
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Go on with what :meth:`_state` gave."""
+        self.sampler.restore(state["sampler"])
+        self.rewarding.restore(state["running"])
+        self.kl_coefficient = state["kl_coefficient"]
+
+    def _step(self, step: int) -> dict[str, float]:
+        """One step, up to and with the update of the policy; its metrics."""
+        samples, found = self.rewarding.experience(self.sampler, step)
+        with self.watch.part("transfer"):
+            self.sampler.rest()
+        path = self.context.progress / TRAJECTORIES / f"step-{step:06d}.parquet"
+        section, used = self.section, [row for row in samples if row["used"]]
+        needed = self._asks_for_old(len(used))
+        if needed or section.critic or section.kl.coefficient > 0:
+            write_table(used, step_schema(), path)
+            with self.watch.part("logps"):
+                found_by_rank = self.trainers.forward(path, needed)
+            for values in found_by_rank:
+                for name, one in values.items():
+                    put_numbers(used, name, one)
+        found |= put_advantages(used, section.advantage, section.kl, self.kl_coefficient)
+        write_table(samples, step_schema(), path)
+        coefficient = self.kl_coefficient
+        with self.watch.part("train"):
+            reports = self.trainers.update(path, coefficient)
+        if not section.trajectories.keeps(step, section.steps):
+            path.unlink()
+        found |= averages(reports)
+        if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
+            ahead = section.execution.max_staleness
+            why = (
+                f"it moves too far in {ahead} steps (rl.execution)" if ahead else "the engine does not hold the policy"
+            )
+            raise NumericError(
+                f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
+                f"above rl.mismatch.stop_above {section.mismatch.stop_above:g}: {why}"
+            )
+        trains = section.critic is None or step >= section.critic.steps_ahead
+        if section.kl.target is not None and trains:
+            found["kl_coefficient"] = coefficient
+            self._adapt(found["kl"], section.kl.target, len(used))
+        tokens = sum(int(sum(row["mask"])) for row in samples)
+        self._count("completion_tokens", tokens)
+        self._count("steps", 1)
+        return {**found, "completion_length": tokens / len(samples)}
+
+    def _adapt(self, kl: float, target: float, completions: int) -> None:
+        self.kl_coefficient = adapted_coefficient(self.kl_coefficient, kl, target, completions, self.section.kl.horizon)
+
+    def _asks_for_old(self, completions: int) -> bool:
+        """Whether the policy moves while it trains on so many: the clipped ratio looks back to where it began."""
+        training, section = self.section.training, self.section
+        off_policy = training.num_train_epochs > 1 or training.batch_size < completions
+        return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
+
+    def _follow(self, step: int, best: Best | None = None) -> dict[str, float]:
+        """Let the engines have the weights after so many steps, and look whether these are the ``best``; metrics."""
+        with self.sampler.still(step, empty=best is not None):
+            with self.watch.part("transfer"):
+                if step == 0:
+                    policy = self.context.references["policy"]
+                    self.engines.load(self.context.inputs["policy"], str(policy))
+                else:
+                    self._transfer(step)
+            if best is None:
+                return {}
+            export = partial(self.trainers.export, POLICY)
+            with self.watch.part("best"):
+                return best.look(step, self.sampling, self.rewarding.sources, export)
+
+    def _transfer(self, step: int) -> None:
+        """The trainers' weights into the engines, bucket by bucket."""
+        version = version_of(str(self.context.references["policy"]), step)
+        shares = self.trainers.buckets()
+        self.engines.begin_update()
+        self.trainers.send(shares, self.engines.group, Engine.take_bucket)
+        self.engines.end_update(version, step)
+
+    @contextmanager
+    def _saved_if_stopped(self, step: int) -> Iterator[None]:
+        """Save the state at the beginning if this is stopped, which happens only while the trainers are still in it."""
+        state = self._state()
+        try:
+            yield
+        except Stopped:
+            self._save(step, state)
+            raise
+
+    def _state(self) -> dict[str, Any]:
+        """All that a run that goes on needs to know beside what its trainers save."""
+        state = {
+            "sampler": self.sampler.state,
+            "running": self.rewarding.state,
+            "kl_coefficient": self.kl_coefficient,
+        }
+        return state | ({"best": self.best.state, "looked": self.best.looked} if self.best else {})
+
+    def _save(self, step: int, state: dict[str, Any]) -> None:
+        """Write a checkpoint; the older ones go once it is complete."""
+        self.trainers.save_progress(self.context.progress, state)
+        drop_older(self.context.progress, step)
+        if self.best:
+            self.best.checkpointed()
+
+    def _count(self, name: str, value: float) -> None:
+        self.context.cost[name] = self.context.cost.get(name, 0.0) + value

@@ -1,0 +1,95 @@
+"""What the completions of a run get for their rewards: which of them are trained on, and the one reward of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from alignment_core.errors import DataError
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rewards.failures import numbers, reasons
+from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
+from alignment_core.rollout.ahead import Ahead
+from alignment_core.rollout.experience import Samples
+from alignment_core.rollout.in_step import InStep
+from alignment_core.user_code.failed import Failed
+
+Ask = Callable[[Samples], list[list[float | Failed]]]
+"""Rows of completions → for each source a number for each row, or why there is none."""
+
+
+class Rewarding:
+    """Asks for rewards, and remembers what normalising them takes over a run."""
+
+    def __init__(self, section: RlConfig, sources: Ask, watch: Stopwatch, cost: dict[str, float]) -> None:
+        """Failures add up in ``cost``, time in ``watch``."""
+        self.section, self.sources, self.watch, self.cost = section, sources, watch, cost
+        self.running = [RunningMean() for _ in section.rewards]
+
+    @property
+    def state(self) -> list[list[float]]:
+        """What a run that goes on needs to know; plain numbers."""
+        return [one.state for one in self.running]
+
+    def restore(self, state: list[list[float]]) -> None:
+        """Go on from where a run was."""
+        self.running = [RunningMean(one) for one in state]
+
+    def of(self, samples: Samples) -> Samples:
+        """The samples with what each source gives or why it gives nothing, and whether they are trained on."""
+        section = self.section
+        with self.watch.part("reward"):
+            given = list(zip(*self.sources(samples), strict=True))
+        samples = [
+            {**row, "rewards": numbers(one), "failures": reasons(one)} for row, one in zip(samples, given, strict=True)
+        ]
+        kept = [row for row in samples if row["failures"] is None]
+        self.cost["failed_rewards"] = self.cost.get("failed_rewards", 0.0) + len(samples) - len(kept)
+        teaches = {row["group"] for row in kept}
+        if section.filter and kept:
+            raw_SR, groups_S = np.array([row["rewards"] for row in kept]), np.array([row["group"] for row in kept])
+            teaches = teaching(raw_SR, groups_S, section.rewards, section.filter)
+        return [{**row, "used": row["failures"] is None and row["group"] in teaches} for row in samples]
+
+    def experience(self, sampler: InStep | Ahead, step: int) -> tuple[Samples, dict[str, float]]:
+        """Rewarded completions of as many prompts as a step takes, those that are trained on first; and what came of them.
+
+        With dynamic filtering, prompts that teach nothing are kept with ``used`` false, and further ones are sampled for.
+        """
+        section, samples, used, attempts = self.section, [], 0, 0
+        most = section.filter.max_refills if section.filter else 0
+        while used < section.prompts_per_step and attempts <= most:
+            with self.watch.part("generate"):
+                samples += sampler.take(section.prompts_per_step - used)
+            used = len({row["group"] for row in samples if row["used"]})
+            attempts += 1
+        given = np.array([row["rewards"] for row in samples if row["failures"] is None])
+        if not len(given):
+            raise DataError(f"step {step}: no completion has a reward (rl.rewards)")
+        if not used:
+            raise DataError(
+                f"step {step}: rl.filter leaves out all {len({row['group'] for row in samples})} prompts, as the completions "
+                "of each have equal rewards, or a mean outside rl.filter.low and .high; the task is too easy or too hard for "
+                "the policy, or the bounds do not fit the rewards"
+            )
+        groups = len({row["group"] for row in samples})
+        chosen = sorted(samples, key=lambda row: not row["used"])  # stable
+        rewarded = [row for row in chosen if row["used"]]
+        self.total(rewarded)
+        means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
+        stale_K = step - np.concatenate([row["versions"][row["mask"]] for row in rewarded])
+        return chosen, {**means, "prompts_used": used / groups, "staleness": float(stale_K.mean())}
+
+    def total(self, rows: Samples) -> None:
+        """Put the one reward of each row, from those of all sources and its length, into it."""
+        raw_SR = np.array([row["rewards"] for row in rows])
+        groups_S = np.array([row["group"] for row in rows])
+        total_S = total_rewards(raw_SR, groups_S, self.section.rewards, self.running)
+        lengths_S = np.array([sum(row["mask"]) for row in rows])
+        cut_S = np.array([row["finish_reason"] == "length" for row in rows])
+        longest = self.section.generation.max_completion_length
+        total_S = total_S + length_penalties(lengths_S, cut_S, longest, self.section.shaping)
+        for row, reward in zip(rows, total_S, strict=True):
+            row["reward"] = float(reward)

@@ -1,0 +1,136 @@
+"""A run of the stage from its inputs to its artifact: everything that the driver works with is opened here, and closed."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from alignment_core.environments.environments import Environments
+from alignment_core.errors import DataError
+from alignment_core.execution.base import EngineRequest, StageContext
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rewards.base import Opening
+from alignment_core.rewards.judges import in_actors
+from alignment_core.rewards.sources import RewardSources
+from alignment_core.rollout.ahead import Ahead
+from alignment_core.rollout.episodes import Draws
+from alignment_core.rollout.in_step import InStep
+from alignment_core.rollout.lengths import check_length
+from alignment_core.rollout.sampling import Sampling
+from alignment_core.stages.rl.best import Best
+from alignment_core.stages.rl.driver import Driver
+from alignment_core.stages.rl.names import BEST, FIELD, TRAJECTORIES
+from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.stages.rl.stopping import ended_when
+from alignment_core.training.checkpoints import drop_incomplete, link_tree
+from alignment_core.training.policy_ranks import PolicyRanks
+from alignment_core.training.reinforcement import RlJob
+
+
+def run(context: StageContext, section: RlConfig, trust_remote_code: bool) -> dict[str, Any]:
+    """Learn, and write the models and trajectories; metrics."""
+    import transformers
+
+    model, policy = context.inputs["policy"], context.references["policy"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    prompts = _read_prompts(context.inputs["prompts"])
+    best = None
+    if section.best is not None:
+        best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
+    sources = _sources(context, section, tokenizer, prompts, trust_remote_code)
+    environments = _environments(context, section, tokenizer)
+    pretraining = _pretraining(context, section)
+    job = RlJob(section, str(model), _critic(context, section), context.seed, trust_remote_code, pretraining)
+    longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
+    length = longest + section.generation.max_completion_length
+    check_length(model, longest, length)
+    request = EngineRequest(model, policy, length, trust_remote_code)
+    (context.progress / TRAJECTORIES).mkdir(exist_ok=True)
+    drop_incomplete(context.progress)
+    watch = Stopwatch()
+    rewarding = Rewarding(section, sources, watch, context.cost)
+    draws = Draws(prompts, section.generation, context.seed)
+    with (
+        context.machines.engines_and_trainers(request, context.turn) as (engines, trainers),
+        sources,
+        closing(environments) if environments else nullcontext(),
+    ):
+        sampling = Sampling(engines, environments, draws, tokenizer, str(policy), context.stopping)
+        ends = [sources.stop, *([environments.close] if environments else [])]
+        with closing(_sampler(context, section, sampling, rewarding)) as sampler, ended_when(context.stopping, *ends):
+            ranks = PolicyRanks(trainers, job, context.resources)
+            driver = Driver(context, section, engines, ranks, sampling, sampler, rewarding, best, watch)
+            metrics = driver.run()
+    link_tree(context.progress / TRAJECTORIES, context.outputs[TRAJECTORIES])
+    if best:
+        metrics |= best.link_to(context.outputs[BEST])
+    context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
+    context.cost.update({f"{name}_seconds": round(value, 3) for name, value in watch.seconds.items()})
+    return metrics
+
+
+def _sources(
+    context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]], trust_remote_code: bool
+) -> RewardSources:
+    opening = Opening(
+        FIELD,
+        context.resources,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        trust_remote_code=trust_remote_code,
+        scores=in_actors(context.machines, context.resources, trust_remote_code),
+    )
+    models = {number: context.inputs[f"reward-{number}"] for number, one in enumerate(section.rewards) if one.model}
+    of_a_step = section.prompts_per_step * section.generation.num_generations
+    return RewardSources(section.rewards, opening, models, of_a_step)
+
+
+def _environments(context: StageContext, section: RlConfig, tokenizer: Any) -> Environments | None:
+    if section.environment is None:
+        return None
+    return Environments(
+        section.environment,
+        tokenizer,
+        processes=context.resources.environment_processes,
+        timeout=context.resources.reward_timeout_seconds,
+        chat_template=section.prompts.chat_template,
+    )
+
+
+def _sampler(context: StageContext, section: RlConfig, sampling: Sampling, rewarding: Rewarding) -> InStep | Ahead:
+    """What draws prompts and has them answered and rewarded."""
+    if section.execution.max_staleness == 0:
+        return InStep(sampling, rewarding.of, context.resources.placement == "colocated")
+    return Ahead(
+        sampling,
+        rewarding.of,
+        prompts_per_step=section.prompts_per_step,
+        steps=section.steps,
+        max_staleness=section.execution.max_staleness,
+        partial=section.execution.partial_rollouts,
+    )
+
+
+def _critic(context: StageContext, section: RlConfig) -> str | None:
+    """Where the critic starts, if there is one."""
+    return None if section.critic is None else str(context.inputs.get("critic", context.inputs["policy"]))
+
+
+def _pretraining(context: StageContext, section: RlConfig) -> str | None:
+    if section.pretraining is None:
+        return None
+    path = context.inputs["pretraining"] / "train.parquet"
+    if not path.is_file():
+        raise DataError("the data set of rl.pretraining holds no training rows")
+    return str(path)
+
+
+def _read_prompts(data: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    path = data / "train.parquet"
+    if not path.is_file():
+        raise DataError("there are no prompts to sample for")
+    return pq.read_table(path).to_pylist()

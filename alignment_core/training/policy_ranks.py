@@ -1,0 +1,51 @@
+"""A :class:`PolicyTrainer` on every rank, as the stage calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.models.buckets import Bucket, Share
+from alignment_core.training.learner import StepReport
+from alignment_core.training.reinforcement import PolicyTrainer
+from alignment_core.training.trainers import OpenJob
+from alignment_core.training.worker import TrainWorker
+
+U = TypeVar("U")
+
+
+class PolicyRanks(OpenJob[PolicyTrainer]):
+    """Training on a policy's own samples; each method is that of :class:`PolicyTrainer`, on all ranks."""
+
+    def prepare(self, progress: Path) -> dict[str, Any]:
+        """Resume from the newest complete checkpoint in ``progress``; where the run stands."""
+        return self._first(PolicyTrainer.prepare, str(progress))
+
+    def forward(self, path: Path, old: bool) -> list[dict[str, list[tuple[int, np.ndarray]]]]:
+        """For each rank's rows of the step's file, by column: (row number, values of its trained tokens [T])."""
+        return self._all(PolicyTrainer.forward, str(path), old)
+
+    def update(self, path: Path, kl_coefficient: float) -> list[dict[str, StepReport]]:
+        """All optimiser steps on the step's file; for each rank, a report for each learner."""
+        return self._all(PolicyTrainer.update, str(path), kl_coefficient)
+
+    def buckets(self) -> list[Share]:
+        """Which of the policy's weights travel together."""
+        return self._first(PolicyTrainer.buckets)
+
+    def send(self, shares: Sequence[Share], to: ActorGroup[U], receive: Callable[[U, Bucket], object]) -> None:
+        """These weights from rank 0 to the method ``receive`` of all actors of ``to``."""
+        calls = (call(TrainWorker.do, call(PolicyTrainer.bucket, share)) for share in shares)
+        self.group.relay(calls, to, receive, self.timeout)
+
+    def export(self, name: str, directory: Path) -> None:
+        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder."""
+        self._all(PolicyTrainer.export, name, str(directory))
+
+    def save_progress(self, progress: Path, driver: dict[str, Any]) -> None:
+        """Write a checkpoint of this step, with what the driver wants back."""
+        self._all(PolicyTrainer.save_progress, str(progress), driver)

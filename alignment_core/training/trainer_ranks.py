@@ -1,0 +1,38 @@
+"""A :class:`Trainer` on every rank, as the stage calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from alignment_core.training.learner import StepReport
+from alignment_core.training.trainer import Trainer
+from alignment_core.training.trainers import OpenJob
+
+
+class TrainerRanks(OpenJob[Trainer]):
+    """Training on fixed data; each method is that of :class:`Trainer`, on all ranks."""
+
+    def prepare(self, progress: Path) -> dict[str, Any]:
+        """Resume from the newest complete checkpoint in ``progress``; where the job stands."""
+        return self._first(Trainer.prepare, str(progress))
+
+    def refer(self, seconds: float) -> tuple[int, int]:
+        """Forward passes of the reference for about ``seconds``; packs that are done, of all."""
+        return self._first(Trainer.refer, seconds)
+
+    def train(self, steps: int, seconds: float) -> list[StepReport]:
+        """Up to ``steps`` optimiser steps for about ``seconds``; a report for each rank."""
+        return self._all(Trainer.train, steps, seconds)
+
+    def evaluate(self) -> list[StepReport]:
+        """Loss and metrics on the held-out rows; a report for each rank."""
+        return self._all(Trainer.evaluate)
+
+    def export(self, directory: Path) -> None:
+        """Write the trained model as a Hugging Face folder."""
+        self._all(Trainer.export, str(directory))
+
+    def save_progress(self, progress: Path) -> None:
+        """Write a checkpoint of this step."""
+        self._all(Trainer.save_progress, str(progress))
