@@ -90,7 +90,7 @@ def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:
     """The rows as if they were that many completions each; of their answers, one that is a number if there is one."""
 
     def look(rows: Rows, timeout: float) -> Answers:
-        resources = opening.resources.model_copy(update={"reward_timeout_seconds": timeout})
+        resources = opening.resources.model_copy(update={"reward_timeout_seconds": timeout, "reward_processes": 1})
         with closing(kind_of(reward).open(reward, replace(opening, resources=resources))) as source:
             for number, row in enumerate(rows):
                 group = [

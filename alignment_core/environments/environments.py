@@ -164,7 +164,7 @@ class Environments:
             if self._closed:
                 raise Stopped("the environments were closed")
             if (place, name) not in self._verifiers:
-                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER, self._files)
+                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER, files=self._files)
             return self._verifiers[place, name]
 
     def _take(self, episode: Episode, answer: dict[str, Any]) -> None:

@@ -7,16 +7,17 @@ from typing import Any
 
 from alignment_core.rewards.failures import Answers
 from alignment_core.user_code.failed import Failed
-from alignment_core.user_code.process import FunctionProcess
+from alignment_core.user_code.pool import FunctionPool
 
 PLAIN = (str, int, float, bool, list, type(None))
 
 
 class GroupFunction:
-    """Rewards that the function ``name`` gives, one call for each prompt; in a process of its own until it is closed."""
+    """Rewards that the function ``name`` gives, one call for each prompt; in processes of its own until it is closed."""
 
-    def __init__(self, name: str, timeout: float, field: str) -> None:
-        self._process = FunctionProcess(name, timeout, field)
+    def __init__(self, name: str, timeout: float, field: str, processes: int | None = 1) -> None:
+        """``processes`` as FunctionPool has its size."""
+        self._pool = FunctionPool(name, timeout, field, processes)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> Answers:
         groups: dict[int, list[int]] = {}
@@ -24,7 +25,7 @@ class GroupFunction:
             groups.setdefault(row["group"], []).append(number)
         members = list(groups.values())
         calls = [[[_seen(rows[number]) for number in numbers]] for numbers in members]
-        for index, answer in self._process.answers(calls):
+        for index, answer in self._pool.answers(calls):
             numbers = members[index]
             if not isinstance(answer, Failed) and not (isinstance(answer, list) and len(answer) == len(numbers)):
                 many = (
@@ -34,7 +35,7 @@ class GroupFunction:
             yield from zip(numbers, [answer] * len(numbers) if isinstance(answer, Failed) else answer, strict=True)
 
     def close(self) -> None:
-        self._process.close()
+        self._pool.close()
 
 
 def _seen(row: dict[str, Any]) -> dict[str, Any]:

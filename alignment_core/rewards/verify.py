@@ -9,7 +9,7 @@ from alignment_core.rewards.failures import Account, Answers, numbers
 from alignment_core.rewards.named import NamedVerifier, Opened
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.functions import function_content
-from alignment_core.user_code.process import FunctionProcess
+from alignment_core.user_code.pool import FunctionPool
 
 FIELD = "evaluation.verifier"
 
@@ -20,13 +20,14 @@ def verify(
     timeout: float = 60.0,
     max_failed: float = 0.0,
     fields: tuple[str, str] = (FIELD, "evaluation.max_failed_rewards"),
+    processes: int | None = 1,
 ) -> list[float | None]:
     """A number in [0, 1] for each row of rollouts; None where the verifier failed or did not answer in ``timeout`` seconds.
 
     Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
-    where the recipe has ``name`` and ``max_failed``.
+    where the recipe has ``name`` and ``max_failed``; ``processes`` as FunctionPool has its size.
     """
-    with Verifier(name, timeout, fields[0]) as verifier:
+    with Verifier(name, timeout, fields[0], processes) as verifier:
         return numbers(Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows)))
 
 
@@ -56,13 +57,20 @@ class Verifier:
     Raises UserError if there is none, EnvironmentFault if this machine cannot run it.
     """
 
-    def __init__(self, name: str, timeout: float, field: str = FIELD, files: dict[str, str] | None = None) -> None:
-        """``files``: as FunctionProcess has them."""
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        field: str = FIELD,
+        processes: int | None = 1,
+        files: dict[str, str] | None = None,
+    ) -> None:
+        """``processes`` and ``files`` as FunctionPool has them."""
         named = _named(name, field)
         self._opened: Opened = (
             named.open(field)
             if named and named.open
-            else _Function(FunctionProcess((named.function if named else None) or name, timeout, field, files))
+            else _Function(FunctionPool((named.function if named else None) or name, timeout, field, processes, files))
         )
 
     def __call__(self, rows: Rows) -> Answers:
@@ -81,18 +89,18 @@ class Verifier:
 class _Function:
     """A function of prompt, completion and label."""
 
-    def __init__(self, process: FunctionProcess) -> None:
-        self._process = process
+    def __init__(self, pool: FunctionPool) -> None:
+        self._pool = pool
 
     def __call__(self, rows: Rows) -> Answers:
         calls = [[row["prompt_text"], row["completion_text"], row["label"]] for row in rows]
-        for number, score in self._process.answers(calls):
+        for number, score in self._pool.answers(calls):
             bad = isinstance(score, float) and not 0 <= score <= 1  # as NaN is
             said = f"answered {score}; a number in [0, 1] is needed"
             yield number, Failed("bad_number", said) if bad else score
 
     def close(self) -> None:
-        self._process.close()
+        self._pool.close()
 
 
 def _named(name: str, field: str) -> NamedVerifier | None:

@@ -51,8 +51,10 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             check_tokenizer(context.inputs[role], role.replace("_", " "), rollouts, config.trust_remote_code)
             columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
     if config.verifier:
-        timeout = context.resources.reward_timeout_seconds
-        columns["verifier"] = verify(config.verifier, rollouts, timeout, config.max_failed_rewards)
+        resources, most = context.resources, config.max_failed_rewards
+        columns["verifier"] = verify(
+            config.verifier, rollouts, resources.reward_timeout_seconds, most, processes=resources.reward_processes
+        )
     rows = [
         {
             "prompt": row["prompt"],

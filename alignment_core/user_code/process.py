@@ -55,30 +55,49 @@ class FunctionProcess:
         self._files = dict(user_code.COUNTED.get({}) if files is None else files)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        self._closed = False
+        self._closed = self._loaded = self._concurrent = False
 
-    def answers(self, calls: Sequence[list[Any]]) -> Generator[tuple[int, Any]]:
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a process is there that has loaded the function."""
+        return self._process is not None and self._loaded
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether the function is a coroutine function; known once it is loaded."""
+        return self._concurrent
+
+    def load(self) -> None:
+        """Start the process, if there is none. Raises UserError if there is no such function, Stopped once this is closed."""
+        if self._process is None:
+            self._start()
+
+    def answers(self, calls: Sequence[list[Any]], waiting: deque[int] | None = None) -> Generator[tuple[int, Any]]:
         """The number of each call, and what the function answers to these arguments or the :class:`Failed` that says why not.
 
         Calls that were under way when the process ended are made again, one by one, and one that is alone when it ends has
-        crashed: a process may be killed from outside, too. Raises UserError if there is no such function, Stopped once this
-        is closed.
+        crashed: a process may be killed from outside, too. ``waiting`` are the numbers of the calls that are not made yet,
+        which others may take, too; by default all. Raises UserError if there is no such function, Stopped once this is closed.
         """
-        waiting, suspects = deque(range(len(calls))), deque[int]()
+        waiting, suspects = deque(range(len(calls))) if waiting is None else waiting, deque[int]()
         again: set[int] = set()
         """Calls that were under way when the process ended."""
         since: dict[int, float] = {}
         """When each call that is under way began."""
         try:
             while waiting or suspects or since:
-                if self._process is None:
-                    self._start()
+                self.load()
                 queue = suspects or waiting
                 most = AT_A_TIME if self._concurrent and not suspects else 1
-                while queue and len(since) < most:
-                    number = queue.popleft()
+                while len(since) < most:
+                    try:
+                        number = queue.popleft()
+                    except IndexError:
+                        break
                     since[number] = time.monotonic()
                     self._send(number, calls[number])
+                if not since:  # another took what waited
+                    break
                 try:
                     number, answer = self._answer(since)
                 except Failed as failure:
@@ -122,7 +141,7 @@ class FunctionProcess:
         if problem:
             self._end()
             raise UserError(problem)
-        self._concurrent = answer["concurrent"]
+        self._concurrent, self._loaded = answer["concurrent"], True
         self._patience = self.timeout + (LAST_SECONDS if self._concurrent else 0.0)
 
     def _first_words(self) -> dict[str, Any]:
@@ -130,6 +149,7 @@ class FunctionProcess:
         with self._starting:
             if self._closed:
                 raise self._stopped()
+            self._loaded = False
             self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
             self._lines = self._socket.makefile("rb")
             path = os.pathsep.join([*(one or os.getcwd() for one in sys.path), str(ROOT)])

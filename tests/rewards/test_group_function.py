@@ -87,7 +87,7 @@ def timing_out(source: GroupFunction, name: str) -> None:
 
     For functions that give one answer at a time: of more, some may have been read already.
     """
-    process, says = source._process, Path(name).with_suffix(".hangs")
+    process, says = source._pool._members[0].process, Path(name).with_suffix(".hangs")
     answer = process._answer
 
     def answer_or_late(since: dict[int, float]) -> Any:

@@ -112,3 +112,33 @@ def test_what_decides_a_result_is_the_source_of_functions_and_the_first_url_and_
     file.write_text(SOURCE + "FACTOR = 2")
     assert key(function=f"{file}:group") != before
     assert str(file) not in str(before)
+
+
+def test_the_sources_of_a_step_are_asked_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "meet.py").write_text(
+        "import os, time\nfrom pathlib import Path\n"
+        "def one(rows): return meet('one', 'other', rows)\n"
+        "def other(rows): return meet('other', 'one', rows)\n"
+        "def meet(me, you, rows):\n"
+        "    Path(__file__).with_name(me).touch()\n"
+        "    while not Path(__file__).with_name(you).exists(): time.sleep(0.01)\n"
+        "    return [1.0] * len(rows)\n"
+    )
+    names = ("one", "other")
+    with opened(rewards(*({"function": f"{tmp_path / 'meet.py'}:{name}"} for name in names))) as sources:
+        assert sources(rows("a", "b")) == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_one_source_that_fails_too_often_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import time\nfrom pathlib import Path\n"
+        "def never(rows): return [None] * len(rows)\n"
+        "def hangs(rows): time.sleep(600)\n"
+    )
+    configs = rewards({"function": f"{tmp_path / 'two.py'}:hangs"}, {"function": f"{tmp_path / 'two.py'}:never"})
+    resources = ResourcesConfig(reward_timeout_seconds=600)
+    with (
+        RewardSources(configs, Opening("rl.rewards", resources, tokenizer=byte_tokenizer())) as sources,
+        pytest.raises(DataError, match=r"the function .*two\.py:never gave no reward"),
+    ):
+        sources(rows("a", "b"))

@@ -26,6 +26,10 @@ class ResourcesConfig(Config):
     GPUs if neither number is given."""
     judges: int = Field(1, ge=1)
     """Number of actors per reward model that scores completions during reinforcement learning."""
+    reward_processes: int | None = Field(None, ge=1)
+    """Number of processes for each verifier or reward function in Python; they start when completions wait for them. A
+    function that keeps state between calls keeps it in each process separately: use 1 if that matters. Default: one per
+    CPU core."""
     environment_processes: int = Field(2, ge=1)
     """Number of processes over which the environments of reinforcement learning are distributed."""
     tensor_parallel_size: int = Field(1, ge=1)

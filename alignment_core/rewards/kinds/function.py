@@ -28,7 +28,8 @@ def _content(reward: FunctionReward, field: str) -> dict[str, Any]:
 
 
 def _open(reward: FunctionReward, opening: Opening) -> GroupFunction:
-    return GroupFunction(reward.function, opening.resources.reward_timeout_seconds, f"{opening.field}.function")
+    resources, field = opening.resources, f"{opening.field}.function"
+    return GroupFunction(reward.function, resources.reward_timeout_seconds, field, resources.reward_processes)
 
 
 REWARD = RewardKind(

@@ -31,7 +31,8 @@ def _content(reward: VerifierReward, field: str) -> dict[str, Any]:
 
 
 def _open(reward: VerifierReward, opening: Opening) -> Verifier:
-    return Verifier(reward.verifier, opening.resources.reward_timeout_seconds, f"{opening.field}.verifier")
+    resources, field = opening.resources, f"{opening.field}.verifier"
+    return Verifier(reward.verifier, resources.reward_timeout_seconds, field, resources.reward_processes)
 
 
 REWARD = RewardKind(

@@ -1,0 +1,151 @@
+"""A user's function in several processes: the same answers as in one, and what hangs or ends costs nobody else anything."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from alignment_core.errors import Stopped, UserError
+from alignment_core.rewards.verify import Verifier
+from alignment_core.user_code.failed import Failed
+from alignment_core.user_code.pool import FunctionPool
+from alignment_core.user_code.process import FunctionProcess
+
+SOURCE = """
+import asyncio, os, sys, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def double(x):
+    return 2.0 * x
+
+def meet(x, processes):
+    # until as many processes have a call under way
+    (HERE / f"{os.getpid()}.here").touch()
+    while len(list(HERE.glob("*.here"))) < processes:
+        time.sleep(0.01)
+    return float(x)
+
+def odd(x):
+    if x == 1:
+        (HERE / "hangs").touch()
+        time.sleep(600)
+    if x == 2:
+        os._exit(3)
+    while not (HERE / "hangs").exists():
+        time.sleep(0.01)
+    return float(x)
+
+async def pid(x):
+    await asyncio.sleep(0.3)
+    return os.getpid()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "functions.py").write_text(SOURCE)
+    return tmp_path / "functions.py"
+
+
+def pool(file: Path, function: str, size: int) -> closing[FunctionPool]:
+    return closing(FunctionPool(f"{file}:{function}", 60.0, "rl.rewards.0.function", size))
+
+
+def pids(of: FunctionPool) -> list[int]:
+    return [one.process._process.pid for one in of._members if one.process._process is not None]
+
+
+def late_once_it_hangs(process: FunctionProcess, file: Path) -> None:
+    """Have call 1 time out when it says that it hangs, and none before, however busy the machine is."""
+    answer = process._answer
+
+    def answer_or_late(since: dict[int, float]) -> Any:
+        while not select.select([process._socket], [], [], 0.01)[0]:
+            if 1 in since and (file.parent / "hangs").exists():
+                process._patience = 0.0  # until the process starts again
+                break
+        return answer(since)
+
+    process._answer = answer_or_late  # type: ignore[method-assign]
+
+
+def test_calls_that_wait_are_made_in_more_processes_up_to_the_pools_size(file: Path) -> None:
+    with pool(file, "meet", 3) as calls:
+        assert dict(calls.answers([[n, 3] for n in range(12)])) == {n: float(n) for n in range(12)}
+        first = pids(calls)
+        assert len(first) == 3
+        assert len(dict(calls.answers([[n, 3] for n in range(12)]))) == 12
+        assert pids(calls) == first, "they last"
+    assert not any(psutil.pid_exists(one) for one in first)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_answers_do_not_depend_on_the_pools_size(file: Path, size: int) -> None:
+    with pool(file, "double", size) as calls:
+        for count in (0, 1, 200):
+            assert dict(calls.answers([[n] for n in range(count)])) == {n: 2.0 * n for n in range(count)}
+        assert len(pids(calls)) == 1, "nobody waited"
+
+
+def test_a_call_that_hangs_and_one_that_ends_its_process_fail_alone(file: Path) -> None:
+    with pool(file, "odd", 2) as calls:
+        for member in calls._members:
+            late_once_it_hangs(member.process, file)
+        found = dict(calls.answers([[n] for n in range(8)]))
+    failed = {n: one.reason for n, one in found.items() if isinstance(one, Failed)}
+    assert failed == {1: "timeout", 2: "crashed"}
+    assert {n: one for n, one in found.items() if n not in failed} == {n: float(n) for n in (0, 3, 4, 5, 6, 7)}
+
+
+def test_a_coroutine_function_has_one_process_which_works_on_many_calls(file: Path) -> None:
+    with pool(file, "pid", 4) as calls:
+        assert len(set(dict(calls.answers([[n] for n in range(200)])).values())) == 1
+
+
+def test_what_nobody_waits_for_any_more_is_ended_and_the_next_calls_are_answered(file: Path) -> None:
+    with pool(file, "odd", 2) as calls:
+        answers: Any = calls.answers([[0], [1], [3]])
+        assert next(answers)[0] in (0, 3)
+        answers.close()
+        assert dict(calls.answers([[4], [5]])) == {0: 4.0, 1: 5.0}, "another process, though 1 hangs for a minute"
+
+
+def test_closing_ends_calls_that_are_under_way_in_all_processes(file: Path) -> None:
+    with pool(file, "meet", 2) as calls:
+        ended: list[str] = []
+
+        def ask() -> None:
+            with pytest.raises(Stopped):
+                list(calls.answers([[n, 9] for n in range(4)]))
+            ended.append("ended")
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while len(list(file.parent.glob("*.here"))) < 2:
+            time.sleep(0.01)
+        calls.close()
+        thread.join(60)
+        assert ended == ["ended"]
+        with pytest.raises(Stopped):
+            list(calls.answers([[1, 1]]))
+
+
+def test_a_function_that_cannot_be_loaded_is_said_once(file: Path) -> None:
+    with pool(file, "dubble", 4) as calls, pytest.raises(UserError, match=r"has no 'dubble'; did you mean 'double'\?"):
+        list(calls.answers([[1]] * 8))
+
+
+def test_a_verifier_of_the_user_answers_from_the_pool(file: Path) -> None:
+    (file.parent / "verifier.py").write_text("def f(prompt, completion, label): return len(completion) / 100\n")
+    rows = [{"prompt_text": "?", "completion_text": "a" * n, "label": None} for n in range(50)]
+    with Verifier(f"{file.parent / 'verifier.py'}:f", 60.0, processes=3) as verifier:
+        assert sorted(verifier(rows)) == [(n, n / 100) for n in range(50)]
