@@ -21,11 +21,12 @@ IN_RUN = f"trajectories/{STEPS}"
 """Where the artifact of kind ``rl-run`` has them, which the stage ``rl`` of earlier versions made."""
 SHOWN = {
     "prompt_text": "prompt",
-    "prompt": "prompt",
     "completion_text": "completion",
-    **{name: name for name in ("text", "chosen", "rejected", "label", "margin", "reward", "rewards", "verifier")},
+    **{name: name for name in ("label", "reward", "rewards", "verifier")},
 }
-"""Columns to show, in this order, and what they are called. The first that is there has the name."""
+"""Columns of completions to show, in this order, and what they are called."""
+HIDDEN = ("source", "task")
+"""Columns of data sets that say where a row is from."""
 ROLLOUTS_FROM = ("rollouts", "scores")
 """Roles of the inputs by which a result that holds no text itself leads to the completions that it is about."""
 EVALUATION = "/evaluation/generate"
@@ -50,7 +51,9 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
             rows = [{**row, **{n: s[n] for n in ("reward", "verifier")}} for row, s in zip(rows, scores, strict=True)]
     else:
         steps = sorted([*folder.glob(STEPS), *folder.glob(IN_RUN)])
-        rows = list(_read(steps[-1:] or [folder / DATA]))
+        if not steps:
+            return spaced(of_data(folder / DATA), count)
+        rows = list(_read(steps[-1:]))
     return [_shown(row) for row in spaced(rows, count)]
 
 
@@ -128,9 +131,21 @@ def _read(paths: Sequence[Path]) -> Iterable[Row]:
         yield from pq.read_table(path).to_pylist()
 
 
+def of_data(path: Path) -> list[Row]:
+    """The rows of a data set, of whatever kind: their texts, then their numbers and truth values."""
+    import pyarrow.parquet as pq
+    import pyarrow.types as types
+
+    table = pq.read_table(path)
+    columns = [field for field in table.schema if field.name not in HIDDEN and not types.is_list(field.type)]
+    columns.sort(key=lambda field: not types.is_string(field.type))
+    shown = table.select([field.name for field in columns]).to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in shown]
+
+
 def _shown(row: Row) -> Row:
     shown: Row = {}
     for column, name in SHOWN.items():
-        if row.get(column) is not None and name not in shown:
+        if row.get(column) is not None:
             shown[name] = row[column]
     return shown

@@ -17,7 +17,7 @@ REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=F
 
 
 @dataclass(frozen=True)
-class OneOf:
+class NameOf:
     """Annotation of a text that is one of ``names`` or of what plug-ins bring; these are asked for when they are needed."""
 
     names: tuple[str, ...]

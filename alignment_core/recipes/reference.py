@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods
-from alignment_core.recipes.base import Config, OneOf
+from alignment_core.recipes.base import Config, NameOf
 from alignment_core.recipes.recipe import BaseRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 
@@ -183,7 +183,7 @@ _NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", d
 
 def _type(info: FieldInfo) -> str:
     bounds = [text for one in info.metadata if (text := _bound(one))]
-    choices = next((one.choices() for one in info.metadata if isinstance(one, OneOf)), None)
+    choices = next((one.choices() for one in info.metadata if isinstance(one, NameOf)), None)
     named = " or ".join(f'"{one}"' for one in choices) if choices else _named(info.annotation)
     return f"{named} {' and '.join(bounds)}" if bounds else named
 

@@ -30,7 +30,7 @@ class DatasetConfig(StageConfig):
     @classmethod
     def _of_earlier_versions(cls, kind: str) -> str:
         """Records of earlier versions have the purpose of a data set, by which the stream of its kind is still called."""
-        return next((name for name in kinds.KINDS.names() if kind == kinds.stream(name)), kind)
+        return next((name for name in kinds.KINDS.loaded()[0] if kind == kinds.stream(name)), kind)
 
     def content(self) -> Any:
         return {

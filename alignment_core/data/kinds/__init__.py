@@ -7,7 +7,7 @@ read from, how they are rendered and cut, and what a built-in task gives for the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -95,10 +95,15 @@ def stream(name: str) -> str:
 
 def formats() -> tuple[str, ...]:
     """The formats that some kind can be read from."""
-    return tuple(dict.fromkeys(format for name in KINDS.names() for format in load(name).formats))
+    return tuple(dict.fromkeys(name for kind in _loaded() for name in kind.formats))
 
 
 def roles() -> tuple[str, ...]:
     """What a column can be used as; the keys of ``DataSource.columns``."""
-    every = (format for name in KINDS.names() for format in load(name).formats.values())
+    every = (format for kind in _loaded() for format in kind.formats.values())
     return tuple(dict.fromkeys(role for format in every for role in (*format.needs, *format.takes)))
+
+
+def _loaded() -> Iterable[Kind]:
+    """A kind that does not load is the trouble of those alone who name it."""
+    return KINDS.loaded()[0].values()

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
-from alignment_core.recipes.base import Config, OneOf
+from alignment_core.recipes.base import Config, NameOf
 from alignment_core.recipes.paths import Anything, RowsPath
 
-RowFormat = Annotated[str, OneOf(("auto",), lambda: import_module("alignment_core.data.kinds").formats())]
+RowFormat = Annotated[str, NameOf(("auto",), lambda: import_module("alignment_core.data.kinds").formats())]
 """A format that some kind of rows can be read from, or ``auto``."""
 
 
