@@ -6,12 +6,16 @@ import ast
 import functools
 import gc
 import hashlib
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
+
+from alignment_core.errors import EnvironmentFault
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
@@ -21,6 +25,50 @@ PARSING = threading.RLock()
 ATTEMPTS = 5
 READS_ITSELF = (b"__doc__", b"getdoc", b"getsource", b"getcomments")
 """Where source mentions one of these, it may compute with its own text."""
+NEVER_COMPUTES = (
+    # what is needed to run any stage, but decides no result
+    "alignment_core.errors",
+    "alignment_core.execution.base",
+    "alignment_core.execution.cost",
+    "alignment_core.execution.key",
+    "alignment_core.execution.machine_queue",
+    "alignment_core.execution.machines",
+    "alignment_core.execution.reasons",
+    "alignment_core.execution.restarts",
+    "alignment_core.execution.runner",
+    "alignment_core.execution.stopwatch",
+    "alignment_core.execution.turns",
+    "alignment_core.home",
+    "alignment_core.imports",
+    "alignment_core.inherited",
+    "alignment_core.journal",
+    "alignment_core.plugins",
+    "alignment_core.processes",
+    # where it runs and what watches it
+    "alignment_core.cluster",
+    "alignment_core.host",
+    "alignment_core.tracking",
+    # where inputs lie; what they are, their digests say
+    "alignment_core.artifacts",
+    "alignment_core.data.hub",
+    # settings: their values are in the key, and defaults are values
+    "alignment_core.recipes",
+    # what finds the code that counts, and refuses all other: the code itself is in the key
+    "alignment_core.source_code",
+    "alignment_core.user_code.counted",
+    "alignment_core.user_code.definitions",
+    "alignment_core.user_code.modules",
+    # after the stages, or before them
+    "alignment_core.checks",
+    "alignment_core.doctor",
+    "alignment_core.lineage",
+    "alignment_core.nights",
+    "alignment_core.reporting",
+)
+"""Our modules, and packages with all that they hold, that no stage's result follows from, whoever imports them."""
+SHOWS_ERRORS = ("alignment_core.environments",)
+"""Where the text of an error counts: a policy reads it."""
+_LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
 def parse(source: bytes | str) -> ast.Module:
@@ -43,31 +91,32 @@ def parse(source: bytes | str) -> ast.Module:
                 gc.enable()
 
 
-def digest_of_source(source: bytes, docstrings: bool = False) -> str:
+def digest_of_source(source: bytes, docstrings: bool = False, messages: bool = True) -> str:
     """As :func:`digest_of_tree`; what is no Python, such as a template, or may read itself, counts by its bytes."""
     try:
-        return _digest(source, parse(source), docstrings)
+        return _digest(source, parse(source), docstrings, messages)
     except (SyntaxError, ValueError):
         return hashlib.sha256(source).hexdigest()
 
 
-def _digest(source: bytes, tree: ast.AST, docstrings: bool = False) -> str:
+def _digest(source: bytes, tree: ast.AST, docstrings: bool = False, messages: bool = True) -> str:
     if any(word in source for word in READS_ITSELF):
         return hashlib.sha256(source).hexdigest()
-    return digest_of_tree(tree, docstrings)
+    return digest_of_tree(tree, docstrings, messages)
 
 
-def digest_of_tree(tree: ast.AST, docstrings: bool = False) -> str:
+def digest_of_tree(tree: ast.AST, docstrings: bool = False, messages: bool = True) -> str:
     """SHA-256 of what a syntax tree computes: comments and formatting are not in it, nor are docstrings unless asked for.
 
-    Ask for them where a library may show them to a policy, as those of tools. The same in every version of Python.
+    Ask for them where a library may show them to a policy, as those of tools. Leave out ``messages``, the texts of errors
+    and logs, where nothing computes with the text of an error. The same in every version of Python.
     """
     digest = hashlib.sha256()
-    _feed(tree, digest.update, docstrings)
+    _feed(tree, digest.update, docstrings, messages)
     return digest.hexdigest()
 
 
-def _feed(tree: ast.AST, write: Callable[[bytes], None], docstrings: bool) -> None:
+def _feed(tree: ast.AST, write: Callable[[bytes], None], docstrings: bool, messages: bool) -> None:
     # `ast.dump` would do, but what it leaves out differs between versions of Python, and it takes longer. No recursion: a long
     # chain of `elif` is a deep tree.
     waiting: list[Any] = [tree]
@@ -77,9 +126,14 @@ def _feed(tree: ast.AST, write: Callable[[bytes], None], docstrings: bool) -> No
             write(value)
         elif isinstance(value, list):
             kept = value if docstrings else [one for one in value if not _is_text(one)]
+            kept = kept if messages else [one for one in kept if not _is_log(one)]
             waiting += [b"]", *reversed(kept), b"["]
         elif isinstance(value, ast.Constant):
             write(f"{type(value.value).__name__}:{value.value!r};".encode("utf-8", "surrogatepass"))
+        elif isinstance(value, ast.Raise) and isinstance(value.exc, ast.Call) and not messages:
+            call, said = value.exc, [one for one in value.exc.args if not _is_message(one)]
+            named = [one for one in call.keywords if not _is_message(one.value)]
+            waiting += [value.cause or b"", named, said, call.func, b"raise "]
         elif isinstance(value, ast.AST):
             waiting.append(b")")
             for name in reversed(value._fields):
@@ -100,25 +154,63 @@ def _is_text(statement: Any) -> bool:
     )
 
 
+def _is_message(node: ast.expr) -> bool:
+    """Whether an expression makes a text, and binds nothing meanwhile."""
+    if isinstance(node, ast.BinOp):
+        return _is_message(node.left) or _is_message(node.right)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return (is_text or isinstance(node, ast.JoinedStr)) and not _does_more(node)
+
+
+def _is_log(statement: Any) -> bool:
+    """Whether a statement only writes to the module's ``log``."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    function = call.func if isinstance(call, ast.Call) else None
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "log"
+        and function.attr in _LOGS
+        and not _does_more(statement)
+    )
+
+
+def _does_more(node: ast.AST) -> bool:
+    return any(isinstance(one, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for one in ast.walk(node))
+
+
 @dataclass(frozen=True)
 class Source:
     """What is known of a source file."""
 
     digest: str
-    """Without docstrings."""
+    """Without docstrings and, where nobody computes with them, without messages."""
     imports: tuple[str, ...]
     """Modules that it may import, wherever in it, and names in such modules, which may be modules themselves."""
+    empty: bool = False
+    """Whether it holds nothing but a docstring."""
 
 
 def read(data: bytes, module: str, path: Path) -> Source:
     """The source of ``module``, empty for one without a package. Raises SyntaxError, and ValueError for null bytes."""
     tree = parse(data)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return Source(_digest(data, tree), tuple(dict.fromkeys(_imports(tree, package, module.partition(".")[0]))))
+    package, top = module if path.name == "__init__.py" else module.rpartition(".")[0], module.partition(".")[0]
+    digest = _digest(data, tree, messages=top != PACKAGE or within(module, SHOWS_ERRORS))
+    return Source(digest, tuple(dict.fromkeys(_imports(tree, package, top))), all(_is_text(one) for one in tree.body))
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree but for what is only there for type checkers."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        only_types = isinstance(node, ast.If) and _called(node.test) == "TYPE_CHECKING"
+        waiting += node.orelse if only_types and isinstance(node, ast.If) else ast.iter_child_nodes(node)
 
 
 def _imports(tree: ast.Module, package: str, top: str) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in _running(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -168,6 +260,32 @@ def find(folder: Path, name: str) -> Path | None:
     return next((path for path in (place / "__init__.py", place.with_name(f"{parts[-1]}.py")) if path.is_file()), None)
 
 
+def within(module: str, places: Iterable[str]) -> bool:
+    """Whether a module is one of these, or lies in a package that is."""
+    return any(module == place or module.startswith(f"{place}.") for place in places)
+
+
+def spec_of(name: str, places: Iterable[str] | None = None) -> ModuleSpec | None:
+    """How imports find a module, from ``places`` or from everywhere; unlike importlib's, it imports no parents."""
+    top, *parts = name.split(".")
+    spec = _top(top) if places is None else PathFinder.find_spec(top, list(places))
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        # by its last name: the places of a package without __init__.py are looked up where its parent was imported
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return spec
+
+
+def _top(name: str) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        if getattr(finder, "of_user_code", False) or not hasattr(finder, "find_spec"):
+            continue
+        if (spec := finder.find_spec(name, None)) is not None:
+            return spec
+    return None
+
+
 @functools.cache
 def package_source(module: str) -> tuple[Path, Source] | None:
     """The source of a module of this package, as it was when this process first asked."""
@@ -175,10 +293,54 @@ def package_source(module: str) -> tuple[Path, Source] | None:
     return None if path is None else (path, read(path.read_bytes(), module, path))
 
 
+def computing_source(module: str) -> tuple[Path, Source] | None:
+    """As package_source, and none of what never computes."""
+    return None if within(module, NEVER_COMPUTES) else package_source(module)
+
+
 @functools.cache
-def code_digest(module: str) -> str:
-    """SHA-256 over what ``module`` computes, and every module of this package that it can reach by imports."""
-    digest = hashlib.sha256()
-    for name, (_, source) in sorted(reachable(module, package_source).items()):
-        digest.update(f"{name}\0{source.digest}".encode())
-    return digest.hexdigest()
+def _source(module: str) -> tuple[Path, Source]:
+    """The source of a module of ours or of a plug-in, which is not imported. Raises EnvironmentFault if there is none."""
+    if (own := package_source(module)) is not None:
+        return own
+    spec = None if module.partition(".")[0] == PACKAGE else spec_of(module)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise EnvironmentFault(f"{module}, which a stage says that its result follows from, has no Python source here")
+    path = Path(spec.origin)
+    return path, read(path.read_bytes(), module, path)
+
+
+@functools.cache
+def modules_of(name: str) -> tuple[str, ...]:
+    """The module ``name``, or all modules of the package ``name.*``; those that are empty left out.
+
+    Raises EnvironmentFault if there is none.
+    """
+    package, name = name.endswith(".*"), name.removesuffix(".*")
+    path, _ = _source(name)
+    below: list[str] = []
+    if package:
+        for file in sorted(path.parent.rglob("*.py")):
+            parts = file.relative_to(path.parent).with_suffix("").parts
+            below.append(".".join((name, *(parts[:-1] if parts[-1] == "__init__" else parts))))
+    return tuple(one for one in dict.fromkeys((name, *below)) if not _source(one)[1].empty)
+
+
+@functools.cache
+def modules_behind(name: str) -> tuple[str, ...]:
+    """The module ``name`` and all that it can reach by imports, of its own distribution and of ours, that may compute."""
+    top = name.partition(".")[0]
+
+    def source_of(module: str) -> tuple[Path, Source] | None:
+        if module.partition(".")[0] == PACKAGE:
+            return computing_source(module)
+        with suppress(EnvironmentFault):  # a name in a module, which is no module itself
+            return _source(module) if module.partition(".")[0] == top else None
+        return None
+
+    return tuple(sorted(one for one, (_, source) in reachable(name, source_of).items() if not source.empty))
+
+
+def digest_of_module(name: str) -> str:
+    """16 hex digits over what a module of ours or of a plug-in computes, as it was when this process first asked."""
+    return _source(name)[1].digest[:16]

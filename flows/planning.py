@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
+from alignment_core.execution.key import check_packages
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.methods import method_of
 from flows.comparison import compare
@@ -12,7 +13,8 @@ from tasks.graph import CURRENT
 
 def plan(recipe: BaseRecipe, store: Store) -> Plan:
     """The stages that the recipe's composition and its promotion ask for. Raises UserError where it cannot be composed."""
-    composed = Plan(store, recipe.seed)
+    check_packages(recipe.reuse_across_versions, "reuse_across_versions")
+    composed = Plan(store, recipe.seed, accept=recipe.reuse_across_versions)
     token = CURRENT.set(composed)
     try:
         composed.not_promoted = compare(recipe, store, method_of(recipe).compose()(recipe)).problem

@@ -22,7 +22,6 @@ from prefect.states import Cancelled
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, open_store, prune
-from alignment_core.artifacts.ownership import check_ours
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
 from alignment_core.home import align_home
@@ -214,9 +213,9 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
             run = Run(
                 store=store,
                 host=host,
-                results=check_ours(store.workspace.results),
                 resources=recipe.resources,
                 seed=recipe.seed,
+                accept=recipe.reuse_across_versions,
                 journal=journal,
                 listeners=listeners,
             )

@@ -1,4 +1,4 @@
-"""The one mechanism behind every stage task: its cache key is the stage key, its body asks the run host."""
+"""The one mechanism behind every stage task: its body asks the store, and then the run host."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import functools
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from prefect import Task, get_run_logger, task
-from prefect.cache_policies import CacheKeyFnPolicy
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
+from prefect.states import Completed
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.canonical import digest_of
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
-from alignment_core.execution.key import key_parts
+from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import cached_result
 from alignment_core.host.client import Host
 from alignment_core.journal import Journal
@@ -37,11 +35,11 @@ class Run:
 
     store: Store
     host: Host
-    results: Path
-    """Where Prefect keeps the (small) results: inside the store, so that they outlive Prefect's database."""
     resources: ResourcesConfig
     seed: int
     journal: Journal
+    accept: tuple[str, ...] = ()
+    """Packages of other versions whose results are reused."""
     listeners: tuple[Listener, ...] = ()
     steps: list[Step] = field(default_factory=list)
     announced: set[str] = field(default_factory=set)
@@ -65,7 +63,7 @@ class Run:
         }
         retries = self.resources.stage_retries
         prepared = stage_task(stage).with_options(
-            task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries), result_storage=self.results
+            task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries)
         )
         settings = config.model_dump(mode="json")
         again = self.runs_again(label, inputs.values())
@@ -115,8 +113,6 @@ class Step:
         """Wait for the stage. Raises the stage's own error."""
         value = self.future.result()
         result = StageResult.model_validate(value).model_copy(update={"label": self.label})
-        if self.future.state.name == "Cached":
-            result = result.model_copy(update={"state": "cached", "reason": "same key", "seconds": 0.0})
         if self.label not in self.run.announced:
             self.run.announced.add(self.label)
             outputs = {name: str(reference) for name, reference in result.outputs.items()}
@@ -141,8 +137,9 @@ class Step:
 
 
 @functools.cache
-def stage_task(stage: str) -> Task[..., dict[str, Any]]:
-    """The Prefect task of the stage module ``stage``.
+def stage_task(stage: str) -> Task[..., Any]:
+    """The Prefect task of the stage module ``stage``. Prefect keeps no results of it: what is cached the store decides, and the
+    task's state says so.
 
     It has no tags: for each tagged run the client asks the server for concurrency slots, which a server on SQLite refuses
     while it writes events, so that most stages began 2 seconds late.
@@ -157,12 +154,14 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
         rerun: str,
         needs: tuple[str, ...],
         order: int,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | State[dict[str, Any]]:
         run: Run = CURRENT.get()
         settings = {"label": label, "config": config, "seed": seed, "stream": stream, "rerun": rerun, "needs": needs}
-        call = _call(stage, {**settings, "inputs": inputs})
+        call = _call(stage, {**settings, "inputs": inputs}, run.accept)
         logger = get_run_logger()
-        result = cached_result(run.store, call)
+        key = key_of(call)
+        run.journal.stage(label, "running", stage=stage, key=key.value, key_parts=key.parts)
+        result = cached_result(run.store, call, key)
         if result is None:
             for listener in run.listeners:
                 listener.started(label)
@@ -182,7 +181,7 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
                 logger.info("%s waits for %s", label, reason) if reason else logger.info("%s goes on", label)
 
             try:
-                result = run.host.run(call, on_progress, order, on_wait)
+                result = run.host.run(call, on_progress, order, on_wait, key)
             except AlignmentError as error:
                 run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
                 raise
@@ -194,37 +193,30 @@ def stage_task(stage: str) -> Task[..., dict[str, Any]]:
             result.seconds,
             ", ".join(one.short for one in result.outputs.values()),
         )
-        return result.model_dump(mode="json")
-
-    def cache_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
-        run: Run = CURRENT.get()
-        call = _call(stage, parameters)
-        parts = key_parts(call)
-        key = digest_of(parts)
-        run.journal.stage(call.label, "running", stage=stage, key=key, key_parts=parts)
-        if run.store.find(key, call.needs) is None:  # a Prefect record whose artifact is gone is no hit
-            (run.results / key).unlink(missing_ok=True)
-        return key
+        data = result.model_dump(mode="json")
+        return Completed(name="Cached", data=data) if result.state == "cached" else data
 
     body.__name__ = stage
     body.__doc__ = f"Run the stage `{stage}`, unless its artifact is in the store."
     return task(
         name=stage.replace("_", "-"),
-        cache_policy=CacheKeyFnPolicy(cache_key_fn=cache_key),
-        persist_result=True,
-        result_serializer="json",
+        cache_policy=NO_CACHE,
+        persist_result=False,
         retry_condition_fn=_may_retry,
     )(body)
 
 
-def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
+def _call(stage: str, parameters: Mapping[str, Any], accept: tuple[str, ...]) -> StageCall:
     """The stage call; an input is a reference's text, or the result of another stage's task and the name of an output."""
-    inputs = {
-        role: Reference.parse(value)
-        if isinstance(value, str)
-        else StageResult.model_validate(value[0]).output(value[1])
-        for role, value in parameters["inputs"].items()
-    }
+    inputs: dict[str, Reference] = {}
+    accepted: dict[str, dict[str, str]] = {}
+    for role, value in parameters["inputs"].items():
+        if isinstance(value, str):
+            inputs[role] = Reference.parse(value)
+        else:
+            result = StageResult.model_validate(value[0])
+            inputs[role] = result.output(value[1])
+            accepted |= {role: result.accepted} if result.accepted else {}
     return StageCall(
         stage=stage,
         label=parameters["label"],
@@ -234,6 +226,8 @@ def _call(stage: str, parameters: Mapping[str, Any]) -> StageCall:
         stream=parameters["stream"],
         rerun=parameters["rerun"],
         needs=parameters["needs"],
+        accept=accept,
+        accepted=accepted,
     )
 
 

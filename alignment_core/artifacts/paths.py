@@ -17,7 +17,7 @@ PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their ma
 PROGRESS = "progress/"
 CACHE = "cache/"
 TEMPORARY = "tmp/"
-RESULTS = "results/"  # what Prefect remembers of tasks
+RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
 LOCK = "lock"  # of the folder backend: between who renews an object's time and who deletes it for its age
 LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PRUNED, PROGRESS, CACHE, TEMPORARY, RESULTS, LOCK)
 

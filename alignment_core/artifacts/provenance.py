@@ -22,6 +22,11 @@ class ProvenanceDraft(BaseModel):
         description="what went into the key: stage name and version, config, input references, seed, code digest",
     )
     inputs: dict[str, Reference] = Field(default_factory=dict, description="input artifacts by role")
+    accepted: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        description="inputs that the recipe accepted although they were made with other versions of packages: by role, the "
+        "packages and those versions",
+    )
     config: dict[str, Any] = Field(default_factory=dict, description="the whole configuration of the stage")
     seed: int = Field(default=0, description="seed that every random choice of the stage derives from")
     code_version: str = Field(default="", description="version of the code, such as a commit")

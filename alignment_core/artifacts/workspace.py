@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.ownership import make_private
-from alignment_core.artifacts.paths import CACHE, PROGRESS, RESULTS, TEMPORARY, check_key
+from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
 
 _LOCK = "lock"
 _SCRATCH, _PUBLISH, _DISCARD = "scratch-", "publish-", "discard-"
@@ -34,7 +34,6 @@ class Workspace:
         self.cache = root / CACHE
         self.temporary = root / TEMPORARY
         self.all_progress = root / PROGRESS
-        self.all_results = root / RESULTS
 
     @contextmanager
     def scratch(self, prefix: str = _SCRATCH) -> Iterator[Path]:
@@ -82,11 +81,6 @@ class Workspace:
     def progress(self, key: str) -> Path:
         """For this user alone: checkpoints are pickled, and to read one is to run what is in it."""
         return make_private(self.all_progress / check_key(key))
-
-    @property
-    def results(self) -> Path:
-        """What Prefect remembers of this user's tasks, for this user alone: such a record says how it is to be read."""
-        return make_private(self.all_results / str(os.geteuid()))
 
     @contextmanager
     def claim(self, key: str, waits: Callable[[str | None], None], who: str) -> Iterator[Path]:

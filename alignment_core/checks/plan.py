@@ -8,6 +8,7 @@ from typing import Literal
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.execution.base import StageCall, StageConfig, StageResult
+from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import cached_result
 
 State = Literal["cached", "runs", "depends"]
@@ -69,6 +70,8 @@ class Plan:
     store: Store
     seed: int
     stages: list[PlannedStage] = field(default_factory=list)
+    accept: tuple[str, ...] = ()
+    """Packages of other versions whose results are reused."""
     not_promoted: str | None = None
     """Why the run's policy, whatever the gates say, would not be promoted; known once it is in the store."""
 
@@ -90,7 +93,8 @@ class Plan:
         if len(known) == len(given):
             settings = config.model_dump(mode="json")
             told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
-            found = cached_result(self.store, StageCall(stage=stage, label=label, **told))
+            call = StageCall(stage=stage, label=label, accept=self.accept, **told)
+            found = cached_result(self.store, call, key_of(call))
             state = "runs" if found is None else "cached"
         planned = PlannedStage(label, stage, config, given, state, found)  # type: ignore[arg-type]
         self.stages.append(planned)

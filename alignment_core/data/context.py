@@ -6,10 +6,12 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alignment_core.data.kinds import Kind
 from alignment_core.errors import DataError
+
+if TYPE_CHECKING:
+    from alignment_core.data.kinds import Kind
 
 log = logging.getLogger(__name__)
 COUNTED_BY_VLLM = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")

@@ -66,8 +66,8 @@ class Stage(Generic[C]):
     shows: Mapping[str, str] = field(default_factory=dict)
     """The key metrics, which stand for the stage on the terminal and in tables: their titles by name, the first ones first."""
     code: tuple[str, ...] = ()
-    """Modules, and packages with all that they hold, that compute the result beside the stage's own module; of ours, or of the
-    distribution that brings the stage. A digest of each is in the key."""
+    """Modules that compute the result beside the stage's own, of ours or of the distribution that brings the stage; ``a.b.*``
+    names all modules of a package. A digest of each is in the key."""
     packages: tuple[str, ...] = ()
     """Distributions that compute the result, such as ``torch``. Their versions are in the key."""
 
@@ -93,6 +93,10 @@ class StageCall(BaseModel):
     """Set when the stage is to run again although its result is known; equal values mean the same second run."""
     needs: tuple[str, ...] = ()
     """Outputs that have to be there beside the default one, of those that retention may drop; not part of the key."""
+    accept: tuple[str, ...] = ()
+    """Packages of which a known result may have been made with another version; not part of the key."""
+    accepted: dict[str, dict[str, str]] = {}
+    """By role, what was accepted so of the inputs, see :class:`StageResult`; not part of the key."""
 
     def definition(self) -> Stage[Any]:
         return load_stage(self.stage)
@@ -116,6 +120,13 @@ class StageResult(BaseModel):
     metrics: dict[str, Any]
     cost: dict[str, float] = {}
     """What making it cost, see :mod:`alignment_core.execution.cost`; for a cached one, when it was made."""
+    accepted: dict[str, str] = {}
+    """Packages of which it was made with another version than is installed, and that version: the call accepts it."""
+
+    @property
+    def made_with(self) -> str:
+        """Says of which other versions of packages a result is, if it was accepted so."""
+        return self.reason if self.accepted else ""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -144,6 +155,11 @@ class StageResult(BaseModel):
 
 
 STAGES = Group("alignment.stages", "alignment_core.stages", "STAGE", "stage")
+
+
+def below(package: str, *modules: str) -> tuple[str, ...]:
+    """Modules of a package, for the code of a :class:`Stage`; each text may name several, with spaces between them."""
+    return tuple(f"{package}.{name}" for text in modules for name in text.split())
 
 
 def load_stage(name: str) -> Stage[Any]:

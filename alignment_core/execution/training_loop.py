@@ -9,16 +9,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import StageContext
+from alignment_core.execution.base import StageContext, below
 from alignment_core.execution.course import Course, unmoved
 from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
+    from alignment_core.recipes.sections.training import TrainingConfig
     from alignment_core.training.learner import StepReport
     from alignment_core.training.methods.base import Method
     from alignment_core.training.trainer_ranks import TrainerRanks
 
 REPORT_SECONDS = 1.0
+TRAINS = (
+    *below("alignment_core.execution", "course training_loop"),
+    "alignment_core.files",
+    "alignment_core.losses.logprobs",
+    *below("alignment_core.models", "adapters microbatch packed saving"),
+    *below(
+        "alignment_core.training",
+        "average batches checkpoints learner memory ranks reference schedule trainer trainer_ranks trainers worker",
+    ),
+    "alignment_core.training.methods.base",
+)
+"""What computes in every stage that trains on fixed data, for its :class:`Stage`."""
+TRAINING_PACKAGES = ("deepspeed", "torch", "transformers")
+
+
+def packages_of(training: TrainingConfig) -> tuple[str, ...]:
+    """What a training with these settings follows from beside them."""
+    return ("peft",) if training.lora else ()
 
 
 def train(

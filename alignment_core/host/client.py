@@ -14,6 +14,7 @@ from typing import Any
 
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.key import StageKey
 from alignment_core.home import align_home
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
@@ -67,8 +68,10 @@ class Host:
         on_progress: OnProgress = lambda _: None,
         order: int = 0,
         on_wait: OnWait = lambda _: None,
+        key: StageKey | None = None,
     ) -> StageResult:
         """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
+        The host works out the ``key`` where it is not given.
 
         ``on_wait`` is told what the stage waits for, in words, and None when it goes on.
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
@@ -78,6 +81,7 @@ class Host:
         session = self._ready()
         request = {
             "call": call.model_dump(mode="json"),
+            "key": key and key.model_dump(mode="json"),
             "run_ids": self.run_ids,
             "recipe": self.recipe,
             "order": order,

@@ -20,6 +20,7 @@ from alignment_core.artifacts import open_store
 from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall
+from alignment_core.execution.key import StageKey
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import run_stage
 from alignment_core.execution.turns import RunName, Turn
@@ -109,7 +110,8 @@ class Server:
                 run=RunName(message["run_ids"].get("prefect", ""), message["recipe"]),
             )
             report, ids = self._reporter(number, call), message["run_ids"]
-            result = run_stage(self.store, call, self.machines, self.resources, report, ids, turn, self.stopping)
+            key = StageKey.model_validate(message["key"]) if message["key"] else None
+            result = run_stage(self.store, call, self.machines, self.resources, report, ids, turn, self.stopping, key)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer
             logging.exception("%s failed", message["call"].get("label"))

@@ -128,6 +128,9 @@ def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
     output = f", output {' and '.join(record.names_of(made))}" if len(record.outputs) > 1 else ""
     yield f"by {record.label} ({record.stage}){output}, seed {record.seed}, {record.seconds:.1f} s"
     yield f"config {digest_of(record.config)[:12]}, code {record.code_version or 'unknown'}"
+    for role, packages in record.accepted.items():
+        versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+        yield f"accepted input {role}, though it was made with {versions} (reuse_across_versions)"
     settings = ", ".join(f"{path} {_setting(value)}" for path, value in settings_of(record).items())
     yield from textwrap.wrap(settings, _WIDTH, break_long_words=False, break_on_hyphens=False)
     numbers = [(name, value) for name, value in record.metrics.items() if _is_number(value)]

@@ -30,6 +30,9 @@ class BaseRecipe(Config):
     """Which tag to move, and the gates that must pass. Default: no promotion."""
     store: FolderPath | None = None
     """Folder or URI of the artifact store. Default: `$ALIGN_HOME/store`."""
+    reuse_across_versions: tuple[str, ...] = ()
+    """Reuse cached results that were computed with other versions of these packages, such as `[torch, vllm]`. Default: a
+    stage runs again after an upgrade of a package that computes its result."""
     resources: ResourcesConfig = ResourcesConfig()
     """Placement, memory and deadlines; not part of any stage's key. With few exceptions (docs/design.md, Determinism)
     they change a result by rounding at most."""

@@ -196,7 +196,7 @@ def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:
             result.label,
             result.state,
             f"{result.seconds:.1f}" if result.state == "run" and result.seconds else "",
-            headline(load_stage(result.stage).shows, result.metrics),
+            " · ".join(filter(None, (headline(load_stage(result.stage).shows, result.metrics), result.made_with))),
         )
         for result in results
     ]

@@ -13,7 +13,7 @@ from typing import Any
 from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.paths import BEGINS, is_written_as_path
 
@@ -37,6 +37,9 @@ class BaseModelConfig(StageConfig):
         model = self.model.model_dump(mode="json", exclude={"name", "revision"})
         hub_name = self.model.name if self.commit else None
         return {**model, "hub": hub_name, "commit": self.commit, "files": self.files}
+
+    def packages_used(self) -> tuple[str, ...]:
+        return ("tokenizers", "torch", "transformers") if self.model.scratch else ()
 
 
 def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
@@ -186,4 +189,5 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
 
 
 SHOWS = {"parameters": "parameters"}
-STAGE = Stage("base_model", 1, {"model": "model"}, BaseModelConfig, run, SHOWS)
+MAKES = below("alignment_core.models", "saving scratch tokenizer")
+STAGE = Stage("base_model", 1, {"model": "model"}, BaseModelConfig, run, SHOWS, code=MAKES)

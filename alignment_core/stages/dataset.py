@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, field_validator
 from alignment_core.data import kinds
 from alignment_core.data.context import context_length
 from alignment_core.data.pin import PinnedSource, pin
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes import DataConfig, DataSource
 
 ROWS = "rows.jsonl"
@@ -38,6 +38,9 @@ class DatasetConfig(StageConfig):
             "sources": [source.content() for source in self.sources],
             "kind": self.kind,
         }
+
+    def code_used(self) -> tuple[str, ...]:
+        return (kinds.KINDS.module(self.kind),)
 
 
 def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
@@ -82,4 +85,18 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
 
 
 SHOWS = {"rows": "train rows"}
-STAGE = Stage("dataset", 1, {"dataset": "dataset"}, DatasetConfig, run, SHOWS)
+CODE = below(
+    "alignment_core.data",
+    "build context fields formats kinds limits messages mixing overlap pin reasoning_gym sources statistics",
+    "tables tasks template verifiers_tasksets",
+)
+STAGE = Stage(
+    "dataset",
+    1,
+    {"dataset": "dataset"},
+    DatasetConfig,
+    run,
+    SHOWS,
+    code=CODE,
+    packages=("datasets", "jinja2", "transformers"),
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.training_loop import train
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import DpoLossConfig, TrainingConfig
 
 
@@ -15,6 +15,9 @@ class DpoStageConfig(StageConfig):
     training: TrainingConfig
     loss: DpoLossConfig
     trust_remote_code: bool = False
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
 
 
 def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
@@ -30,4 +33,9 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
 
 
 SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
-STAGE = Stage("dpo", 1, {"model": "model"}, DpoStageConfig, run, SHOWS)
+CODE = (
+    *TRAINS,
+    "alignment_core.losses.preference",
+    *below("alignment_core.training.methods", "dpo pairs"),
+)
+STAGE = Stage("dpo", 1, {"model": "model"}, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

@@ -58,4 +58,9 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
 
 
 SHOWS = {"accuracy": "accuracy", "reward": "reward", "win_rate": "win rate", "kl": "KL"}
-STAGE = Stage("evaluate", 1, {"evaluation": "evaluation"}, EvaluateConfig, run, SHOWS)
+CODE = (
+    "alignment_core.evaluation.statistics",
+    "alignment_core.files",
+    "alignment_core.rollout.records",
+)
+STAGE = Stage("evaluate", 1, {"evaluation": "evaluation"}, EvaluateConfig, run, SHOWS, code=CODE, packages=("numpy",))

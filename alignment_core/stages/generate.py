@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import EngineRequest, Stage, StageConfig, StageContext
+from alignment_core.execution.base import EngineRequest, Stage, StageConfig, StageContext, below
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
@@ -127,4 +127,22 @@ def _shard(directory: Path, number: int) -> Path:
 
 
 SHOWS = {"completions": "completions"}
-STAGE = Stage("generate", 1, {"rollouts": "rollouts"}, GenerateConfig, run, SHOWS)
+CODE = (
+    "alignment_core.data.context",
+    "alignment_core.files",
+    *below("alignment_core.inference", "engine engines weights"),
+    "alignment_core.losses.logprobs",
+    *below("alignment_core.models", "adapters buckets packed saving"),
+    *below("alignment_core.rollout", "lengths records"),
+    "alignment_core.training.memory",
+)
+STAGE = Stage(
+    "generate",
+    1,
+    {"rollouts": "rollouts"},
+    GenerateConfig,
+    run,
+    SHOWS,
+    code=CODE,
+    packages=("torch", "transformers", "vllm"),
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.data.overlap import read_prompts
 from alignment_core.errors import DataError
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 
 HELD_OUT = "held_out"
 """Role of the held-out prompts; the other inputs are data sets to train on, under the labels of their stages."""
@@ -46,4 +46,5 @@ def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:
 
 
 SHOWS = {"overlap": "also trained on", "prompts": "prompts"}
-STAGE = Stage("overlap", 1, {"overlap": "overlap"}, OverlapConfig, run, SHOWS)
+CODE = below("alignment_core.data", "messages overlap")
+STAGE = Stage("overlap", 1, {"overlap": "overlap"}, OverlapConfig, run, SHOWS, code=CODE)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.evaluation.files import HELD_OUT
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.stages import overlap
-from alignment_core.stages.reward_model import HELD_OUT
 
 COLUMNS = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))
 
@@ -90,4 +90,9 @@ def cell(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.3f} {ends}{count}"
 
 
-STAGE = Stage("report", 1, {"report": "report"}, ReportConfig, run)
+CODE = (
+    *below("alignment_core.data", "messages overlap"),
+    "alignment_core.evaluation.files",
+    "alignment_core.stages.overlap",
+)
+STAGE = Stage("report", 1, {"report": "report"}, ReportConfig, run, code=CODE)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.training_loop import train
+from alignment_core.evaluation.files import HELD_OUT
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import TrainingConfig
-
-HELD_OUT = "held_out.json"
-"""Beside the weights: metrics on the held-out pairs, because a judge should be judged wherever it goes."""
 
 
 class RewardModelStageConfig(StageConfig):
@@ -19,6 +17,9 @@ class RewardModelStageConfig(StageConfig):
     training: TrainingConfig
     loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
     trust_remote_code: bool = False
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
 
 
 def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]:
@@ -32,4 +33,19 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
 
 
 SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
-STAGE = Stage("reward_model", 1, {"reward-model": "reward-model"}, RewardModelStageConfig, run, SHOWS)
+CODE = (
+    *TRAINS,
+    "alignment_core.evaluation.files",
+    "alignment_core.losses.reward",
+    *below("alignment_core.training.methods", "pairs reward_model"),
+)
+STAGE = Stage(
+    "reward_model",
+    1,
+    {"reward-model": "reward-model"},
+    RewardModelStageConfig,
+    run,
+    SHOWS,
+    code=CODE,
+    packages=TRAINING_PACKAGES,
+)

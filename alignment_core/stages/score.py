@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.errors import NumericError
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.files import write_whole
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
@@ -111,4 +111,13 @@ def _forward(
 
 
 SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
-STAGE = Stage("score", 1, {"scores": "scores"}, ScoreConfig, run, SHOWS)
+CODE = (
+    "alignment_core.files",
+    "alignment_core.losses.logprobs",
+    *below("alignment_core.models", "microbatch packed saving"),
+    *below("alignment_core.rewards", "base failures judges named verify"),
+    "alignment_core.rollout.records",
+    *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),
+    *below("alignment_core.user_code", "failed functions pool process"),
+)
+STAGE = Stage("score", 1, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))

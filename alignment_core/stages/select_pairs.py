@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from alignment_core.errors import DataError
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes import SelectionConfig
 from alignment_core.rollout.records import read_rollouts, read_scores, write_table
 from alignment_core.rollout.selection import select_pairs
@@ -68,4 +68,10 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
 
 
 SHOWS = {"pairs": "pairs"}
-STAGE = Stage("select_pairs", 1, {"dataset": "dataset"}, SelectPairsConfig, run, SHOWS)
+CODE = (
+    *below("alignment_core.data", "fields kinds limits messages overlap tables tasks template"),
+    "alignment_core.data.kinds.preferences",
+    "alignment_core.files",
+    *below("alignment_core.rollout", "records selection"),
+)
+STAGE = Stage("select_pairs", 1, {"dataset": "dataset"}, SelectPairsConfig, run, SHOWS, code=CODE)

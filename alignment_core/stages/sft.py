@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.training_loop import train
+from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import TrainingConfig
 
 
@@ -15,6 +15,9 @@ class SftStageConfig(StageConfig):
     training: TrainingConfig
     trust_remote_code: bool = False
 
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
+
 
 def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.sft import Sft
@@ -23,4 +26,8 @@ def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
 
 
 SHOWS = {"loss": "loss", "test_loss": "test loss"}
-STAGE = Stage("sft", 1, {"model": "model"}, SftStageConfig, run, SHOWS)
+CODE = (
+    *TRAINS,
+    "alignment_core.training.methods.sft",
+)
+STAGE = Stage("sft", 1, {"model": "model"}, SftStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

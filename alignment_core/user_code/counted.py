@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.source_code import PACKAGE, Source, digest_of_source, package_source, reachable, read
+from alignment_core.source_code import PACKAGE, Source, computing_source, digest_of_source, reachable, read, spec_of
 
 COUNTED: ContextVar[dict[str, str]] = ContextVar("files that a key counts")
 """The files that keys counted in this context, with the digests of their source: see :func:`counting`."""
@@ -28,11 +28,14 @@ COUNTED: ContextVar[dict[str, str]] = ContextVar("files that a key counts")
 
 @contextmanager
 def counting() -> Iterator[dict[str, str]]:
-    """Collects which files the keys that are computed in this context count, by path, with the digests of their source.
+    """Collects which files the keys that are computed in this context count, by path, with the digests of their source."""
+    with serving({}) as files:
+        yield files
 
-    A process that serves one of their functions, if it is made in this context, loads these and no others.
-    """
-    files: dict[str, str] = {}
+
+@contextmanager
+def serving(files: dict[str, str]) -> Iterator[dict[str, str]]:
+    """A process that serves one of the functions of these files, if it is made in this context, loads these and no others."""
     token = COUNTED.set(files)
     try:
         yield files
@@ -101,7 +104,7 @@ def code_of(place: str) -> Code:
 
     def source_of(name: str) -> tuple[Path, Source] | None:
         if name.partition(".")[0] == PACKAGE:
-            return package_source(name)
+            return computing_source(name)
         if name == code.name:
             return path, _read_named(path, module)
         found = code.find(name)
@@ -158,27 +161,6 @@ def file_of(spec: Any) -> Path | None:
         return None
     path = Path(spec.origin).resolve()
     return next((one for one in (path, *path.parents) if one.is_file()), None)
-
-
-def spec_of(name: str, places: Sequence[str] | None = None) -> ModuleSpec | None:
-    """How imports find a module, from ``places`` or from everywhere; unlike importlib's, it imports no parents."""
-    top, *parts = name.split(".")
-    spec = _top(top) if places is None else PathFinder.find_spec(top, places)
-    for part in parts:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        # by its last name: the places of a package without __init__.py are looked up where its parent was imported
-        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    return spec
-
-
-def _top(name: str) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        if getattr(finder, "of_user_code", False) or not hasattr(finder, "find_spec"):
-            continue
-        if (spec := finder.find_spec(name, None)) is not None:
-            return spec
-    return None
 
 
 def installed(path: Path) -> bool:

@@ -122,8 +122,13 @@ def stage_table(stages: list[StageResult]) -> Table:
     for stage in stages:
         ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
         costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
-        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", key_metrics(stage))
+        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", _shown(stage))
     return table
+
+
+def _shown(stage: StageResult) -> str:
+    """Its key metrics and, where it was made with other versions of packages, which."""
+    return " · ".join(filter(None, (key_metrics(stage), stage.made_with)))
 
 
 def step_table(stages: list[StageResult]) -> Table | None:

@@ -22,7 +22,7 @@ from alignment_core.data.pin import pin
 from alignment_core.data.tables import compact
 from alignment_core.errors import DataError
 from alignment_core.execution.base import StageCall, StageConfig
-from alignment_core.execution.key import stage_key
+from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
 from alignment_core.recipes import parse_recipe
 from alignment_core.stages.dataset import DatasetConfig
@@ -320,7 +320,9 @@ def test_a_plan_tells_what_is_cached_what_runs_and_what_depends_on_it(store, row
     call = StageCall(stage="base_model", label="model", config=model.config.model_dump(mode="json"), inputs={})
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "config.json").write_text("{}")
-    store.publish(tmp_path / "made", "model", ProvenanceDraft(key=stage_key(call), stage="base_model", label="model"))
+    store.publish(
+        tmp_path / "made", "model", ProvenanceDraft(key=key_of(call).value, stage="base_model", label="model")
+    )
     after = plan(recipe, store)
     assert [one.state for one in after.stages] == ["cached", "runs", "depends"]
     assert after.stages[2].waits_for() == ["sft/data"]
@@ -404,16 +406,16 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
 
     calls: dict[str, StageCall] = {}
 
-    def looked_up(store: Store, call: StageCall) -> Any:
+    def looked_up(store: Store, call: StageCall, key: StageKey) -> Any:
         calls[call.label] = call
-        return cached_result(store, call)
+        return cached_result(store, call, key)
 
     monkeypatch.setattr("alignment_core.checks.plan.cached_result", looked_up)
     store.move_tag("policy/production", publish("production"), None, "imported")
     for label in ("model", "sft/data", "sft"):  # stand-ins, as real ones would have to be trained
         planned = plan(parse_recipe(content), store)
         assert planned.not_promoted is None, "nobody knows before the policy is there"
-        publish(label, ProvenanceDraft(key=stage_key(calls[label]), stage=calls[label].stage, label=label))
+        publish(label, ProvenanceDraft(key=key_of(calls[label]).value, stage=calls[label].stage, label=label))
 
     (tmp_path / "recipe.json").write_text(json.dumps(content))
     monkeypatch.setattr(

@@ -11,12 +11,12 @@ from alignment_core.artifacts import Store
 from alignment_core.environments.environments import environment_content
 from alignment_core.errors import UserError
 from alignment_core.execution.base import StageCall, StageResult
-from alignment_core.execution.key import check_key, key_parts, stage_key
+from alignment_core.execution.key import check_unchanged, key_of
 from alignment_core.execution.runner import run_stage
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rollout.records import rollout_schema, write_table
-from alignment_core.user_code.counted import code_of, counting
+from alignment_core.user_code.counted import code_of
 from tests.stages.calls import HostAlone
 
 VERIFIER = """
@@ -63,7 +63,7 @@ def test_a_file_that_is_gone_or_broken_by_then_ends_it_with_the_same_sentence(st
 def test_a_comment_that_was_added_while_the_stage_ran_is_no_matter(store: Store, tmp_path: Path) -> None:
     call, result = scored(store, tmp_path, {"helper.py": "# half a point\nVALUE = 0.5\n"})
     assert result.metrics["mean_verifier"] == 0.5
-    assert store.find(stage_key(call)) is not None
+    assert store.find(key_of(call).value) is not None
 
 
 ENVIRONMENT = """
@@ -89,18 +89,17 @@ def test_a_service_that_is_away_by_then_loses_no_result_and_another_answer_or_fi
     environment = with_service(tmp_path).model_dump(mode="json")
     section = {"prompts": {"task": "copy"}, "rewards": [{"environment": True}], "environment": environment, "steps": 1}
     call = StageCall(stage="rl", label="rl", config={"section": section}, inputs={})
-    with counting() as files:
-        parts = key_parts(call)
+    key = key_of(call)
     (tmp_path / "service").unlink()
-    check_key(call, parts, files)
-    assert "its key cannot be computed again" in caplog.text
+    check_unchanged(call, key)
+    assert "its key cannot be checked" in caplog.text
     (tmp_path / "world.py").write_text(ENVIRONMENT + "VALUE = 1\n")
     with pytest.raises(UserError, match=r"world\.py changed while rl ran"):
-        check_key(call, parts, files)
+        check_unchanged(call, key)
     (tmp_path / "world.py").write_text(ENVIRONMENT)
     (tmp_path / "service").write_text("there")
     with pytest.raises(UserError, match="here → there changed while rl ran"):
-        check_key(call, parts, files)
+        check_unchanged(call, key)
 
 
 def test_whatever_the_content_of_an_environment_raises_is_a_sentence(tmp_path: Path) -> None:

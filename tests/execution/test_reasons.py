@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from alignment_core.artifacts import Provenance
-from alignment_core.execution.key import key_parts
+from alignment_core.execution.key import key_of
 from alignment_core.execution.reasons import changes, in_words, why_it_runs
 from tests.stages.calls import call, reference
 
@@ -46,23 +46,26 @@ def test_a_reference_and_a_digest_are_shown_short():
 
 def test_the_first_run_says_so():
     other = record({"stage": "dpo"})
-    assert why_it_runs(key_parts(call()), [other]) == "first run of this stage in this store"
+    assert why_it_runs(key_of(call()).parts, [other]) == "first run of this stage in this store"
 
 
 def test_a_change_is_told_against_the_nearest_earlier_run():
-    near = record(key_parts(call(seed=9)), "near")
-    far = record(key_parts(call(seed=9, config={"training": {"batch_size": 1}})), "far", "2026-02-01T00:00:00+00:00")
-    assert why_it_runs(key_parts(call()), [far, near]) == "changed since near: seed: 9 → 3"
+    near = record(key_of(call(seed=9)).parts, "near")
+    far = record(key_of(call(seed=9, config={"training": {"batch_size": 1}})).parts, "far", "2026-02-01T00:00:00+00:00")
+    assert why_it_runs(key_of(call()).parts, [far, near]) == "changed since near: seed: 9 → 3"
 
 
 def test_among_equally_near_runs_the_latest_is_told():
-    old, new = record(key_parts(call(seed=1)), "old"), record(key_parts(call(seed=2)), "new", "2026-03-01T00:00:00Z")
-    assert why_it_runs(key_parts(call()), [old, new]) == "changed since new: seed: 2 → 3"
+    old, new = (
+        record(key_of(call(seed=1)).parts, "old"),
+        record(key_of(call(seed=2)).parts, "new", "2026-03-01T00:00:00Z"),
+    )
+    assert why_it_runs(key_of(call()).parts, [old, new]) == "changed since new: seed: 2 → 3"
 
 
 def test_many_changes_are_counted():
-    earlier = record(key_parts(call(seed=9, config={"training": {"bf16": True, "max_steps": 1}})))
-    sentence = why_it_runs(key_parts(call()), [earlier], "sft")
+    earlier = record(key_of(call(seed=9, config={"training": {"bf16": True, "max_steps": 1}})).parts)
+    sentence = why_it_runs(key_of(call()).parts, [earlier], "sft")
     # batch_size, bf16 and learning_rate are told; max_steps and the seed are counted
     assert sentence == (
         "changed since sft: sft.training.batch_size: 32 → 8; sft.training.bf16: True → False; "
@@ -81,6 +84,8 @@ def test_what_changed_is_told_in_words_of_the_recipe():
         "round-2/score": ["config.verifier.code: a → b"],
         "sft/evaluation": ["config.resamples: 1 → 2"],
         "rl": ["config.kl added", "code: a → b", "config.trust_remote_code: False → True"],
+        "dpo": ["code.losses.a: 1 → 2", "code.losses.b added", "packages.vllm: 0.32.0 → 0.33.0", "seed: 1 → 2"],
+        "sft": [f"code.a.{number}: 1 → 2" for number in range(5)],
         "mine": ["config.x: 1 → 2"],
     }
     assert {label: in_words(lines, label) for label, lines in changed.items()} == {
@@ -92,6 +97,8 @@ def test_what_changed_is_told_in_words_of_the_recipe():
         ],
         "round-2/score": ["evaluation.verifier (its source): a → b"],
         "sft/evaluation": ["evaluation.resamples: 1 → 2"],
+        "dpo": ["vllm 0.32.0 → 0.33.0", "seed: 1 → 2", "code of losses.a, losses.b changed"],
+        "sft": ["code of a.0, a.1, a.2 and 2 more modules changed"],
         "rl": ["rl.kl added", "the code of alignment_core: a → b", "model.trust_remote_code: False → True"],
         "mine": ["config.x: 1 → 2"],
     }
@@ -122,9 +129,29 @@ def test_the_same_label_goes_first_and_then_other_rounds():
 
 def test_what_a_record_holds_and_what_is_computed_now_differ_in_nothing():
     section = {"prompts": {"task": "reverse", "rows": 8}, "rewards": [{"verifier": "task"}], "steps": 3}
-    parts = key_parts(call(stage="rl", label="rl", config={"section": section}))
+    parts = key_of(call(stage="rl", label="rl", config={"section": section})).parts
     assert changes(json.loads(json.dumps(parts)), parts) == []
 
 
 def test_a_stage_with_an_equal_record_runs_because_its_artifact_is_gone():
-    assert why_it_runs(key_parts(call()), [record(key_parts(call()))]) == "its artifact is pruned, gone or damaged"
+    assert (
+        why_it_runs(key_of(call()).parts, [record(key_of(call()).parts)]) == "its artifact is pruned, gone or damaged"
+    )
+
+
+def test_a_record_of_an_earlier_version_whose_code_is_one_digest_is_compared_with() -> None:
+    parts = key_of(call()).parts
+    old = {name: value for name, value in parts.items() if name != "packages"} | {"code": "a" * 64}
+    assert why_it_runs(parts, [record(old)], "sft") == (
+        "changed since sft: the code of alignment_core: recorded in another form; versions of packages added"
+    )
+
+
+def test_many_changed_modules_are_one_difference_when_the_nearest_run_is_looked_for() -> None:
+    parts = key_of(call()).parts
+    edited = parts | {"code": dict.fromkeys(parts["code"], "0" * 16)}
+    near, far = (
+        record(edited, "sft"),
+        record(edited | {"seed": 9, "stream": "other"}, "sft", "2026-02-01T00:00:00+00:00"),
+    )
+    assert why_it_runs(parts, [far, near], "sft").endswith("more modules changed")

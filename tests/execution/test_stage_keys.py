@@ -10,18 +10,18 @@ import pytest
 
 from alignment_core.data.pin import pin
 from alignment_core.execution.base import StageCall
-from alignment_core.execution.key import key_parts, stage_key, stage_seed
+from alignment_core.execution.key import key_of, stage_seed
 from alignment_core.recipes import DataConfig
 from tests.stages.calls import call, python, reference
 
 
 def test_every_process_computes_the_same_key():
     code = (
-        "import json; from alignment_core.execution.base import StageCall; from alignment_core.execution.key import stage_key\n"
-        f"print(json.dumps(stage_key(StageCall.model_validate_json({call().model_dump_json()!r}))))"
+        "import json; from alignment_core.execution.base import StageCall; from alignment_core.execution.key import key_of\n"
+        f"print(json.dumps(key_of(StageCall.model_validate_json({call().model_dump_json()!r})).value))"
     )
     keys = {python(code, PYTHONHASHSEED=seed) for seed in ("1", "2")}
-    assert keys == {stage_key(call())}
+    assert keys == {key_of(call()).value}
 
 
 def test_the_order_of_fields_and_inputs_and_the_spelling_of_defaults_do_not_matter():
@@ -29,15 +29,15 @@ def test_the_order_of_fields_and_inputs_and_the_spelling_of_defaults_do_not_matt
         config={"trust_remote_code": False, "training": {"batch_size": 8.0, "learning_rate": 1e-4, "max_steps": None}},
         inputs=dict(reversed(call().inputs.items())),
     )
-    assert stage_key(shuffled) == stage_key(call())
+    assert key_of(shuffled).value == key_of(call()).value
 
 
 def test_the_label_is_not_part_of_the_key():
-    assert stage_key(call(label="round-7/sft")) == stage_key(call())
+    assert key_of(call(label="round-7/sft")).value == key_of(call()).value
 
 
 def test_a_key_is_made_of_meaning_alone_without_resources_or_paths():
-    assert sorted(key_parts(call())) == ["code", "config", "inputs", "seed", "stage", "version"]
+    assert sorted(key_of(call()).parts) == ["code", "config", "inputs", "packages", "seed", "stage", "version"]
     assert "resources" not in StageCall.model_fields
 
 
@@ -55,15 +55,15 @@ def test_a_key_is_made_of_meaning_alone_without_resources_or_paths():
     ids=["config", "input", "inputs swapped", "input missing", "seed", "stream", "stage"],
 )
 def test_one_change_gives_another_key(changed):
-    assert stage_key(call(**changed)) != stage_key(call())
+    assert key_of(call(**changed)).value != key_of(call()).value
 
 
 def test_a_guard_that_is_not_set_leaves_keys_and_seeds_as_they_were():
     guarded = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": 9.0}}
     unset = {"training": {"learning_rate": 1e-4, "batch_size": 8, "max_loss": None}}
-    assert "max_loss" not in key_parts(call())["config"]["training"]
-    assert stage_key(call(config=unset)) == stage_key(call())
-    assert stage_key(call(config=guarded)) != stage_key(call())
+    assert "max_loss" not in key_of(call()).parts["config"]["training"]
+    assert key_of(call(config=unset)).value == key_of(call()).value
+    assert key_of(call(config=guarded)).value != key_of(call()).value
 
 
 # ---------------------------------------------------------------- seeds
@@ -90,13 +90,13 @@ def test_a_comment_in_a_reward_file_changes_neither_key_nor_seed(tmp_path):
         return call(stage="score", config=config, inputs={"rollouts": reference("rollouts", "3")})
 
     plain = of("def score(prompt, completion, label):\n    return float(completion == label)\n")
-    before = stage_key(plain), stage_seed(plain)
+    before = key_of(plain).value, stage_seed(plain)
     source = '"""Scores."""\ndef score(prompt,\n  completion, label):  # exact\n    "Exact."\n'
     source += "    return float(completion == label)"
     said = of(source)
-    assert (stage_key(said), stage_seed(said)) == before
+    assert (key_of(said).value, stage_seed(said)) == before
     other = of("def score(prompt, completion, label):\n    return float(completion != label)\n")
-    assert stage_key(other) != before[0]
+    assert key_of(other).value != before[0]
     assert stage_seed(other) == before[1]
 
 
@@ -125,11 +125,11 @@ def file(tmp_path: Path):
 
 def test_the_same_file_at_two_paths_is_the_same_data(file):
     here, there = (file(folder, '{"prompt": "a", "completion": "b"}\n') for folder in ("here", "there"))
-    assert stage_key(dataset_call(here)) == stage_key(dataset_call(there))
-    assert str(here.parent) not in json.dumps(key_parts(dataset_call(here)))
+    assert key_of(dataset_call(here)).value == key_of(dataset_call(there)).value
+    assert str(here.parent) not in json.dumps(key_of(dataset_call(here)).parts)
 
 
 def test_another_content_or_another_way_to_read_it_is_other_data(file):
     before, after = file("before", '{"prompt": "a", "completion": "b"}\n'), file("after", '{"text": "a"}\n')
-    keys = {stage_key(one) for one in (dataset_call(before), dataset_call(after), dataset_call(before, rows=1))}
+    keys = {key_of(one).value for one in (dataset_call(before), dataset_call(after), dataset_call(before, rows=1))}
     assert len(keys) == 3

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.environments.environments import environment_content
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards import base as rewards
 from alignment_core.stages.rl.names import AVERAGE, BEST, CRITIC, FIELD, POLICY, SHOWS, TRAJECTORIES
@@ -38,7 +38,7 @@ class RlStageConfig(StageConfig):
         return rewards.code_used(self.section.rewards)
 
     def packages_used(self) -> tuple[str, ...]:
-        return rewards.packages_used(self.section.rewards)
+        return (*rewards.packages_used(self.section.rewards), *(("peft",) if self.section.training.lora else ()))
 
 
 def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
@@ -47,4 +47,25 @@ def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
     return run(context, config.section, config.trust_remote_code)
 
 
-STAGE = Stage("rl", 2, OUTPUTS, RlStageConfig, run, SHOWS)
+CODE = (
+    *below("alignment_core.data", "context messages template"),
+    *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
+    "alignment_core.execution.course",
+    "alignment_core.files",
+    *below("alignment_core.inference", "engine engines weights"),
+    *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
+    *below("alignment_core.models", "adapters buckets microbatch packed saving"),
+    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
+    *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
+    *below("alignment_core.stages.rl", "best driver metrics names rewarding session stopping"),
+    *below(
+        "alignment_core.training",
+        "average batches checkpoints forward learner memory policy_ranks pretraining ranks reinforcement schedule",
+        "trainers worker",
+    ),
+    *below("alignment_core.training.methods", "base sft"),
+    *below("alignment_core.user_code", "failed functions pool process"),
+)
+STAGE = Stage(
+    "rl", 2, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=("deepspeed", "torch", "transformers", "vllm")
+)
