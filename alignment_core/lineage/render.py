@@ -125,7 +125,8 @@ def _lines(node: Node, first: str, rest: str, told: set[str]) -> Iterator[str]:
 
 
 def _record_lines(record: Provenance, made: Reference) -> Iterator[str]:
-    output = f", output {' and '.join(record.names_of(made))}" if len(record.outputs) > 1 else ""
+    names = record.names_of(made) if len(record.outputs) > 1 else []
+    output = f", output{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
     yield f"by {record.label} ({record.stage}){output}, seed {record.seed}, {record.seconds:.1f} s"
     yield f"config {digest_of(record.config)[:12]}, code {record.code_version or 'unknown'}"
     for role, packages in record.accepted.items():

@@ -1,0 +1,238 @@
+"""Several outputs of one stage: finished together or not at all, kept apart, and one of them may go without the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from alignment_core.artifacts import Reference, open_store
+from alignment_core.artifacts.gc import collect
+from alignment_core.artifacts.paths import BLOBS, MANIFESTS, blob_path, stage_path
+from alignment_core.artifacts.retention import prune
+from alignment_core.errors import UserError
+from alignment_core.lineage import Graph, text_tree, to_json
+from tests.processes import kill_at
+
+KEY, OTHER_KEY = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def outputs(write):
+    """A policy and its best state, which are the same weights, and the samples that it learnt from."""
+    weights = {"config.json": "{}", "model": "weights"}
+    return {
+        "policy": (write("policy", weights), "model"),
+        "best": (write("best", weights), "model"),
+        "trajectories": (write("trajectories", {"step-0": "a b", "step-1": "a c"}), "trajectories"),
+    }
+
+
+def age(store, days: float) -> None:
+    then = time.time() - days * 86400
+    for prefix in (BLOBS, MANIFESTS):
+        for found in store.backend.list(prefix):
+            os.utime(store.backend.root / found.path, (then, then))
+
+
+def is_whole(store, reference) -> bool:
+    return all(store.content.is_intact(entry) for entry in store.manifest(reference).files)
+
+
+# ------------------------------------------------------------------ one record
+
+
+def test_a_stage_killed_while_it_publishes_is_finished_with_all_outputs_or_with_none(
+    tmp_path, outputs, draft, in_children
+):
+    whole = open_store(tmp_path / "whole").publish_outputs(outputs, draft())
+    visible_without_record = 0
+    for step in range(1, 200):
+        uri = tmp_path / f"store-{step}"
+        store = open_store(uri)
+
+        def publish(step=step, store=store):
+            kill_at(step)
+            store.publish_outputs(outputs, draft())
+
+        (code,) = in_children(publish)
+        reader = open_store(uri)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        record = reader.find(KEY)
+        visible = [manifest.reference for manifest in reader.artifacts()]
+        assert all(reader.verify(reference) == [] for reference in visible)
+        visible_without_record += bool(visible) and record is None
+        collect(reader, delete=True, older_than=-1)
+        if record is None:
+            assert [one.path for one in reader.backend.list("") if one.path not in ("format.json", "lock")] == []
+        else:
+            assert record.outputs == whole
+            assert all(reader.verify(reference) == [] for reference in whole.values())
+        assert reader.publish_outputs(outputs, draft()) == whole
+        assert reader.find(KEY).outputs == whole
+    assert code == 0
+    assert visible_without_record > 3, "it was killed between the outputs and the record, too"
+
+
+def test_the_collector_takes_none_of_the_outputs_in_flight(store, outputs, draft, monkeypatch):
+    collections, link = [], os.link
+
+    def link_after_a_collection(*args, **kwargs):
+        monkeypatch.setattr(os, "link", link)
+        collections.append(collect(open_store(store.uri, writes=False), delete=True, older_than=0))
+        monkeypatch.setattr(os, "link", link_after_a_collection)
+        return link(*args, **kwargs)
+
+    monkeypatch.setattr(os, "link", link_after_a_collection)
+    made = store.publish_outputs(outputs, draft())
+    assert len(collections) > 6
+    assert all(store.verify(reference) == [] for reference in made.values())
+    assert store.find(KEY).outputs == made
+
+
+def test_outputs_of_the_same_bytes_are_one_artifact_under_two_names(store, outputs, draft):
+    made = store.publish_outputs(outputs, draft(stage="rl", label="rl"))
+    assert list(made) == ["policy", "best", "trajectories"]
+    assert made["policy"] == made["best"]
+    assert {manifest.reference for manifest in store.artifacts()} == set(made.values())
+    (record,) = store.provenance(made["best"])
+    assert record.output == made["policy"], "the first name is the default output"
+    assert record.labels_of(made["best"]) == ["rl (policy)", "rl (best)"]
+    assert collect(store, delete=True, older_than=-1).garbage == ()
+
+    other = store.publish(outputs["best"][0], "critic")
+    assert other.digest != made["best"].digest, "the kind is part of what an artifact is"
+    assert store.manifest(other).files == store.manifest(made["best"]).files
+
+
+def test_the_first_whole_result_of_a_key_stands_with_all_of_its_outputs(store, outputs, draft, write):
+    made = store.publish_outputs(outputs, draft())
+    others = {**outputs, "trajectories": (write("others", {"step-0": "x"}), "trajectories")}
+    assert store.publish_outputs(others, draft()) == made
+    assert store.find(KEY).outputs == made
+
+
+# ------------------------------------------------------------------ retention of one output
+
+
+def test_the_stage_of_dropped_trajectories_does_not_run_again_unless_they_are_needed(store, outputs, draft, caplog):
+    made = store.publish_outputs(outputs, draft())
+    age(store, 2)
+    (gone,) = prune(store, None, 1, delete=True)
+    assert (gone.what, gone.path) == ("trajectories", str(made["trajectories"]))
+    assert is_whole(store, made["policy"])
+    assert store.find(KEY).outputs == made
+    with caplog.at_level("INFO"):
+        assert store.find(KEY, needs=["trajectories"]) is None
+    assert f"{made['trajectories'].short} was pruned" in caplog.text
+
+    assert store.publish_outputs(outputs, draft()) == made  # it ran again
+    assert store.find(KEY, needs=["trajectories"]).outputs == made
+
+
+def test_a_stage_that_runs_again_for_its_trajectories_and_makes_others_replaces_its_record(
+    store, outputs, draft, write
+):
+    made = store.publish_outputs(outputs, draft())
+    age(store, 2)
+    prune(store, None, 1, delete=True)
+    others = {**outputs, "trajectories": (write("others", {"step-0": "x"}), "trajectories")}
+    again = store.publish_outputs(others, draft())
+    assert again["policy"] == made["policy"]
+    assert again["trajectories"] != made["trajectories"]
+    assert store.find(KEY, needs=["trajectories"]).outputs == again
+
+
+def test_only_who_needs_the_trajectories_uses_them(store, outputs, draft):
+    store.publish_outputs(outputs, draft())
+    age(store, 2)
+    assert store.find(KEY, needs=["trajectories"]) is not None
+    assert prune(store, None, 1) == []
+    age(store, 2)
+    assert store.find(KEY) is not None
+    assert len(prune(store, None, 1)) == 1
+
+
+def test_damaged_trajectories_are_no_reason_to_train_again_and_damaged_weights_are(store, outputs, draft):
+    made = store.publish_outputs(outputs, draft())
+
+    def lose(reference: Reference) -> None:
+        (store.backend.root / blob_path(store.manifest(reference).files[-1].sha256)).unlink()
+
+    lose(made["trajectories"])
+    assert store.find(KEY) is not None
+    assert store.find(KEY, needs=["trajectories"]) is None
+    lose(made["best"])
+    assert store.find(KEY) is None
+
+
+def test_progress_of_a_stage_that_has_to_make_dropped_trajectories_again_is_no_garbage(store, outputs, draft):
+    store.publish_outputs(outputs, draft())
+    age(store, 2)
+    prune(store, None, 1, delete=True)
+    (store.progress(KEY) / "step-1").write_text("half of it")
+    assert collect(store, older_than=-1).of("progress") == []
+    store.publish_outputs(outputs, draft())
+    assert collect(store, older_than=-1).of("progress") == [f"progress/{KEY}"]
+
+
+# ------------------------------------------------------------------ lineage
+
+
+def test_lineage_says_which_output_was_used(store, outputs, draft, write):
+    outputs["best"] = (write("better", {"model": "better"}), "model")
+    start = store.publish(write("start", {"model": "start"}), "model")
+    made = store.publish_outputs(outputs, draft(stage="rl", label="rl", inputs={"policy": start}))
+    scores = store.publish(write("scores"), "scores", draft(OTHER_KEY, label="score", inputs={"policy": made["best"]}))
+
+    graph = Graph.of(store)
+    assert graph.descends(scores, start)
+    assert "by rl (rl), output best, seed" in text_tree(graph.up(scores))
+    (child,) = to_json(graph.up(scores))["children"]
+    assert (child["reference"], child["made_by"][0]["as"]) == (str(made["best"]), ["best"])
+
+    down = text_tree(graph.down(start))
+    assert [f"output {name}, seed" in down for name in made] == [True] * 3
+    assert down.count("code unknown") == 2, "what is known of a stage is told once, not once for each output"
+
+
+# ------------------------------------------------------------------ records of earlier versions
+
+
+def test_a_record_of_an_earlier_version_has_one_output_by_the_name_of_its_kind(store, write):
+    run = store.publish(write("run", {"policy/model": "w", "trajectories/step-0.parquet": "t"}), "rl-run")
+    policy = store.publish(write("part", {"model": "w"}), "model")
+    for key, stage, output, inputs in ((KEY, "rl", run, {}), (OTHER_KEY, "part", policy, {"whole": str(run)})):
+        told = {"key": key, "stage": stage, "label": stage, "inputs": inputs, "output": str(output)}
+        store.backend.put_new(stage_path(key), json.dumps(told).encode())
+    record = store.find(KEY)
+    assert record.outputs == {"rl-run": run}
+    assert record.output == run
+    assert store.find(OTHER_KEY).outputs == {"model": policy}
+    assert collect(store, delete=True, older_than=-1).garbage == ()
+    tree = text_tree(Graph.of(store).up(policy))
+    assert "by part (part), seed" in tree
+    assert f"whole: {run.short}" in tree
+    assert "by rl (rl), seed" in tree
+
+
+def test_a_stage_record_holds_its_outputs_in_their_order(store, outputs, draft):
+    store.publish_outputs(dict(reversed(outputs.items())), draft())
+    written = json.loads(store.backend.read(stage_path(KEY)))
+    assert "output" not in written
+    assert list(written["outputs"]) == ["trajectories", "best", "policy"]
+    assert open_store(store.uri).find(KEY).output.kind == "trajectories"
+
+
+def test_a_directory_that_is_no_output_stops_the_stage_before_anything_is_written(store, outputs, draft):
+    shutil.rmtree(outputs["trajectories"][0])
+    outputs["trajectories"][0].mkdir()
+    with pytest.raises(UserError, match="holds no file"):
+        store.publish_outputs(outputs, draft())
+    assert list(store.artifacts()) == []
