@@ -33,7 +33,7 @@ class Made:
         self, label: str, stage: str, kind: str, rows: list[dict[str, Any]], file: str, **inputs: Any
     ) -> Reference:
         folder = self.home / "made" / label.replace("/", "-")
-        folder.mkdir(parents=True)
+        (folder / file).parent.mkdir(parents=True)
         schema = {"generate": rollout_schema, "score": score_schema}.get(stage)
         if schema:
             write_table(rows, schema(), folder / file)
@@ -122,6 +122,23 @@ def test_one_prompt_is_shown_before_and_after(made: Made) -> None:
     policies, rows = compared(made.store, lines(), 2)
     assert policies == ["sft", "round-1"]
     assert rows[1] == {"prompt": "say 2", "label": "2", "sft": "sft 2 0", "round-1": "round-1 2 0"}
+
+
+def test_trajectories_are_found_among_the_outputs_and_in_what_earlier_versions_made(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"prompt_text": "say 1", "completion_text": "1", "reward": 0.5}
+    made.stage("old", "rl", "rl-run", [row], "trajectories/step-000000.parquet")
+    made.stage("steps", "rl", "trajectories", [row], "step-000000.parquet")
+    trajectories, policy = (lines()[label].reference for label in ("steps", "model"))
+    news = {"stage": "rl", "key": "1" * 64, "key_parts": {"inputs": {}}}
+    made.journal.stage("rl", "run", outputs={"policy": policy, "trajectories": trajectories}, **news)
+    fetched: list[str] = []
+    fetch = made.store.fetch
+    monkeypatch.setattr(made.store, "fetch", lambda one: fetched.append(str(one)) or fetch(one))
+    shown = [{"prompt": "say 1", "completion": "1", "reward": 0.5}]
+    assert samples(made.store, lines(), "rl", 1) == samples(made.store, lines(), "old", 1) == shown
+    assert policy not in fetched, "weights need not come here for that"
 
 
 def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:

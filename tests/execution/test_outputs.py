@@ -1,0 +1,150 @@
+"""A stage with several outputs: which are made, which one others are given, and what is run again for one that was dropped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Store
+from alignment_core.artifacts.paths import BLOBS, MANIFESTS
+from alignment_core.artifacts.retention import prune
+from alignment_core.checks.plan import Plan
+from alignment_core.errors import UserError
+from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
+from alignment_core.execution.key import stage_key
+from alignment_core.execution.runner import run_stage
+from alignment_core.journal import StageLine
+from alignment_core.recipes import ResourcesConfig
+from tasks.graph import CURRENT, artifact, submit
+from tasks.stage import _call
+from tests.stages.calls import HostAlone
+
+OUTPUTS = {"policy": "model", "best": "model", "trajectories": "trajectories"}
+
+
+class LearnConfig(StageConfig):
+    """Which outputs to make."""
+
+    makes: list[str]
+
+
+def learn(context: StageContext, config: LearnConfig) -> dict[str, Any]:
+    assert context.output == context.outputs["policy"]
+    for name in config.makes:
+        (context.outputs[name] / "file").write_text(name)
+    return {"made": len(config.makes)}
+
+
+@pytest.fixture(autouse=True)
+def stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("alignment_core.stages.learn")
+    module.STAGE = Stage("learn", 1, OUTPUTS, LearnConfig, learn)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def call(*makes: str, **more: Any) -> StageCall:
+    return StageCall(stage="learn", label="rl", config={"makes": list(makes)}, inputs={}, **more)
+
+
+@pytest.fixture
+def run(store: Store) -> Callable[..., StageResult]:
+    return lambda one: run_stage(store, one, HostAlone(), ResourcesConfig(), lambda *_: None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def planned(store: Store) -> Iterator[Plan]:
+    plan = Plan(store, 0)
+    token = CURRENT.set(plan)
+    yield plan
+    CURRENT.reset(token)
+
+
+def drop_trajectories(store: Store) -> None:
+    then = time.time() - 2 * 86400
+    for prefix in (BLOBS, MANIFESTS):
+        for found in store.backend.list(prefix):
+            os.utime(store.backend.root / found.path, (then, then))  # type: ignore[attr-defined]
+    assert [one.what for one in prune(store, None, 1, delete=True)] == ["trajectories"]
+
+
+def test_each_output_is_an_artifact_of_its_kind_and_one_whose_folder_stays_empty_is_not_made(
+    run: Any, store: Store
+) -> None:
+    result = run(call("policy", "trajectories"))
+    assert {name: one.kind for name, one in result.outputs.items()} == {
+        "policy": "model",
+        "trajectories": "trajectories",
+    }
+    assert result.reference == result.outputs["policy"]
+    assert (store.fetch(result.outputs["trajectories"]) / "file").read_text() == "trajectories"
+    with pytest.raises(UserError, match="rl made no output 'best'; there are policy, trajectories"):
+        result.output("best")
+    again = run(call("policy", "trajectories"))
+    assert (again.state, again.outputs) == ("cached", result.outputs)
+
+
+def test_a_stage_without_its_default_output_is_not_finished(run: Any, store: Store) -> None:
+    with pytest.raises(UserError, match="holds no file"):
+        run(call("best"))
+    assert list(store.records()) == []
+
+
+def test_dropped_trajectories_are_made_again_for_whoever_needs_them_and_for_nobody_else(run: Any, store: Store) -> None:
+    first = run(call(*OUTPUTS))
+    drop_trajectories(store)
+    assert run(call(*OUTPUTS)).state == "cached"
+    needing = call(*OUTPUTS, needs=("trajectories",))
+    assert stage_key(needing) == stage_key(call(*OUTPUTS))
+    again = run(needing)
+    assert (again.state, again.reason) == ("run", "its artifact is pruned, gone or damaged")
+    assert again.outputs == first.outputs
+    assert run(needing).state == "cached"
+
+
+def test_a_composition_gives_other_stages_the_output_that_it_names(run: Any, store: Store, planned: Plan) -> None:
+    result = run(call(*OUTPUTS))
+    step = submit("learn", "rl", LearnConfig(makes=list(OUTPUTS)), {})
+    assert artifact(step) == result.outputs["policy"]
+    assert artifact(step.output("best")) == result.outputs["best"]
+    best = submit("learn", "next", LearnConfig(makes=["policy"]), {"policy": step.output("best"), "start": step})
+    assert best.inputs["policy"].reference == result.outputs["best"]
+    assert [one.label for one in planned.stages] == ["rl", "next"]
+
+    later = submit("learn", "later", LearnConfig(makes=["best", "policy"]), {})
+    assert artifact(later.output("best")) is None, "it is only planned"
+
+
+def test_a_plan_counts_a_stage_as_cached_if_what_it_needs_is_there(run: Any, store: Store, planned: Plan) -> None:
+    run(call(*OUTPUTS))
+    drop_trajectories(store)
+    config = LearnConfig(makes=list(OUTPUTS))
+    assert submit("learn", "rl", config, {}).state == "cached"
+    assert submit("learn", "rl", config, {}, needs=("trajectories",)).state == "runs"
+
+
+def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> None:
+    result = run(call(*OUTPUTS))
+    plain = result.model_dump(mode="json")
+    assert plain["reference"] == str(result.reference), "what `align run --json` prints"
+    settings = {"label": "next", "config": {}, "seed": 0, "stream": "", "rerun": "", "needs": ()}
+    inputs = {"best": [plain, "best"], "default": [plain, None], "given": str(result.outputs["trajectories"])}
+    assert _call("learn", {**settings, "inputs": inputs}).inputs == {
+        "best": result.outputs["best"],
+        "default": result.outputs["policy"],
+        "given": result.outputs["trajectories"],
+    }
+
+
+def test_a_journal_of_an_earlier_version_names_one_output() -> None:
+    told = {"label": "rl", "stage": "rl", "key": "k", "key_parts": {}, "state": "run", "at": ""}
+    old = "rl-run@sha256:" + "1" * 64
+    line = StageLine.model_validate({**told, "reference": old})
+    assert (line.outputs, line.reference) == ({"rl-run": old}, old)
+    assert StageLine.model_validate({**told, "reference": None}).outputs == {}
+    assert StageLine.model_validate(line.model_dump()) == line
