@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from alignment_core.training.trainer import Trainer, TrainJob
 from alignment_core.training.trainer_ranks import TrainerRanks
 from alignment_core.training.worker import TrainWorker
 from tests.execution.greedy import Greedy
+from tests.stages.calls import offer
 from tests.stages.killing import Killer, store_with
 
 pytestmark = pytest.mark.slow
@@ -154,15 +153,8 @@ def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_not
 def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller_and_trains_the_same(
     machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = ModuleType("alignment_core.stages.greedy")
-    module.STAGE = Stage(  # type: ignore[attr-defined]
-        "greedy",
-        1,
-        {"model": "model"},
-        SftStageConfig,
-        lambda context, config: training_loop.train(context, Greedy(), config.training),
-    )
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    run = lambda context, config: training_loop.train(context, Greedy(), config.training)  # noqa: E731
+    offer(monkeypatch, Stage("greedy", 1, {"model": "model"}, SftStageConfig, run))
     store, model, data = store_with(tmp_path, tiny_model(), demonstrations())
     lavish = resources.model_copy(update={"max_tokens_per_microbatch": 128})
     result = run_stage(store, sft_call(model, data, stage="greedy"), machines(1), lavish, lambda *_: None)

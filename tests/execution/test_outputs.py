@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from alignment_core.journal import StageLine
 from alignment_core.recipes import ResourcesConfig
 from tasks.graph import CURRENT, artifact, submit
 from tasks.stage import _call
-from tests.stages.calls import HostAlone
+from tests.stages.calls import HostAlone, offer
 
 OUTPUTS = {"policy": "model", "best": "model", "trajectories": "trajectories"}
 
@@ -43,9 +41,7 @@ def learn(context: StageContext, config: LearnConfig) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("alignment_core.stages.learn")
-    module.STAGE = Stage("learn", 1, OUTPUTS, LearnConfig, learn)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    offer(monkeypatch, Stage("learn", 1, OUTPUTS, LearnConfig, learn))
 
 
 def call(*makes: str, **more: Any) -> StageCall:

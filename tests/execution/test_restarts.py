@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ from alignment_core.execution import restarts
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
 from alignment_core.execution.runner import run_stage
 from alignment_core.recipes import ResourcesConfig
-from tests.stages.calls import HostAlone
+from tests.stages.calls import HostAlone, offer
 
 CALL = StageCall(stage="patient", label="round-1/patient", config={}, inputs={})
 Behaviour = Callable[[StageContext], None]
@@ -49,9 +47,7 @@ def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageRes
             (context.output / f"attempt-{number}").unlink()
             return {"attempts": number + 1}
 
-        module = ModuleType("alignment_core.stages.patient")
-        module.STAGE = Stage("patient", 1, {"thing": "thing"}, StageConfig, body)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+        offer(monkeypatch, Stage("patient", 1, {"thing": "thing"}, StageConfig, body))
         return run_stage(store, CALL, HostAlone(), ResourcesConfig(**resources), lambda *_: None)  # type: ignore[arg-type]
 
     return run

@@ -8,10 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
+
+from alignment_core import plugins
 from alignment_core.artifacts import Reference
-from alignment_core.execution.base import StageCall
+from alignment_core.execution.base import STAGES, Stage, StageCall
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +29,14 @@ class HostAlone:
     @contextlib.contextmanager
     def processor(self, *_: Any) -> Any:
         yield lambda: None
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, stage: Stage[Any]) -> None:
+    """Let a stage be found by its name, as one with a module of its own is."""
+    module = ModuleType(f"alignment_core.stages.{stage.name}")
+    module.STAGE = stage  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(plugins._places(STAGES), stage.name, [f"{module.__name__}:STAGE"])
 
 
 def reference(kind: str, digit: str) -> Reference:
