@@ -76,6 +76,8 @@ def test_a_killed_run_shows_as_dead_and_resume_goes_on_from_its_checkpoint(
     assert runs == {killed: "died", resumed["run_id"]: "completed"}
     with sqlite3.connect(home / "prefect" / "prefect.db") as database:
         (state,) = database.execute("select state_type from flow_run where id = ?", (killed,)).fetchone()
+        shown = database.execute("select name, state_name from task_run where flow_run_id = ?", (resumed["run_id"],))
+        assert dict(shown.fetchall()) == {"model": "Cached", "sft/data": "Cached", "sft": "Completed"}
     assert state == "CRASHED"
 
 
