@@ -11,10 +11,9 @@ from tasks import data, training
 
 def dpo(recipe: DpoRecipe) -> Outputs:
     """Compose the recipe."""
-    trust = recipe.model.trust_remote_code
     base, start = base_and_start(recipe, recipe.sft)
-    pairs = data.dataset("dpo/data", recipe.dpo.data, "preferences", base, trust)
-    policy = training.dpo("dpo", recipe.dpo.training, recipe.dpo.loss, start, pairs, trust_remote_code=trust)
+    pairs = data.dataset("dpo/data", recipe.dpo.data, "preferences", base)
+    policy = training.dpo("dpo", recipe.dpo.training, recipe.dpo.loss, start, pairs)
     evaluations = Evaluations(recipe, base, None)
     if recipe.evaluation:
         evaluations.add("start", start)

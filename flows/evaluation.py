@@ -27,14 +27,12 @@ class Evaluations:
         self.steps: dict[str, Input] = {}
         self.scores: dict[str, Step] = {}
         self.overlap: Step | None = None
-        self.trust = recipe.model.trust_remote_code
         if self.section:
             self.prompts = data.dataset(
                 "evaluation/prompts",
                 self.section.prompts,
                 "prompts",
                 tokenizer,
-                self.trust,
                 stream=STREAM,
                 held_out=True,
             )
@@ -54,11 +52,10 @@ class Evaluations:
             section.generation,
             policy,
             self.prompts,
-            trust_remote_code=self.trust,
             stream=STREAM,
         )
         reference = self.baseline[1] if self.baseline else None
-        return rollout.score(f"{label}/evaluation/score", samples, self.reward_model, section, reference, self.trust)
+        return rollout.score(f"{label}/evaluation/score", samples, self.reward_model, section, reference)
 
     def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
         """Judge ``production`` on the same prompts, and the policy ``final`` beside it.

@@ -13,12 +13,11 @@ from tasks.graph import Input, Step
 
 def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
     """Compose the whole recipe. Stages start as soon as their inputs are there."""
-    trust = recipe.model.trust_remote_code
     base, start = base_and_start(recipe, recipe.sft)
     judge = reward_model(recipe, recipe.reward_model, base, start)
 
     section = recipe.iterative_dpo
-    prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
+    prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base)
     policies = {"sft" if recipe.sft else "start": start}
     policies |= rounds(recipe, section, start, prompts, judge)
 
@@ -66,10 +65,10 @@ def one_round(
     reference: Input | None,
 ) -> Step:
     """Generate → score → select → train; returns the next policy. ``turn`` counts all rounds ever, from 1."""
-    trust, count = recipe.model.trust_remote_code, section.prompts_per_round
+    count = section.prompts_per_round
     first, stream = (turn - 1) * count, f"round-{turn}"
     verifying = recipe.evaluation if section.selection.score == "verifier" else None
-    samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, trust, stream)
-    scores = rollout.score(f"{label}/score", samples, judge, verifying, trust_remote_code=trust)
+    samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, stream)
+    scores = rollout.score(f"{label}/score", samples, judge, verifying)
     pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores, stream)
-    return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, trust, stream)
+    return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, stream)

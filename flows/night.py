@@ -23,7 +23,6 @@ def planned(recipe: NightlyRecipe) -> Outputs:
 
 def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | None, number: int) -> Outputs:
     """The stages of a night: ``rows`` is the batch that it took, after ``number`` others."""
-    trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)  # its tokenizer prepares all data, so that the nights share prompts
     start = production or base
     if production and (made := artifact(base)):
@@ -32,11 +31,11 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
         recipe, recipe.reward_model, base, base
     )  # from the model, not from production: it judges all nights alike
 
-    pairs = data.dataset("rows", recipe.dpo.data, "preferences", base, trust, rows=rows)
+    pairs = data.dataset("rows", recipe.dpo.data, "preferences", base, rows=rows)
     section, loss = recipe.iterative_dpo, recipe.dpo.loss
-    policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs, trust_remote_code=trust)
+    policy: Input = training.dpo("dpo", recipe.dpo.training, loss, start, pairs)
     if section is not None:
-        prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base, trust)
+        prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base)
         before = number * section.rounds  # prompts go on where the last batch ended
         policy = rounds(recipe, section, policy, prompts, judge, before)[f"round-{section.rounds}"]
 

@@ -14,7 +14,8 @@ from tasks.graph import CURRENT
 def plan(recipe: BaseRecipe, store: Store) -> Plan:
     """The stages that the recipe's composition and its promotion ask for. Raises UserError where it cannot be composed."""
     check_packages(recipe.reuse_across_versions, "reuse_across_versions")
-    composed = Plan(store, recipe.seed, accept=recipe.reuse_across_versions)
+    accept, trust = recipe.reuse_across_versions, recipe.model.trust_remote_code
+    composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust)
     token = CURRENT.set(composed)
     try:
         composed.not_promoted = compare(recipe, store, method_of(recipe).compose()(recipe)).problem

@@ -9,9 +9,8 @@ from tasks import data, training
 
 def reward_model(recipe: RewardModelRecipe) -> Outputs:
     """Compose the recipe."""
-    trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)
     section = recipe.reward_model
     assert section.data is not None, "the recipe is validated"
-    pairs = data.dataset("reward-model/data", section.data, "preferences", base, trust)
-    return Outputs(reward_model=training.reward_model("reward-model", section, base, pairs, trust))
+    pairs = data.dataset("reward-model/data", section.data, "preferences", base)
+    return Outputs(reward_model=training.reward_model("reward-model", section, base, pairs))

@@ -14,9 +14,8 @@ from tasks.graph import Input
 
 def rl(recipe: RlRecipe) -> Outputs:
     """Compose the recipe."""
-    trust = recipe.model.trust_remote_code
     base, start = base_and_start(recipe, recipe.sft)
-    prompts = data.dataset("rl/prompts", recipe.rl.prompts, "prompts", base, trust)
+    prompts = data.dataset("rl/prompts", recipe.rl.prompts, "prompts", base)
     judge = reward_model(recipe, recipe.reward_model, base, start)
     judges: dict[str, Input] = {}
     for number, reward in enumerate(recipe.rl.rewards):
@@ -28,13 +27,13 @@ def rl(recipe: RlRecipe) -> Outputs:
     critic = next(iter(judges.values()), None) if recipe.rl.critic else None
     pretraining = held_out = None
     if recipe.rl.pretraining:
-        pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "demonstrations", base, trust)
+        pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "demonstrations", base)
     if recipe.rl.best:
         held_out = data.dataset(
-            "rl/held-out", recipe.rl.best.prompts, "prompts", base, trust, stream="held-out", held_out=True
+            "rl/held-out", recipe.rl.best.prompts, "prompts", base, stream="held-out", held_out=True
         )
         data.overlap("rl/held-out/overlap", "rl.best.prompts", held_out, None)
-    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, held_out, trust)
+    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, held_out)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"
     if recipe.evaluation:

@@ -217,6 +217,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
                 seed=recipe.seed,
                 accept=recipe.reuse_across_versions,
                 journal=journal,
+                trust_remote_code=recipe.model.trust_remote_code,
                 listeners=listeners,
             )
             token = CURRENT.set(run)

@@ -10,10 +10,9 @@ from tasks import data, training
 
 def sft(recipe: SftRecipe) -> Outputs:
     """Compose the recipe."""
-    trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)
-    demonstrations = data.dataset("sft/data", recipe.sft.data, "demonstrations", base, trust)
-    policy = training.sft("sft", recipe.sft.training, base, demonstrations, trust)
+    demonstrations = data.dataset("sft/data", recipe.sft.data, "demonstrations", base)
+    policy = training.sft("sft", recipe.sft.training, base, demonstrations)
     evaluations = Evaluations(recipe, base, None)
     if recipe.evaluation:
         evaluations.add("start", base)

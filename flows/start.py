@@ -9,21 +9,19 @@ from tasks.graph import Input
 
 def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, Input]:
     """The base model, whose tokenizer prepares all data, and the policy that the method starts from."""
-    trust = recipe.model.trust_remote_code
     base = data.base_model("model", recipe.model)
     if sft is None:
         return base, base
-    demonstrations = data.dataset("sft/data", sft.data, "demonstrations", base, trust)
-    return base, training.sft("sft", sft.training, base, demonstrations, trust)
+    demonstrations = data.dataset("sft/data", sft.data, "demonstrations", base)
+    return base, training.sft("sft", sft.training, base, demonstrations)
 
 
 def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:
     """The judge: trained from the SFT model, given by the recipe, or none."""
-    trust = recipe.model.trust_remote_code
     if section is None:
         return None
     if section.model is not None:
         return data.base_model("reward-model", section.model, kinds=("reward-model", "model"))
     assert section.data is not None, "the recipe is validated"
-    pairs = data.dataset("reward-model/data", section.data, "preferences", base, trust)
-    return training.reward_model("reward-model", section, start, pairs, trust)
+    pairs = data.dataset("reward-model/data", section.data, "preferences", base)
+    return training.reward_model("reward-model", section, start, pairs)

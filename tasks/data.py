@@ -26,7 +26,6 @@ def dataset(
     data: DataConfig,
     kind: str,
     tokenizer: Input,
-    trust_remote_code: bool = False,
     rows: Input | None = None,
     stream: str = "",
     held_out: bool = False,
@@ -41,7 +40,6 @@ def dataset(
         data=data,
         sources=() if rows else tuple(pin(source) for source in data.sources),
         kind=kind,
-        trust_remote_code=trust_remote_code,
     )
     step: Step = submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or kinds.stream(kind))
     if not held_out:

@@ -18,7 +18,6 @@ def rl(
     critic: Input | None,
     pretraining: Input | None,
     held_out: Input | None,
-    trust_remote_code: bool = False,
 ) -> Step:
     """Reward a policy for its own samples; returns the policy that ``rl.result`` chooses.
 
@@ -26,7 +25,7 @@ def rl(
     starts, none meaning the policy; ``pretraining`` and ``held_out`` are the data sets of ``section.pretraining`` and
     ``section.best``, if it has them.
     """
-    config = RlStageConfig(section=section, trust_remote_code=trust_remote_code)
+    config = RlStageConfig(section=section)
     data = {"prompts": prompts, "pretraining": pretraining, "held_out": held_out}
     inputs = {"policy": policy, "critic": critic, **data, **judges}
     return submit("rl", label, config, inputs).output(RESULTS[section.result])

@@ -16,13 +16,10 @@ def generate(
     prompts: Input,
     first_prompt: int = 0,
     count: int | None = None,
-    trust_remote_code: bool = False,
     stream: str = "",
 ) -> Step:
     """Sample completions of ``count`` prompts from number ``first_prompt`` on; calls of one ``stream`` share their noise."""
-    config = GenerateConfig(
-        generation=generation, first_prompt=first_prompt, prompts=count, trust_remote_code=trust_remote_code
-    )
+    config = GenerateConfig(generation=generation, first_prompt=first_prompt, prompts=count)
     return submit("generate", label, config, {"policy": policy, "prompts": prompts}, stream)
 
 
@@ -32,10 +29,9 @@ def score(
     reward_model: Input | None,
     verifying: EvaluationConfig | None,
     reference: Input | None = None,
-    trust_remote_code: bool = False,
 ) -> Step:
     """Score completions by everything that is given; ``verifying`` names the verifier and how often it may fail."""
-    config = ScoreConfig(trust_remote_code=trust_remote_code)
+    config = ScoreConfig()
     if verifying is not None:
         rules = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
         config = config.model_copy(update=rules)

@@ -40,6 +40,8 @@ class Run:
     journal: Journal
     accept: tuple[str, ...] = ()
     """Packages of other versions whose results are reused."""
+    trust_remote_code: bool = False
+    """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
     listeners: tuple[Listener, ...] = ()
     steps: list[Step] = field(default_factory=list)
     announced: set[str] = field(default_factory=set)
@@ -225,6 +227,7 @@ def _call(stage: str, parameters: Mapping[str, Any], accept: tuple[str, ...]) ->
         seed=parameters["seed"],
         stream=parameters["stream"],
         rerun=parameters["rerun"],
+        trust_remote_code=CURRENT.get().trust_remote_code,
         needs=parameters["needs"],
         accept=accept,
         accepted=accepted,

@@ -9,19 +9,15 @@ from alignment_core.stages.sft import SftStageConfig
 from tasks.graph import Input, Step, submit
 
 
-def sft(label: str, training: TrainingConfig, model: Input, data: Input, trust_remote_code: bool = False) -> Step:
+def sft(label: str, training: TrainingConfig, model: Input, data: Input) -> Step:
     """Fine-tune ``model`` on demonstrations."""
-    config = SftStageConfig(training=training, trust_remote_code=trust_remote_code)
+    config = SftStageConfig(training=training)
     return submit("sft", label, config, {"model": model, "data": data})
 
 
-def reward_model(
-    label: str, section: RewardModelConfig, model: Input, data: Input, trust_remote_code: bool = False
-) -> Step:
+def reward_model(label: str, section: RewardModelConfig, model: Input, data: Input) -> Step:
     """Train a reward model that starts from ``model``."""
-    config = RewardModelStageConfig(
-        training=section.training, loss_type=section.loss_type, trust_remote_code=trust_remote_code
-    )
+    config = RewardModelStageConfig(training=section.training, loss_type=section.loss_type)
     return submit("reward_model", label, config, {"model": model, "data": data})
 
 
@@ -32,9 +28,8 @@ def dpo(
     policy: Input,
     data: Input,
     reference: Input | None = None,
-    trust_remote_code: bool = False,
     stream: str = "",
 ) -> Step:
     """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start."""
-    config = DpoStageConfig(training=training, loss=loss, trust_remote_code=trust_remote_code)
+    config = DpoStageConfig(training=training, loss=loss)
     return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference}, stream)

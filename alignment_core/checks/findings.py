@@ -125,7 +125,7 @@ def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
     return rows.Question(
         label=stage.label,
         dataset=config,
-        tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], config.trust_remote_code),
+        tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], plan.trust_remote_code),
         context=longest_trained(_shape(plan.store, stage.inputs["tokenizer"])),
         seed=plan.seed,
     )

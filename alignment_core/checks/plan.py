@@ -74,6 +74,8 @@ class Plan:
     """Packages of other versions whose results are reused."""
     not_promoted: str | None = None
     """Why the run's policy, whatever the gates say, would not be promoted; known once it is in the store."""
+    trust_remote_code: bool = False
+    """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
 
     def submit(
         self,
@@ -93,6 +95,7 @@ class Plan:
         if len(known) == len(given):
             settings = config.model_dump(mode="json")
             told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
+            told["trust_remote_code"] = self.trust_remote_code
             call = StageCall(stage=stage, label=label, accept=self.accept, **told)
             found = cached_result(self.store, call, key_of(call))
             state = "runs" if found is None else "cached"

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.turns import FIRST, Turn
+from alignment_core.models.handle import Model
 from alignment_core.plugins import Group
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import Config
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
 
 class StageConfig(Config):
     """Configuration of a stage. All of it decides the result, unless ``content`` says otherwise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_trust(cls, values: Any) -> Any:
+        """Records of earlier versions say here whether remote code is trusted; now the call does."""
+        if isinstance(values, Mapping) and "trust_remote_code" in values:
+            return {name: value for name, value in values.items() if name != "trust_remote_code"}
+        return values
 
     def content(self) -> Any:
         """What goes into the stage's key: the configuration without paths or anything else that cannot matter."""
@@ -89,6 +98,8 @@ class StageCall(BaseModel):
     stream: str = ""
     """Which of the recipe's random streams the stage draws from, such as ``round-2``: stages of one kind that name the same
     one share their noise."""
+    trust_remote_code: bool = False
+    """Whether code that its models bring may run: the recipe's ``model.trust_remote_code``."""
     rerun: str = ""
     """Set when the stage is to run again although its result is known; equal values mean the same second run."""
     needs: tuple[str, ...] = ()
@@ -172,12 +183,9 @@ def load_stage(name: str) -> Stage[Any]:
 class EngineRequest:
     """What engines are to hold."""
 
-    model: Path
-    """Folder of the policy."""
-    policy: Reference
+    policy: Model
     max_model_len: int
     """Tokens of the longest sequence, prompt and completion."""
-    trust_remote_code: bool = False
 
 
 class Machines(Protocol):
@@ -242,6 +250,8 @@ class StageContext:
     """Give it to the machines when you ask for one."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the run is being stopped: a stage that can save its progress does so, and ends."""
+    trust_remote_code: bool = False
+    """That of the call; :meth:`model` hands it on."""
     cost: dict[str, float] = field(default_factory=dict)
     """Work done, added up by the stage; :mod:`alignment_core.execution.cost` has the names."""
 
@@ -249,6 +259,10 @@ class StageContext:
     def output(self) -> Path:
         """The folder of the default output."""
         return next(iter(self.outputs.values()))
+
+    def model(self, role: str) -> Model:
+        """The input of this role, which is a model. Raises KeyError if there is none."""
+        return Model(self.inputs[role], self.references[role], self.trust_remote_code)
 
     def derive(self, *parts: Any) -> int:
         """A seed for one shard, request or purpose of this stage."""

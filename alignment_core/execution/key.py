@@ -21,6 +21,8 @@ from alignment_core.source_code import PACKAGE, PARSING, ROOT, digest_of_module,
 from alignment_core.user_code.counted import counting, edited
 
 log = logging.getLogger(__name__)
+MODELS = ("model", "reward-model", "critic")
+"""Kinds of artifacts that are loaded as models."""
 
 SEEDS = "alignment_core.canonical"
 """Every stage's seeds follow from this module."""
@@ -80,7 +82,7 @@ def key_of(call: StageCall) -> StageKey:
         with PARSING:
             stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
         config = stage.config.model_validate(call.config)
-        optional = {"rerun": call.rerun, "stream": call.stream}
+        optional = {"rerun": call.rerun, "stream": call.stream, "trust_remote_code": loads_remote_code(call)}
         parts = {
             **{name: value for name, value in optional.items() if value},
             "stage": stage.name,
@@ -115,6 +117,11 @@ def code_digests(stage: Stage[Any], config: StageConfig) -> dict[str, str]:
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Versions of distributions by name; builds for different devices have the same."""
     return {name: _version(BUILDS.get(name, (name,))) for name in sorted(names)}
+
+
+def loads_remote_code(call: StageCall) -> bool:
+    """Whether code that comes with a model may compute the result."""
+    return call.trust_remote_code and any(one.kind in MODELS for one in call.inputs.values())
 
 
 def check_packages(names: Iterable[str], field: str) -> None:

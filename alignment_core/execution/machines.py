@@ -300,19 +300,17 @@ class WarmMachines:
 
     def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
         """Engines of this architecture; those that start, start in the context ``alone``, with the policy."""
-        shape = (architecture_digest(request.model), request.max_model_len)
+        shape = (architecture_digest(request.policy.path), request.max_model_len)
         if self._engines_shape and not self._serves(shape):
             self._end_engines()
         if self._engines is None:
             self._engines = self._engine_actors()
         if self._engines_shape is None:
             arguments = {
-                "model": str(request.model),
-                "policy": str(request.policy),
+                "policy": request.policy,
                 "max_model_len": request.max_model_len,
                 "resources": self.resources,
                 "device": self.device,
-                "trust_remote_code": request.trust_remote_code,
             }
             try:
                 with alone:

@@ -15,6 +15,7 @@ NAMES = {
     "packages": "versions of packages",
     "version": "the version of the stage",
     "stream": "the random stream",
+    "trust_remote_code": "model.trust_remote_code",
 }
 
 NAMED = 3
@@ -85,8 +86,6 @@ def _field(path: str, label: str) -> str:
         return f"input {rest}"
     if first != "config":
         return NAMES.get(path, path)
-    if rest == "trust_remote_code":
-        return "model.trust_remote_code"
     if rest.endswith(".code"):
         rest = f"{rest.removesuffix('.code')} (its source)"
     return decides(label, rest) or path

@@ -147,6 +147,7 @@ def _run(
             reporter=reporter,
             turn=meter.turn,
             stopping=stopping,
+            trust_remote_code=call.trust_remote_code,
             cost=cost,
         )
         metrics = plain_metrics(stage.run(context, config))

@@ -46,7 +46,6 @@ def train(
     training: Any,
     model: str = "model",
     reference: str | None = None,
-    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Train the input of role ``model`` on the input ``data``; returns metrics. ``reference`` is a role, too."""
     from alignment_core.training.trainer import TrainJob
@@ -57,13 +56,12 @@ def train(
         raise DataError("the data set holds no training rows")
     job = TrainJob(
         method=method,
-        model=str(context.inputs[model]),
-        reference=str(context.inputs[reference]) if reference else None,
+        model=context.model(model),
+        reference=context.model(reference) if reference else None,
         train_data=str(data / "train.parquet"),
         test_data=str(data / "test.parquet") if (data / "test.parquet").is_file() else None,
         training=training,
         seed=context.seed,
-        trust_remote_code=trust_remote_code,
     )
     drop_incomplete(context.progress)
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as trainers:

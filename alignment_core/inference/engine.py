@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from alignment_core.cluster.device import Device
 from alignment_core.imports import uncollected
 from alignment_core.models.buckets import Bucket
+from alignment_core.models.handle import Model
 from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 from alignment_core.training.memory import memory_explained
@@ -68,12 +68,10 @@ class Engine:
 
     def __init__(
         self,
-        model: str,
-        policy: str,
+        policy: Model,
         max_model_len: int,
         resources: ResourcesConfig,
         device: Device,
-        trust_remote_code: bool = False,
     ) -> None:
         if resources.tensor_parallel_size > 1 and device.kind == "cuda":
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the GPUs are those of the workers that vLLM starts over Ray
@@ -81,12 +79,12 @@ class Engine:
         import vllm
 
         self.llm = vllm.LLM(
-            model,
-            dtype=checkpoint_dtype(Path(model)),
+            str(policy.path),
+            dtype=checkpoint_dtype(policy.path),
             max_model_len=max_model_len,
             max_num_seqs=MOST_SEQUENCES,
             skip_tokenizer_init=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=policy.trust_remote_code,
             logprobs_mode="processed_logprobs",  # the distribution that was sampled from, at any temperature
             worker_extension_cls=WORKER_EXTENSION,
             disable_log_stats=True,
@@ -94,7 +92,7 @@ class Engine:
             seed=0,
             **device.engine_options(resources),
         )
-        self.policy, self.trust_remote_code = policy, trust_remote_code
+        self.policy = str(policy.reference)
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
         self.under_way: dict[str, _UnderWay] = {}
@@ -257,27 +255,25 @@ class Engine:
         versions = np.full(len(ids), self.version, np.int32)
         return Completion(ids, np.asarray(logps, np.float32), versions, str(output.finish_reason))
 
-    def first_parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float | None:
+    def first_parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float | None:
         """:meth:`parity`, None if there were no new weights yet or it was looked at after some."""
         if self._checked or not self._updates:
             return None
-        return self.parity(model, prompts, stop, bf16)
+        return self.parity(model, prompts, stop)
 
-    def parity(self, model: str, prompts: Sequence[Sequence[int]], stop: int, bf16: bool) -> float:
+    def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float:
         """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
 
-        Samples a few short completions and runs the folder ``model`` over the same tokens, which takes a second copy of it
+        Samples a few short completions and runs ``model`` over the same tokens, which takes a second copy of it
         in CPU memory.
         """
         import torch
 
         from alignment_core.losses.logprobs import token_logps
-        from alignment_core.models.packed import load_model
 
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         sampled = self.generate(self.policy, prompts, config, stop, seed=0)
-        dtype = torch.bfloat16 if bf16 else torch.float32
-        reference = load_model(model, "lm", dtype, trust_remote_code=self.trust_remote_code).eval()
+        reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
         worst = 0.0
         for prompt, (completion, *_) in zip(prompts, sampled, strict=True):
             ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.inference.engine import Completion, Engine, Request
+from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
 TokenIds = Sequence[int]
@@ -72,10 +73,10 @@ class Engines:
         """Have one engine sample for about ``seconds`` at what is under way in it and at ``fresh`` requests; what is done."""
         return self.group.one(engine, call(Engine.advance, fresh, config, stop, seconds), self.timeout)
 
-    def parity(self, model: Path, prompts: Sequence[TokenIds], stop: int, bf16: bool, again: bool) -> float | None:
+    def parity(self, model: Model, prompts: Sequence[TokenIds], stop: int, again: bool) -> float | None:
         """Largest difference, in nats, between the log-probabilities of the first engine and those of ``model``.
 
         None where that was looked at before, unless ``again``.
         """
         method = Engine.parity if again else Engine.first_parity
-        return self.group.one(0, call(method, str(model), prompts, stop, bf16), self.timeout)
+        return self.group.one(0, call(method, model, prompts, stop), self.timeout)

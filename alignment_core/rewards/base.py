@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import REWARDS, RewardConfig
 from alignment_core.rewards.failures import Answers
@@ -48,11 +48,10 @@ class Opening:
     """The policy's."""
     prompts: Rows = ()
     """Rows whose ``prompt_ids`` the tokenizer made; ``prompt`` is their text."""
-    model: Path | None = None
-    """Folder of the model that it needs (see RewardConfig.model)."""
-    trust_remote_code: bool = False
-    scores: Callable[[Path, str], AbstractContextManager[Scores]] | None = None
-    """Opens a reward model, by its folder and a name for its actors; there only for kinds that need ``actors``."""
+    model: Model | None = None
+    """The model that it needs (see RewardConfig.model)."""
+    scores: Callable[[Model, str], AbstractContextManager[Scores]] | None = None
+    """Opens a reward model, with a name for its actors; there only for kinds that need ``actors``."""
 
 
 C = TypeVar("C", bound=RewardConfig)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.errors import UserError
+from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.rewards.base import Opening, Pair, Rows, Scores
 from alignment_core.rewards.failures import Answers
@@ -37,7 +37,7 @@ class Judge:
         assert opening.model is not None
         assert opening.scores is not None
         role, prompts = f"reward model of {opening.field}", _prompts_as_completions(opening)
-        check_tokenizer(opening.model, role, prompts, opening.trust_remote_code)
+        check_tokenizer(opening.model, role, prompts)
         held = ExitStack()
         scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
         return cls(scores, held.close)
@@ -53,17 +53,13 @@ class Machines(Protocol):
     def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> AbstractContextManager[Scores]: ...
 
 
-def in_actors(
-    machines: Machines, resources: ResourcesConfig, trust_remote_code: bool
-) -> Callable[[Path, str], AbstractContextManager[Scores]]:
+def in_actors(machines: Machines, resources: ResourcesConfig) -> Callable[[Model, str], AbstractContextManager[Scores]]:
     """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
 
-    def opened(model: Path, name: str) -> AbstractContextManager[Scores]:
-        from alignment_core.models.saving import checkpoint_dtype
+    def opened(model: Model, name: str) -> AbstractContextManager[Scores]:
         from alignment_core.training.forward import ForwardJob
 
-        job = ForwardJob(str(model), "score", checkpoint_dtype(model) != "float32", trust_remote_code)
-        return machines.judges(name, job, resources)
+        return machines.judges(name, ForwardJob(model, "score"), resources)
 
     return opened
 
@@ -94,11 +90,9 @@ def distinct(rows: Rows) -> tuple[list[Pair], list[int]]:
     return pairs, [numbers[pair] for pair in asked]
 
 
-def check_tokenizer(model: Path, role: str, rows: Rows, trust_remote_code: bool) -> None:
+def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
     """The token ids of the policy must mean the same to the model that scores them. Raises UserError."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    tokenizer = model.tokenizer()
     for row in rows[:: max(1, len(rows) // COMPARED)]:
         read = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
         if read != row["completion_text"]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from alignment_core.errors import Stopped
+from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
 from alignment_core.rewards.failures import Account
@@ -26,12 +26,12 @@ class RewardSources:
     counts what had no reward, by reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step``
     rows have none.
 
-    Args: ``opening.field`` is where the recipe has the list; ``models`` are the folders of those that rewards need, by the
+    Args: ``opening.field`` is where the recipe has the list; ``models`` are those that rewards need, by the
     reward's number; ``step`` is how many completions a step has.
     """
 
     def __init__(
-        self, rewards: Sequence[RewardConfig], opening: Opening, models: Mapping[int, Path] = {}, step: int = 0
+        self, rewards: Sequence[RewardConfig], opening: Opening, models: Mapping[int, Model] = {}, step: int = 0
     ) -> None:
         self._rewards, self._kinds = rewards, [kind_of(reward) for reward in rewards]
         self._calling, self._closed = threading.Lock(), False

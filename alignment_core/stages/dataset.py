@@ -24,7 +24,6 @@ class DatasetConfig(StageConfig):
     sources: tuple[PinnedSource, ...]
     kind: str = Field(validation_alias=AliasChoices("kind", "purpose"))
     """Of rows, see :mod:`alignment_core.data.kinds`."""
-    trust_remote_code: bool = False
 
     @field_validator("kind")
     @classmethod
@@ -44,14 +43,10 @@ class DatasetConfig(StageConfig):
 
 
 def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
-    import transformers
-
     from alignment_core.data.build import build, write
     from alignment_core.data.statistics import account, losses
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        context.inputs["tokenizer"], trust_remote_code=config.trust_remote_code
-    )
+    tokenizer = context.model("tokenizer").tokenizer()
     with context.machines.processor(context.turn) as give_way:
 
         def progress(done: float, total: float | None) -> None:

@@ -14,7 +14,6 @@ class DpoStageConfig(StageConfig):
 
     training: TrainingConfig
     loss: DpoLossConfig
-    trust_remote_code: bool = False
 
     def packages_used(self) -> tuple[str, ...]:
         return packages_of(self.training)
@@ -28,7 +27,6 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
         Dpo(config.loss),
         config.training,
         reference="reference" if "reference" in context.inputs else None,
-        trust_remote_code=config.trust_remote_code,
     )
 
 

@@ -26,14 +26,10 @@ class GenerateConfig(StageConfig):
     """Number of the first prompt to take; numbers beyond the last start again at 0."""
     prompts: int | None = None
     """How many prompts to take; none means all."""
-    trust_remote_code: bool = False
 
 
 def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
-    import transformers
-
-    model = context.inputs["policy"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=config.trust_remote_code)
+    tokenizer = context.model("policy").tokenizer()
     prompts = _prompts(context.inputs["prompts"], config)
     shards = [
         prompts[i : i + config.generation.shard_size] for i in range(0, len(prompts), config.generation.shard_size)
@@ -50,14 +46,15 @@ def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
 def _sample(
     context: StageContext, config: GenerateConfig, tokenizer: Any, shards: list[Any], missing: list[int]
 ) -> dict[str, Any]:
-    model, policy = context.inputs["policy"], context.references["policy"]
+    model = context.model("policy")
+    policy = model.reference
     generation = config.generation
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
     length = longest + generation.max_completion_length
-    check_length(model, longest, length)
-    request = EngineRequest(model, policy, length, config.trust_remote_code)
+    check_length(model.path, longest, length)
+    request = EngineRequest(model, length)
     with context.machines.engines(request, context.turn) as engines:
-        update = engines.load(model, str(policy))
+        update = engines.load(model.path, str(policy))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
         asked = (
             (number, [prompt["prompt_ids"] for prompt in shards[number]], number * generation.shard_size)
@@ -93,13 +90,10 @@ def _check_parity(
     when = context.resources.parity_check
     if not updated or when == "never":
         return {}
-    from alignment_core.models.saving import checkpoint_dtype
-
-    model = context.inputs["policy"]
-    bf16 = checkpoint_dtype(model) != "float32"
-    tolerance = 0.1 if bf16 else 1e-4
+    model = context.model("policy")
+    tolerance = 0.1 if model.bf16 else 1e-4
     sample = [prompt["prompt_ids"] for prompt in shards[0][:PARITY_PROMPTS]]
-    difference = engines.parity(model, sample, stop, bf16, again=when == "always")
+    difference = engines.parity(model, sample, stop, again=when == "always")
     if difference is None:
         return {}
     if not difference <= tolerance:

@@ -16,7 +16,6 @@ class RewardModelStageConfig(StageConfig):
 
     training: TrainingConfig
     loss_type: Literal["sigmoid", "logexp"] = "sigmoid"
-    trust_remote_code: bool = False
 
     def packages_used(self) -> tuple[str, ...]:
         return packages_of(self.training)
@@ -26,7 +25,7 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
     from alignment_core.training.methods.reward_model import RewardModel
 
     method = RewardModel(config.loss_type)
-    metrics = train(context, method, config.training, trust_remote_code=config.trust_remote_code)
+    metrics = train(context, method, config.training)
     held_out = {name: value for name, value in metrics.items() if name.startswith("test_")}
     (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")
     return metrics

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from alignment_core.errors import NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.files import write_whole
+from alignment_core.models.handle import Model
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
@@ -27,7 +27,6 @@ class ScoreConfig(StageConfig):
     verifier: str | None = None
     max_failed_rewards: float = 0.0
     """Share of the completions that the verifier may leave without a reward."""
-    trust_remote_code: bool = False
 
     def content(self) -> Any:
         if self.verifier is None:
@@ -48,8 +47,8 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     forward = (("reward_model", "score", "reward"), ("reference", "lm", "reference_logp"))
     for role, head, name in forward:
         if role in context.inputs:
-            check_tokenizer(context.inputs[role], role.replace("_", " "), rollouts, config.trust_remote_code)
-            columns[name] = _forward(context, context.inputs[role], head, rollouts, config)
+            check_tokenizer(context.model(role), role.replace("_", " "), rollouts)
+            columns[name] = _forward(context, context.model(role), head, rollouts)
     if config.verifier:
         resources, most = context.resources, config.max_failed_rewards
         columns["verifier"] = verify(
@@ -72,14 +71,11 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     return {"completions": len(rows), **failed, **{f"mean_{name}": float(np.mean(given[name])) for name in given}}
 
 
-def _forward(
-    context: StageContext, model: Path, head: Head, rollouts: list[dict[str, Any]], config: ScoreConfig
-) -> list[float]:
+def _forward(context: StageContext, model: Model, head: Head, rollouts: list[dict[str, Any]]) -> list[float]:
     """One number per completion from the model's forward pass, spread over the trainer ranks.
 
     Finished blocks lie in the progress folder, where an attempt after this one finds them.
     """
-    from alignment_core.models.saving import checkpoint_dtype
     from alignment_core.training.forward import ForwardJob
     from alignment_core.training.forward_ranks import ForwardRanks
 
@@ -90,8 +86,7 @@ def _forward(
     left = [(number, block) for number, block in enumerate(blocks) if number not in values]
     started = time.monotonic()
     with context.machines.trainers(context.turn) as trainers:
-        job = ForwardJob(str(model), head, checkpoint_dtype(model) != "float32", config.trust_remote_code)
-        ranks = ForwardRanks(trainers, job, context.resources)
+        ranks = ForwardRanks(trainers, ForwardJob(model, head), context.resources)
         context.report(len(values), len(blocks), "blocks")
         for number, result in ranks.run(left):
             write_whole(files[number], partial(np.save, arr=result))

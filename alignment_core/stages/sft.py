@@ -13,7 +13,6 @@ class SftStageConfig(StageConfig):
     """How to fine-tune."""
 
     training: TrainingConfig
-    trust_remote_code: bool = False
 
     def packages_used(self) -> tuple[str, ...]:
         return packages_of(self.training)
@@ -22,7 +21,7 @@ class SftStageConfig(StageConfig):
 def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.sft import Sft
 
-    return train(context, Sft(), config.training, trust_remote_code=config.trust_remote_code)
+    return train(context, Sft(), config.training)
 
 
 SHOWS = {"loss": "loss", "test_loss": "test loss"}

@@ -10,8 +10,9 @@ import torch
 
 from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Row, TokenSequence
-from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.models.packed import Head, PackedModel, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
 
@@ -23,24 +24,19 @@ Pair = tuple[Sequence[int], Sequence[int]]
 class ForwardJob:
     """Which model: plain data that travels to every rank."""
 
-    model: str
+    model: Model
     head: Head
-    bf16: bool
-    trust_remote_code: bool = False
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """One rank of it; none has to do with the others."""
-        budget = resources.max_tokens_per_microbatch
-        return Forward(self.model, self.head, self.bf16, budget, device, self.trust_remote_code)
+        return Forward(self.model, self.head, resources.max_tokens_per_microbatch, device)
 
 
 class Forward:
     """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
 
-    def __init__(
-        self, model: str, head: Head, bf16: bool, token_budget: int, device: Device, trust_remote_code: bool = False
-    ) -> None:
-        loaded = load_model(model, head, torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code)
+    def __init__(self, model: Model, head: Head, token_budget: int, device: Device) -> None:
+        loaded = model.load(head, torch.bfloat16 if model.bf16 else torch.float32)
         self.head, self.token_budget, self.device = head, token_budget, device
         self.packed = PackedModel(loaded, head).to(device.torch_device).eval()
 

@@ -22,8 +22,9 @@ from alignment_core.artifacts.ownership import check_ours
 from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged
+from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row
-from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.models.packed import Head, PackedModel, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
@@ -79,14 +80,13 @@ class Term:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from: a local folder of a verified artifact."""
+    """Where a model begins."""
 
-    path: str
+    model: Model
     head: Head
     head_seed: int | None = None
     adapter_seed: int = 0
     """With ``training.lora``: what its adapters begin from."""
-    trust_remote_code: bool = False
     with_entropy: bool = False
 
 
@@ -112,7 +112,7 @@ class Learner:
         self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
-        model = load_model(source.path, source.head, dtype, source.head_seed, source.trust_remote_code)
+        model = source.model.load(source.head, dtype, source.head_seed)
         if resources.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if training.lora:
@@ -255,7 +255,7 @@ class Learner:
             state = merged(model, {name.removeprefix("model."): tensor for name, tensor in state.items()})
             size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
             check_room(directory.parent, size, f"the model of step {self.steps}")
-            save_checkpoint(model, Path(self.source.path), directory, state)
+            save_checkpoint(model, self.source.model.path, directory, state)
         torch.distributed.barrier()
 
     def layout(self) -> dict[str, Any]:

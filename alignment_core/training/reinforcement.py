@@ -34,8 +34,9 @@ from alignment_core.losses.policy import (
 )
 from alignment_core.models import buckets
 from alignment_core.models.buckets import Bucket, Share
+from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
-from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.batches import epoch_order
@@ -50,11 +51,10 @@ class RlJob:
     """What to train: plain data that travels to every rank. Paths are local folders of verified artifacts."""
 
     section: RlConfig
-    policy: str
-    critic: str | None
+    policy: Model
+    critic: Model | None
     """Where the critic starts: a reward model, or the policy itself with a head of its own."""
     seed: int
-    trust_remote_code: bool = False
     pretraining: str | None = None
     """The table of ``section.pretraining``."""
 
@@ -94,14 +94,14 @@ class PolicyTrainer:
 
     def __init__(self, job: RlJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job, self.section, self.device, self.rank, self.world = job, job.section, device, rank, world
-        trust, training = job.trust_remote_code, job.section.training
+        training = job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         adapters = derive_seed(job.seed, "adapters")
-        policy = ModelSource(job.policy, "lm", None, adapters, trust, bonus)
+        policy = ModelSource(job.policy, "lm", None, adapters, bonus)
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
-            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, trust)
+            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters)
             own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
             self.learners["critic"] = Learner(source, own, resources, device, rank, world)
         self.sender = buckets.Sender(self.policy.packed.model, rank, self.policy.zero_stage)
@@ -114,7 +114,7 @@ class PolicyTrainer:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
         elif job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
-            model = load_model(job.policy, "lm", dtype, trust_remote_code=trust)
+            model = job.policy.load("lm", dtype)
             self.reference = PackedModel(model, "lm").to(device.torch_device).eval()
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
         self.temperature = job.section.generation.temperature

@@ -18,8 +18,9 @@ import torch
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
+from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch
-from alignment_core.models.packed import PackedModel, load_model, run_packed
+from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import batch_of_step, steps_per_epoch
 from alignment_core.training.checkpoints import complete, newest_progress, step_of
@@ -35,13 +36,12 @@ class TrainJob:
     """What to train: plain data that travels to every rank. Paths are local folders of verified artifacts."""
 
     method: Method
-    model: str
-    reference: str | None
+    model: Model
+    reference: Model | None
     train_data: str
     test_data: str | None
     training: TrainingConfig
     seed: int
-    trust_remote_code: bool = False
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
         """One rank of it."""
@@ -61,7 +61,7 @@ class Trainer:
         self.reference: ReferenceLogps | None = None
         self.frozen: Any = None  # the reference model, while it is needed
         seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
-        source = ModelSource(job.model, job.method.head, *seeds, job.trust_remote_code)
+        source = ModelSource(job.model, job.method.head, *seeds)
         self.learner = Learner(source, config, resources, device, rank, world)
         self.engine = self.learner.engine
 
@@ -104,7 +104,7 @@ class Trainer:
         if self.job.reference is None:
             return self.engine
         dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
-        model = load_model(self.job.reference, "lm", dtype, trust_remote_code=self.job.trust_remote_code)
+        model = self.job.reference.load("lm", dtype)
         return PackedModel(model, "lm").to(self.device.torch_device).eval()
 
     def train(self, steps: int, seconds: float) -> StepReport:

@@ -15,6 +15,7 @@ from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
 from alignment_core.models.buckets import Share
+from alignment_core.models.handle import Model
 from alignment_core.models.scratch import create_model
 from alignment_core.recipes import ResourcesConfig, RlConfig, ScratchModel
 from alignment_core.training.policy_ranks import PolicyRanks
@@ -85,11 +86,11 @@ def _transfer(model: Path, machines: WarmMachines, resources: ResourcesConfig) -
     from alignment_core.artifacts import Reference
 
     section = RlConfig.model_validate({"prompts": {"task": "reverse", "rows": 8}, "rewards": [{"verifier": "task"}]})
-    reference = Reference.parse(f"model@sha256:{'0' * 64}")
+    policy = Model(model, Reference.parse(f"model@sha256:{'0' * 64}"))
     progress = model / "progress"
     progress.mkdir()
-    with machines.engines_and_trainers(EngineRequest(model, reference, 128)) as (engines, trainers):
-        ranks = PolicyRanks(trainers, RlJob(section, str(model), None, 0), resources)
+    with machines.engines_and_trainers(EngineRequest(policy, 128)) as (engines, trainers):
+        ranks = PolicyRanks(trainers, RlJob(section, policy, None, 0), resources)
         ranks.prepare(progress)
         buckets = ranks.buckets()
         single = [Share((name,)) for share in buckets for name in share.names if share.number == 0]

@@ -69,8 +69,10 @@ def trainer_and_padding() -> None:
     import pyarrow.parquet as pq
     import torch
 
+    from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.cluster.group import call
+    from alignment_core.models.handle import Model
     from alignment_core.models.packed import PackedModel, load_model, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig
@@ -91,7 +93,15 @@ def trainer_and_padding() -> None:
     device = Device.detect("cpu")
     worker = TrainWorker(0, 1, f"file://{folder}/meet", resources, device)
     training = TrainingConfig(batch_size=8, num_train_epochs=1000)
-    job = TrainJob(Sft(), str(folder / "model"), None, str(folder / "train.parquet"), None, training, 0)
+    job = TrainJob(
+        Sft(),
+        Model(folder / "model", Reference("model", "0" * 64)),
+        None,
+        str(folder / "train.parquet"),
+        None,
+        training,
+        0,
+    )
     worker.open(job, resources)
     worker.do(call(Trainer.prepare, str(folder / "progress")))
 

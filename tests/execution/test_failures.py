@@ -17,6 +17,7 @@ from alignment_core.errors import DeadlineExceeded, NumericError
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import Stage, StageCall, StageResult
 from alignment_core.execution.runner import run_stage
+from alignment_core.models.handle import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.generate import GenerateConfig
@@ -113,7 +114,15 @@ def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_wh
     machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
     pq.write_table(demonstrations(), tmp_path / "train.parquet")
-    job = TrainJob(Sft(), str(tiny_model()), None, str(tmp_path / "train.parquet"), None, TrainingConfig(), seed=1)
+    job = TrainJob(
+        Sft(),
+        Model(tiny_model(), Reference("model", "0" * 64)),
+        None,
+        str(tmp_path / "train.parquet"),
+        None,
+        TrainingConfig(),
+        seed=1,
+    )
     says = r"^1 of 2 trainers did not answer `train` within 3 seconds \(resources\.wait_timeout_seconds\)$"
 
     def train_on_one_rank_of_two() -> None:

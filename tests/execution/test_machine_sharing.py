@@ -18,6 +18,7 @@ from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.turns import RunName, Turn
+from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 
 SECONDS = 20.0
@@ -40,6 +41,11 @@ class Group:
         self.killed.set()
 
 
+def killed(held: Any) -> bool:
+    """Whether the actors of what a stage held have ended."""
+    return held.group.killed.is_set()
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
     """A run on GPUs, on a machine that it shares."""
@@ -58,14 +64,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmMachines:
 def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMachines, tmp_path: Path) -> None:
     with run.trainers() as trainers:
         pass
-    with run.engines(EngineRequest(tmp_path, POLICY, 64)) as engines:
+    with run.engines(EngineRequest(Model(tmp_path, POLICY), 64)) as engines:
         pass
     with run.trainers() as again:
         assert again.group is trainers.group, "they stay warm while nobody waits"
-    assert not trainers.group.killed.is_set()
+    assert not killed(trainers)
     with MachineQueue(tmp_path / "locks").use(Turn(run=RunName("other"))):
-        assert trainers.group.killed.is_set()
-        assert engines.group.killed.is_set()
+        assert killed(trainers)
+        assert killed(engines)
     with run.trainers() as fresh:
         assert fresh.group is not trainers.group
 
@@ -96,7 +102,7 @@ def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs
     started = threading.Event()
 
     def engine_stage() -> None:
-        with run.engines(EngineRequest(tmp_path, POLICY, 64), Turn(order=1)):
+        with run.engines(EngineRequest(Model(tmp_path, POLICY), 64), Turn(order=1)):
             started.set()
 
     threading.Thread(target=engine_stage, daemon=True).start()
@@ -112,7 +118,7 @@ def test_device_seconds_count_from_having_the_machine_times_the_devices(run: War
     with contextlib.suppress(RuntimeError), run.trainers(Turn(used=used.append)) as trainers:
         threading.Event().wait(0.05)
         raise RuntimeError("also when the stage fails")
-    assert trainers.group.killed.is_set()
+    assert killed(trainers)
     assert used[0] >= 0.05 * 2
     with MachineQueue(tmp_path / "locks").use(Turn()):
         waiting = threading.Thread(target=lambda: _take_trainers(run, Turn(used=used.append)), daemon=True)

@@ -25,12 +25,13 @@ from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
 from alignment_core.execution.turns import FIRST, RunName, Turn, Turnstile
+from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 
 SECONDS = 20.0
 QUIET_SECONDS = 0.002
 """After which a stage that was let on is taken to wait for another one; it decides what is covered, not what passes."""
-POLICY = EngineRequest(Path("policy"), Reference("model", "0" * 64), 64)
+POLICY = EngineRequest(Model(Path("policy"), Reference("model", "0" * 64)), 64)
 Take = Callable[[WarmMachines, Turn], AbstractContextManager[Any]]
 TAKES: dict[str, Take] = {
     "rl": lambda machines, turn: machines.engines_and_trainers(POLICY, turn),

@@ -83,7 +83,7 @@ def test_what_changed_is_told_in_words_of_the_recipe():
         ],
         "round-2/score": ["config.verifier.code: a → b"],
         "sft/evaluation": ["config.resamples: 1 → 2"],
-        "rl": ["config.kl added", "code: a → b", "config.trust_remote_code: False → True"],
+        "rl": ["config.kl added", "code: a → b", "trust_remote_code added"],
         "dpo": ["code.losses.a: 1 → 2", "code.losses.b added", "packages.vllm: 0.32.0 → 0.33.0", "seed: 1 → 2"],
         "sft": [f"code.a.{number}: 1 → 2" for number in range(5)],
         "mine": ["config.x: 1 → 2"],
@@ -99,7 +99,7 @@ def test_what_changed_is_told_in_words_of_the_recipe():
         "sft/evaluation": ["evaluation.resamples: 1 → 2"],
         "dpo": ["vllm 0.32.0 → 0.33.0", "seed: 1 → 2", "code of losses.a, losses.b changed"],
         "sft": ["code of a.0, a.1, a.2 and 2 more modules changed"],
-        "rl": ["rl.kl added", "the code of alignment_core: a → b", "model.trust_remote_code: False → True"],
+        "rl": ["rl.kl added", "the code of alignment_core: a → b", "model.trust_remote_code added"],
         "mine": ["config.x: 1 → 2"],
     }
 

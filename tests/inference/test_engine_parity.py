@@ -16,6 +16,7 @@ from alignment_core.inference.engine import Engine, Request
 from alignment_core.inference.engines import Engines
 from alignment_core.models import buckets
 from alignment_core.models.adapters import add_adapters, merged
+from alignment_core.models.handle import Model
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import GenerationConfig, LoraConfig
 
@@ -39,7 +40,7 @@ def models(request: pytest.FixtureRequest, tiny_model: Any) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def warm_engine(models: dict[str, Path], machines: Any) -> Iterator[Engines]:
-    with machines(1).engines(EngineRequest(models["a"], POLICY["a"], 128)) as group:
+    with machines(1).engines(EngineRequest(Model(models["a"], POLICY["a"]), 128)) as group:
         yield group
 
 
@@ -55,7 +56,7 @@ def load(engine: Engines, models: dict[str, Path], name: str) -> float:
 
 
 def parity(engine: Engines, models: dict[str, Path], name: str) -> float:
-    found = engine.parity(models[name], PROMPTS, STOP, bf16=False, again=True)
+    found = engine.parity(Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, STOP, again=True)
     assert found is not None
     return found
 
@@ -151,7 +152,7 @@ def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Engines) -
 
 def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: Engines) -> None:
     def difference() -> float | None:
-        return engine.parity(models["b"], PROMPTS, STOP, bf16=False, again=False)
+        return engine.parity(Model(models["b"], POLICY["b"]), PROMPTS, STOP, again=False)
 
     def as_new(cell: Any) -> None:
         cell.object._updates, cell.object._checked = 0, False

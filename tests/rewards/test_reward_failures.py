@@ -25,7 +25,7 @@ class Scores:
 
 
 def test_what_a_reward_model_gives_that_is_not_finite_is_left_out_and_counted_over_all_calls() -> None:
-    account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Judges(Scores(), 1.0))
+    account, judge = Account("the reward model", 0.5, "rl.rewards.0.max_failed"), Judge(Judges(Scores(), 1.0))  # type: ignore[arg-type]
     for _ in range(2):
         assert numbers(account.settle(ROWS, judge(ROWS))) == [1.0, None, None, 4.0]
     assert account.failed == {"bad_number": 4}

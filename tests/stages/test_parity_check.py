@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from alignment_core.artifacts import Reference
 from alignment_core.errors import NumericError
+from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.generate import PARITY_PROMPTS, _check_parity
 
@@ -19,16 +20,16 @@ class Engines:
     def __init__(self, difference: float | None) -> None:
         self.difference, self.asked = difference, list[bool]()
 
-    def parity(self, model: Path, prompts: Any, stop: int, bf16: bool, again: bool) -> float | None:
+    def parity(self, model: Model, prompts: Any, stop: int, again: bool) -> float | None:
         assert len(prompts) == PARITY_PROMPTS
         self.asked.append(again)
         return self.difference
 
 
 def check(engines: Engines, tiny_model: Any, updated: bool = True, **resources: Any) -> dict[str, float]:
-    model: Path = tiny_model()
-    context: Any = SimpleNamespace(inputs={"policy": model}, resources=ResourcesConfig(**resources))
-    return _check_parity(context, engines, [[{"prompt_ids": [1]}] * 9], 0, updated)
+    model = Model(tiny_model(), Reference("model", "0" * 64))
+    context: Any = SimpleNamespace(model=lambda role: model, resources=ResourcesConfig(**resources))
+    return _check_parity(context, engines, [[{"prompt_ids": [1]}] * 9], 0, updated)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from alignment_core.artifacts import Reference
+from alignment_core.models.handle import Model
 from alignment_core.recipes import TrainingConfig
 from alignment_core.training.trainer import TrainJob
 
 Tables = dict[str, pa.Table]
 MakeJob = Callable[..., TrainJob]
+MODEL = Reference("model", "0" * 64)
+"""Which artifact a model is matters to no trainer."""
 
 
 def random_ids(random: np.random.Generator, shortest: int, longest: int) -> list[int]:
@@ -90,8 +94,8 @@ def make_job(tables: Tables, tiny_model: Any, tmp_path: Path) -> MakeJob:
         settings = {"batch_size": 6, "num_train_epochs": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training}
         return TrainJob(
             method=method,
-            model=str(tiny_model()),
-            reference=str(reference) if reference else None,
+            model=Model(tiny_model(), MODEL),
+            reference=Model(reference, MODEL) if reference else None,
             train_data=str(data),
             test_data=str(data),
             training=TrainingConfig(**settings),

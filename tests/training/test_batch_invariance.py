@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, logsigmoid
 
+from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Row
 from alignment_core.models.packed import PackedModel, load_model, run_packed
 from alignment_core.recipes import DpoLossConfig
@@ -198,12 +199,13 @@ def test_gradient_checkpointing_changes_nothing(method: Any, model: Any, rows: l
 def test_forward_passes_give_the_summed_log_probabilities_of_completions(
     tiny_model: Any, architecture: str, method: Any
 ) -> None:
+    from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.training.forward import Forward
 
     path: Path = tiny_model(architecture)
     pairs = [([1, 2, 3], [4, 5]), ([], [6, 7, 8]), ([9], [10] * 40), ([11, 12], [])]
-    values = Forward(str(path), "lm", False, 16, Device("cpu", 1)).run(pairs)
+    values = Forward(Model(path, Reference("model", "0" * 64)), "lm", 16, Device("cpu", 1)).run(pairs)
     model = load_model(str(path), "lm", torch.float32)
     for value, (prompt, completion) in zip(values, pairs, strict=True):
         with torch.no_grad():

@@ -32,7 +32,7 @@ def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
     """Two steps of fine-tuning in plain torch, row by row: W + 2 B A in the place of each adapted weight."""
     from alignment_core.models.adapters import add_adapters
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(job.model)
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.model.path)
     plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     add_adapters(model, model.lm_head, job.training.lora, derive_seed(job.seed, "adapters"), train_head=False)
     initial = {name: one.detach().clone() for name, one in model.named_parameters()}
@@ -43,7 +43,7 @@ def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
     assert all(one.abs().max() > 0 for one in a.values())
     assert all(one.abs().max() == 0 for one in b.values())
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(job.model)
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.model.path)
     optimizer = torch.optim.AdamW([*a.values(), *b.values()], lr=1e-3, eps=1e-5, weight_decay=0.1)
 
     def weights() -> dict[str, torch.Tensor]:
@@ -66,7 +66,7 @@ def expected_of_two_steps(job: Any, table: Any) -> dict[str, torch.Tensor]:
 
 def test_steps_are_those_of_plain_torch(make_job: Any, machines: Any, tables: Any, tmp_path: Path) -> None:
     job = make_job(Sft(), lora=LORA, lr_scheduler_type="constant", weight_decay=0.1)
-    before = load_file(Path(job.model) / "model.safetensors")
+    before = load_file(job.model.path / "model.safetensors")
     expected = expected_of_two_steps(job, tables["sft"])
     found = trained(machines(1), job, tmp_path / "one", steps=2)
     assert max(float((found[name] - before[name]).abs().max()) for name in found) > 1e-3
@@ -82,7 +82,7 @@ def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learnt(
 ) -> None:
     job = make_job(method, lora=LORA)
     one = trained(machines(1), job, tmp_path / "one")
-    before = load_file(Path(job.model) / "model.safetensors")
+    before = load_file(job.model.path / "model.safetensors")
     assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-4
     for stage in (0, 1, 2, 3):
         both = trained(
@@ -103,7 +103,7 @@ def test_bf16_learns_as_fp32_does_up_to_its_rounding(
 ) -> None:
     lora = {"r": 4, "lora_alpha": 256}  # so that weights move by more than bf16 rounds
     job = make_job(Sft(), lora=lora)
-    before = load_file(Path(job.model) / "model.safetensors")
+    before = load_file(job.model.path / "model.safetensors")
     exact = trained(machines(1), job, tmp_path / "fp32")
     rough = trained(machines(2), make_job(Sft(), lora=lora, bf16=True), tmp_path / "bf16", zero_stage=zero_stage)
     assert {tensor.dtype for tensor in rough.values()} == {torch.bfloat16}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.experience import step_schema
 from alignment_core.rollout.records import write_table
@@ -17,7 +18,7 @@ from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
 from alignment_core.training.trainers import Trainers
-from tests.training.conftest import random_ids
+from tests.training.conftest import MODEL, random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ class Policy:
         }
         whole = {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": training, **section}
         self.trainers, self.folder = trainers, folder
-        self.job = RlJob(RlConfig.model_validate(whole), str(model), None, seed=3, pretraining=pretraining)
+        self.job = RlJob(RlConfig.model_validate(whole), Model(model, MODEL), None, seed=3, pretraining=pretraining)
         self.resources = machines.resources.model_copy(update=resources)
         folder.mkdir()
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
+from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Row
 from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
 from alignment_core.recipes import DpoLossConfig
@@ -24,6 +25,7 @@ from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.reinforcement import sampled_rows
+from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import Opened, export, greatest_difference, open_job, train
 
 MakeMixture = Callable[[str], Path]
@@ -96,7 +98,7 @@ def test_a_step_adds_the_loss_of_its_packs_by_their_tokens(
 ) -> None:
     coefficient = 0.5
     settings = {"batch_size": 14, "num_train_epochs": 1, "max_grad_norm": 1e6, "router_aux_loss_coef": coefficient}
-    job = dataclasses.replace(make_job(Sft(), **settings), model=str(mixture_model("mixtral")))
+    job = dataclasses.replace(make_job(Sft(), **settings), model=Model(mixture_model("mixtral"), MODEL))
     with machines(world).trainers() as group:
         ranks = open_job(
             group, machines(world), job, tmp_path / "run", zero_stage=zero_stage, max_tokens_per_microbatch=budget
@@ -104,7 +106,7 @@ def test_a_step_adds_the_loss_of_its_packs_by_their_tokens(
         reports = train(ranks, 1)
         trained = load_file(export(ranks, tmp_path / "trained"))
 
-    model = load_model(job.model, "lm", torch.float32)
+    model = load_model(str(job.model.path), "lm", torch.float32)
     rows = Sft().rows(pq.read_table(job.train_data))
     packed, aux_loss = PackedModel(model, "lm").train(), 0.0
     packed.balance_routers()

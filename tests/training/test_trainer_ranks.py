@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from alignment_core.cluster.group import call
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.host.protocol import describe, rebuild
+from alignment_core.models.handle import Model
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress
@@ -31,6 +32,7 @@ from alignment_core.training.trainer import Trainer, TrainJob
 from alignment_core.training.trainer_ranks import TrainerRanks
 from alignment_core.training.trainers import Trainers
 from alignment_core.training.worker import TrainWorker
+from tests.training.conftest import MODEL
 
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 
@@ -79,7 +81,7 @@ def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
     method: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(method)
-    before = load_file(Path(job.model) / "model.safetensors")
+    before = load_file(job.model.path / "model.safetensors")
     one = trained(machines(1), job, tmp_path / "one")
     assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-3  # it did train
     assert greatest_difference(one, trained(machines(1), job, tmp_path / "cut", max_tokens_per_microbatch=64)) < 1e-5
@@ -104,7 +106,7 @@ def test_every_zero_stage_trains_the_same_weights(
 def test_weight_decay_spares_norms_and_embeddings_however_they_are_sharded(
     zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
-    before = load_file(Path(make_job(Sft()).model) / "model.safetensors")
+    before = load_file(make_job(Sft()).model.path / "model.safetensors")
     found = []
     for decay in (0.0, 50.0):
         job = make_job(Sft(), weight_decay=decay, lr_scheduler_type="constant")
@@ -122,7 +124,7 @@ def test_bf16_trains_as_fp32_does_up_to_its_rounding(
     zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     job = make_job(Sft())
-    before = load_file(Path(job.model) / "model.safetensors")
+    before = load_file(job.model.path / "model.safetensors")
     exact = trained(machines(1), job, tmp_path / "fp32")
     rough = trained(machines(2), make_job(Sft(), bf16=True), tmp_path / "bf16", zero_stage=zero_stage)
     assert {tensor.dtype for tensor in rough.values()} == {torch.bfloat16}
@@ -266,7 +268,7 @@ def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, m
         ranks = open_job(old, machines(2), job, progress)
         train(ranks, 3)
         ranks.save_progress(progress)
-    without_model = dataclasses.replace(job, model=str(tmp_path / "absent"))
+    without_model = dataclasses.replace(job, model=Model(tmp_path / "absent", MODEL))
     with pytest.raises(RuntimeError, match="`open` failed"), machines(2).trainers() as old:
         open_job(old, machines(2), without_model, progress)
     with machines(2).trainers() as new:

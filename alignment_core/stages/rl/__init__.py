@@ -24,7 +24,6 @@ class RlStageConfig(StageConfig):
     """How to learn, and what rewards."""
 
     section: RlConfig
-    trust_remote_code: bool = False
 
     def content(self) -> Any:
         inputs: dict[str, Any] = {"prompts": True, "pretraining": {"data"}, "best": {"prompts"}}
@@ -44,7 +43,7 @@ class RlStageConfig(StageConfig):
 def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
     from alignment_core.stages.rl.session import run  # which imports what trains
 
-    return run(context, config.section, config.trust_remote_code)
+    return run(context, config.section)
 
 
 CODE = (

@@ -10,6 +10,7 @@ from alignment_core.environments.environments import Environments
 from alignment_core.errors import DataError
 from alignment_core.execution.base import EngineRequest, StageContext
 from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.judges import in_actors
@@ -29,24 +30,22 @@ from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
 
 
-def run(context: StageContext, section: RlConfig, trust_remote_code: bool) -> dict[str, Any]:
+def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     """Learn, and write the models and trajectories; metrics."""
-    import transformers
-
-    model, policy = context.inputs["policy"], context.references["policy"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    policy = context.model("policy")
+    tokenizer = policy.tokenizer()
     prompts = _read_prompts(context.inputs["prompts"])
     best = None
     if section.best is not None:
         best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
-    sources = _sources(context, section, tokenizer, prompts, trust_remote_code)
+    sources = _sources(context, section, tokenizer, prompts)
     environments = _environments(context, section, tokenizer)
     pretraining = _pretraining(context, section)
-    job = RlJob(section, str(model), _critic(context, section), context.seed, trust_remote_code, pretraining)
+    job = RlJob(section, policy, _critic(context, section), context.seed, pretraining)
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
-    check_length(model, longest, length)
-    request = EngineRequest(model, policy, length, trust_remote_code)
+    check_length(policy.path, longest, length)
+    request = EngineRequest(policy, length)
     (context.progress / TRAJECTORIES).mkdir(exist_ok=True)
     drop_incomplete(context.progress)
     watch = Stopwatch()
@@ -57,7 +56,7 @@ def run(context: StageContext, section: RlConfig, trust_remote_code: bool) -> di
         sources,
         closing(environments) if environments else nullcontext(),
     ):
-        sampling = Sampling(engines, environments, draws, tokenizer, str(policy), context.stopping)
+        sampling = Sampling(engines, environments, draws, tokenizer, str(policy.reference), context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewarding)) as sampler, ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)
@@ -71,18 +70,15 @@ def run(context: StageContext, section: RlConfig, trust_remote_code: bool) -> di
     return metrics
 
 
-def _sources(
-    context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]], trust_remote_code: bool
-) -> RewardSources:
+def _sources(context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]]) -> RewardSources:
     opening = Opening(
         FIELD,
         context.resources,
         tokenizer=tokenizer,
         prompts=prompts,
-        trust_remote_code=trust_remote_code,
-        scores=in_actors(context.machines, context.resources, trust_remote_code),
+        scores=in_actors(context.machines, context.resources),
     )
-    models = {number: context.inputs[f"reward-{number}"] for number, one in enumerate(section.rewards) if one.model}
+    models = {number: context.model(f"reward-{number}") for number, one in enumerate(section.rewards) if one.model}
     of_a_step = section.prompts_per_step * section.generation.num_generations
     return RewardSources(section.rewards, opening, models, of_a_step)
 
@@ -113,9 +109,9 @@ def _sampler(context: StageContext, section: RlConfig, sampling: Sampling, rewar
     )
 
 
-def _critic(context: StageContext, section: RlConfig) -> str | None:
+def _critic(context: StageContext, section: RlConfig) -> Model | None:
     """Where the critic starts, if there is one."""
-    return None if section.critic is None else str(context.inputs.get("critic", context.inputs["policy"]))
+    return None if section.critic is None else context.model("critic" if "critic" in context.inputs else "policy")
 
 
 def _pretraining(context: StageContext, section: RlConfig) -> str | None:

@@ -1,0 +1,43 @@
+"""A model that a stage was given, as it travels to whoever loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.artifacts.reference import Reference
+from alignment_core.models.saving import checkpoint_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from alignment_core.models.packed import Head
+
+
+@dataclass(frozen=True)
+class Model:
+    """A verified folder with weights and a tokenizer. Everything that loads it asks this, so that it loads alike everywhere."""
+
+    path: Path
+    reference: Reference
+    """Which artifact it is."""
+    trust_remote_code: bool = False
+    """Whether code that the folder brings may run (the recipe's ``model.trust_remote_code``)."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether it is stored in half precision."""
+        return checkpoint_dtype(self.path) != "float32"
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer, of ``transformers``."""
+        import transformers
+
+        return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
+
+    def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None) -> Any:
+        """Its weights, see :func:`~alignment_core.models.packed.load_model`."""
+        from alignment_core.models.packed import load_model
+
+        return load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
