@@ -109,7 +109,7 @@ SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
 CODE = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
-    *below("alignment_core.models", "microbatch packed saving"),
+    *below("alignment_core.models", "handle microbatch packed saving"),
     *below("alignment_core.rewards", "base failures judges named verify"),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),

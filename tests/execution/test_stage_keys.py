@@ -51,11 +51,17 @@ def test_a_key_is_made_of_meaning_alone_without_resources_or_paths():
         {"seed": 4},
         {"stream": "round-2"},
         {"stage": "reward_model"},
+        {"trust_remote_code": True},
     ],
-    ids=["config", "input", "inputs swapped", "input missing", "seed", "stream", "stage"],
+    ids=["config", "input", "inputs swapped", "input missing", "seed", "stream", "stage", "trust"],
 )
 def test_one_change_gives_another_key(changed):
     assert key_of(call(**changed)).value != key_of(call()).value
+
+
+def test_code_of_models_that_is_trusted_matters_only_where_a_model_is_loaded():
+    pairs = {"stage": "overlap", "config": {"field": "prompts"}, "inputs": {"held_out": reference("dataset", "2")}}
+    assert key_of(call(**pairs, trust_remote_code=True)).value == key_of(call(**pairs)).value
 
 
 def test_a_guard_that_is_not_set_leaves_keys_and_seeds_as_they_were():

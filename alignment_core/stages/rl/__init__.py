@@ -53,7 +53,7 @@ CODE = (
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines weights"),
     *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
-    *below("alignment_core.models", "adapters buckets microbatch packed saving"),
+    *below("alignment_core.models", "adapters buckets handle microbatch packed saving"),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
     *below("alignment_core.stages.rl", "best driver metrics names rewarding session stopping"),
