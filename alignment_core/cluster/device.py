@@ -26,6 +26,8 @@ class Place:
 
     bundles: tuple[int, ...] = ()
     gpu_share: float = 0.0
+    node: str | None = None
+    """A node of a cluster, by Ray's id, for actors that have no GPU."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,10 @@ class _Cell:
 
 def _options(place: Place, gpus: Any) -> dict[str, Any]:
     """Ray's options for an actor at this place. Its child actors (vLLM's workers) live in the same placement group."""
+    if place.node is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node, soft=False)}
     if not place.bundles:
         return {"num_cpus": 0}
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

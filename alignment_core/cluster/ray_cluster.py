@@ -110,6 +110,12 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), ANSWER_SECONDS).close()
 
 
+def other_nodes(ray: Any) -> list[str]:
+    """Ray's ids of the cluster's nodes beside this one."""
+    here = ray.get_runtime_context().get_node_id()
+    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+
+
 def gpus(ray: Any) -> int:
     """GPUs of the whole cluster."""
     return int(ray.cluster_resources().get("GPU", 0))

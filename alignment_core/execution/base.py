@@ -19,6 +19,7 @@ from alignment_core.models.handle import Model
 from alignment_core.plugins import Group
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.base import Config
+from alignment_core.user_code.pool import PoolJob, Workers
 
 if TYPE_CHECKING:
     from alignment_core.cluster.device import Device
@@ -217,6 +218,9 @@ class Machines(Protocol):
     @contextmanager
     def deferring(self) -> Iterator[None]:
         """While a stage waits for another run's."""
+
+    def elsewhere(self, job: PoolJob) -> Workers | None:
+        """Pools of a user's function on a cluster's other nodes; None where there are none."""
 
     @contextmanager
     def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:

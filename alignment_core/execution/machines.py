@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.cluster import ray_cluster
-from alignment_core.cluster.device import Device, cpu_model
+from alignment_core.cluster.device import Device, Place, cpu_model
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
@@ -23,6 +23,8 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.judges import Judges
 from alignment_core.training.trainers import Trainers
 from alignment_core.training.worker import TrainWorker
+from alignment_core.user_code.nodes import POOL, NodePool, Nodes
+from alignment_core.user_code.pool import PoolJob
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob
@@ -286,6 +288,17 @@ class WarmMachines:
             yield Judges(group, self._timeout)
         finally:
             group.kill()
+
+    def elsewhere(self, job: PoolJob) -> Nodes | None:
+        """Pools of a user's function on the cluster's other nodes; None on one machine."""
+        nodes = [] if ray_cluster.is_private() else ray_cluster.other_nodes(self.connect())
+        if not nodes:
+            return None
+        places = [Place(node=node) for node in nodes]
+        group: ActorGroup[NodePool] = ActorGroup(self._ray, "rewards", places, [{}] * len(places))
+        with _killed_on_failure(group):
+            group.make(POOL, [{"job": job}] * group.size, self._timeout)
+        return Nodes(group, self._timeout)
 
     def _serves(self, shape: tuple[str, int]) -> bool:
         """Whether the running engines have this architecture and room for sequences of this length."""

@@ -11,6 +11,7 @@ from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import REWARDS, RewardConfig
 from alignment_core.rewards.failures import Answers
+from alignment_core.user_code.pool import Elsewhere
 
 Rows = Sequence[dict[str, Any]]
 """Completions. Each has `prompt_text`, `completion_text`, `label`, `task`, `source`, `prompt_ids`, `completion_ids`, `group`
@@ -50,6 +51,8 @@ class Opening:
     """Rows whose ``prompt_ids`` the tokenizer made; ``prompt`` is their text."""
     model: Model | None = None
     """The model that it needs (see RewardConfig.model)."""
+    elsewhere: Elsewhere | None = None
+    """Starts pools of the user's functions on other nodes (see FunctionPool)."""
     scores: Callable[[Model, str], AbstractContextManager[Scores]] | None = None
     """Opens a reward model, with a name for its actors; there only for kinds that need ``actors``."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from alignment_core.rewards.failures import Answers
 from alignment_core.user_code.failed import Failed
-from alignment_core.user_code.pool import FunctionPool
+from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
 PLAIN = (str, int, float, bool, list, type(None))
 
@@ -15,9 +15,16 @@ PLAIN = (str, int, float, bool, list, type(None))
 class GroupFunction:
     """Rewards that the function ``name`` gives, one call for each prompt; in processes of its own until it is closed."""
 
-    def __init__(self, name: str, timeout: float, field: str, processes: int | None = 1) -> None:
-        """``processes`` as FunctionPool has its size."""
-        self._pool = FunctionPool(name, timeout, field, processes)
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        field: str,
+        processes: int | None = 1,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """``processes`` and ``elsewhere`` as FunctionPool has them."""
+        self._pool = FunctionPool(name, timeout, field, processes, elsewhere=elsewhere)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> Answers:
         groups: dict[int, list[int]] = {}

@@ -9,7 +9,7 @@ from alignment_core.rewards.failures import Account, Answers, numbers
 from alignment_core.rewards.named import NamedVerifier, Opened
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.functions import function_content
-from alignment_core.user_code.pool import FunctionPool
+from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
 FIELD = "evaluation.verifier"
 
@@ -21,13 +21,14 @@ def verify(
     max_failed: float = 0.0,
     fields: tuple[str, str] = (FIELD, "evaluation.max_failed_rewards"),
     processes: int | None = 1,
+    elsewhere: Elsewhere | None = None,
 ) -> list[float | None]:
     """A number in [0, 1] for each row of rollouts; None where the verifier failed or did not answer in ``timeout`` seconds.
 
     Raises DataError with the first failure once more than the share ``max_failed`` of the rows have failed. ``fields`` are
-    where the recipe has ``name`` and ``max_failed``; ``processes`` as FunctionPool has its size.
+    where the recipe has ``name`` and ``max_failed``; ``processes`` and ``elsewhere`` as FunctionPool has them.
     """
-    with Verifier(name, timeout, fields[0], processes) as verifier:
+    with Verifier(name, timeout, fields[0], processes, elsewhere=elsewhere) as verifier:
         return numbers(Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows)))
 
 
@@ -64,14 +65,17 @@ class Verifier:
         field: str = FIELD,
         processes: int | None = 1,
         files: dict[str, str] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """``processes`` and ``files`` as FunctionPool has them."""
+        """``processes``, ``files`` and ``elsewhere`` as FunctionPool has them."""
         named = _named(name, field)
-        self._opened: Opened = (
-            named.open(field)
-            if named and named.open
-            else _Function(FunctionPool((named.function if named else None) or name, timeout, field, processes, files))
-        )
+        self._opened: Opened
+        if named and named.open:
+            self._opened = named.open(field)
+        else:
+            function = (named.function if named else None) or name
+            pool = FunctionPool(function, timeout, field, processes, files, elsewhere=elsewhere)
+            self._opened = _Function(pool)
 
     def __call__(self, rows: Rows) -> Answers:
         yield from self._opened(rows)

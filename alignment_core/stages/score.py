@@ -52,7 +52,12 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     if config.verifier:
         resources, most = context.resources, config.max_failed_rewards
         columns["verifier"] = verify(
-            config.verifier, rollouts, resources.reward_timeout_seconds, most, processes=resources.reward_processes
+            config.verifier,
+            rollouts,
+            resources.reward_timeout_seconds,
+            most,
+            processes=resources.reward_processes,
+            elsewhere=context.machines.elsewhere,
         )
     rows = [
         {

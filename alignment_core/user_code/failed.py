@@ -17,6 +17,9 @@ class Failed(Exception):
         super().__init__(message)
         self.reason: Reason = reason
 
+    def __reduce__(self) -> tuple[type[Failed], tuple[Reason, str]]:
+        return Failed, (self.reason, str(self))
+
 
 def raised(error: BaseException) -> str:
     """What the user's code raised, and the last of its own lines that it came through."""

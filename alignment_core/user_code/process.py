@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,9 +50,18 @@ HOW = {
 class FunctionProcess:
     """Calls the function ``name``; its start and each answer have ``timeout`` seconds. Close it, from any thread."""
 
-    def __init__(self, name: str, timeout: float, field: str, files: dict[str, str] | None = None) -> None:
-        """``files`` are those that the stage's key counts, if this is not made in its context (see ``counting``)."""
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        field: str,
+        files: dict[str, str] | None = None,
+        path: Sequence[str] | None = None,
+    ) -> None:
+        """``files`` are those that the stage's key counts, if this is not made in its context (see ``counting``); ``path`` is
+        where imports look, by default as in this process."""
         self.name, self.timeout, self.field = name, timeout, field
+        self._path = path
         self._files = dict(user_code.COUNTED.get({}) if files is None else files)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
@@ -152,7 +162,8 @@ class FunctionProcess:
             self._loaded = False
             self._socket, theirs = socketpair(AF_UNIX, SOCK_STREAM)
             self._lines = self._socket.makefile("rb")
-            path = os.pathsep.join([*(one or os.getcwd() for one in sys.path), str(ROOT)])
+            entries = self._path or [one or os.getcwd() for one in sys.path]
+            path = os.pathsep.join([*entries, str(ROOT)])
             with theirs, TemporaryFile() as files:
                 files.write(json.dumps(self._files).encode())
                 files.seek(0)
@@ -237,6 +248,7 @@ def main() -> None:
     """Entry point. Arguments: the socket's file descriptor, the function's name, the field that names it, seconds."""
     user_modules.serve(json.load(sys.stdin))
     with socket(fileno=int(sys.argv[1])) as end:
+        threading.Thread(target=_end_with, args=(end.fileno(),), daemon=True).start()
         try:
             function = load_function(*sys.argv[2:4])
             user_modules.check_modules()
@@ -249,6 +261,14 @@ def main() -> None:
             asyncio.run(_serve_concurrently(function, end, sys.argv[3], float(sys.argv[4])))
         else:
             _serve(function, end, sys.argv[3])
+
+
+def _end_with(descriptor: int) -> None:
+    """End this process once the other one hangs up, also while the function hangs: on another node nobody else would."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, select.POLLRDHUP)
+    hung_up.poll()
+    os._exit(1)
 
 
 def _serve(function: Any, end: socket, field: str) -> None:

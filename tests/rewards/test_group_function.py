@@ -15,6 +15,7 @@ import pytest
 from alignment_core.errors import DataError, Stopped
 from alignment_core.rewards.failures import Account, numbers
 from alignment_core.rewards.group_function import GroupFunction
+from alignment_core.user_code.process import FunctionProcess
 
 SOURCE = """
 import asyncio, os, time
@@ -87,7 +88,9 @@ def timing_out(source: GroupFunction, name: str) -> None:
 
     For functions that give one answer at a time: of more, some may have been read already.
     """
-    process, says = source._pool._members[0].process, Path(name).with_suffix(".hangs")
+    process = source._pool._members[0].worker
+    assert isinstance(process, FunctionProcess)
+    says = Path(name).with_suffix(".hangs")
     answer = process._answer
 
     def answer_or_late(since: dict[int, float]) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from alignment_core.errors import Stopped, UserError
 from alignment_core.rewards.verify import Verifier
 from alignment_core.user_code.failed import Failed
-from alignment_core.user_code.pool import FunctionPool
+from alignment_core.user_code.pool import FunctionPool, Worker
 from alignment_core.user_code.process import FunctionProcess
 
 SOURCE = """
@@ -61,11 +61,13 @@ def pool(file: Path, function: str, size: int) -> closing[FunctionPool]:
 
 
 def pids(of: FunctionPool) -> list[int]:
-    return [one.process._process.pid for one in of._members if one.process._process is not None]
+    workers = [one.worker for one in of._members]
+    return [one._process.pid for one in workers if isinstance(one, FunctionProcess) and one._process is not None]
 
 
-def late_once_it_hangs(process: FunctionProcess, file: Path) -> None:
+def late_once_it_hangs(process: Worker, file: Path) -> None:
     """Have call 1 time out when it says that it hangs, and none before, however busy the machine is."""
+    assert isinstance(process, FunctionProcess)
     answer = process._answer
 
     def answer_or_late(since: dict[int, float]) -> Any:
@@ -99,7 +101,7 @@ def test_answers_do_not_depend_on_the_pools_size(file: Path, size: int) -> None:
 def test_a_call_that_hangs_and_one_that_ends_its_process_fail_alone(file: Path) -> None:
     with pool(file, "odd", 2) as calls:
         for member in calls._members:
-            late_once_it_hangs(member.process, file)
+            late_once_it_hangs(member.worker, file)
         found = dict(calls.answers([[n] for n in range(8)]))
     failed = {n: one.reason for n, one in found.items() if isinstance(one, Failed)}
     assert failed == {1: "timeout", 2: "crashed"}

@@ -27,7 +27,7 @@ class ResourcesConfig(Config):
     judges: int = Field(1, ge=1)
     """Number of actors per reward model that scores completions during reinforcement learning."""
     reward_processes: int | None = Field(None, ge=1)
-    """Number of processes for each verifier or reward function in Python; they start when completions wait for them. A
+    """Number of processes for each verifier or reward function in Python, on each node; they start when completions wait. A
     function that keeps state between calls keeps it in each process separately: use 1 if that matters. Default: one per
     CPU core."""
     environment_processes: int = Field(2, ge=1)

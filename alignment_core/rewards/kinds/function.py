@@ -29,7 +29,13 @@ def _content(reward: FunctionReward, field: str) -> dict[str, Any]:
 
 def _open(reward: FunctionReward, opening: Opening) -> GroupFunction:
     resources, field = opening.resources, f"{opening.field}.function"
-    return GroupFunction(reward.function, resources.reward_timeout_seconds, field, resources.reward_processes)
+    return GroupFunction(
+        reward.function,
+        resources.reward_timeout_seconds,
+        field,
+        resources.reward_processes,
+        elsewhere=opening.elsewhere,
+    )
 
 
 REWARD = RewardKind(

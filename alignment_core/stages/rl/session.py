@@ -76,6 +76,7 @@ def _sources(context: StageContext, section: RlConfig, tokenizer: Any, prompts: 
         context.resources,
         tokenizer=tokenizer,
         prompts=prompts,
+        elsewhere=context.machines.elsewhere,
         scores=in_actors(context.machines, context.resources),
     )
     models = {number: context.model(f"reward-{number}") for number, one in enumerate(section.rewards) if one.model}

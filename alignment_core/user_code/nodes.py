@@ -1,0 +1,84 @@
+"""A user's function on the other nodes of a Ray cluster: each has an actor with a pool of that node's cores."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.errors import Stopped
+from alignment_core.user_code.pool import FunctionPool, PoolJob
+
+POOL = "alignment_core.user_code.nodes:NodePool"
+BATCH = 2
+"""Calls that a node is given at a time, for each of its processes."""
+
+
+class NodePool:
+    """What an actor holds."""
+
+    def __init__(self, job: PoolJob) -> None:
+        self.size = job.size or len(os.sched_getaffinity(0))
+        self._pool = FunctionPool(job.name, job.timeout, job.field, self.size, job.files, path=job.path)
+
+    def batch(self) -> int:
+        """How many calls to ask for at a time."""
+        return BATCH * self.size
+
+    def answers(self, calls: Sequence[list[Any]]) -> list[tuple[int, Any]]:
+        """All answers, by number."""
+        return list(self._pool.answers(calls))
+
+
+class Node:
+    """The pool of one other node, asked as the processes of this one are. Raises InfrastructureError if it is lost."""
+
+    is_loaded, is_concurrent = True, False
+
+    def __init__(self, group: ActorGroup[NodePool], index: int, timeout: float) -> None:
+        """``timeout``: seconds for a batch of calls."""
+        self._group, self._index, self._timeout, self._closed = group, index, timeout, False
+
+    def load(self) -> None:
+        """It does so by itself."""
+
+    def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]:
+        """Take what waits, in batches, until nothing does."""
+        most = self._group.one(self._index, call(NodePool.batch), self._timeout)
+        while numbers := _taken(waiting, most):
+            if self._closed:
+                raise Stopped("the pool was closed")
+            asked = call(NodePool.answers, [calls[number] for number in numbers])
+            for place, answer in self._group.one(self._index, asked, self._timeout):
+                yield numbers[place], answer
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        self._closed = True
+
+
+class Nodes:
+    """The pools of all other nodes, until it is closed."""
+
+    def __init__(self, group: ActorGroup[NodePool], timeout: float) -> None:
+        """``timeout``: seconds for a batch of calls."""
+        self._group = group
+        self.workers = [Node(group, index, timeout) for index in range(group.size)]
+
+    def close(self) -> None:
+        """End the actors, and with them all that they started."""
+        for node in self.workers:
+            node.close()
+        self._group.kill()
+
+
+def _taken(waiting: deque[int], most: int) -> list[int]:
+    numbers: list[int] = []
+    while len(numbers) < most:
+        try:
+            numbers.append(waiting.popleft())
+        except IndexError:
+            break
+    return numbers
