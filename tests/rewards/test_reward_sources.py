@@ -40,7 +40,7 @@ def rewards(*configs: dict[str, Any]) -> list[RewardConfig]:
 
 
 def opened(configs: list[RewardConfig]) -> RewardSources:
-    resources = ResourcesConfig(reward_timeout_seconds=20)
+    resources = ResourcesConfig(reward_timeout_seconds=20, reward_processes=1)
     return RewardSources(configs, Opening("rl.rewards", resources, tokenizer=byte_tokenizer()))
 
 
