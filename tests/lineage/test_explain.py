@@ -40,3 +40,13 @@ def test_a_cached_stage_is_told_on_what_it_was_made() -> None:
     maker = record("a", 1, "one", {"cpu": "EPYC", "trainers": 2})
     (found,) = explain([line("a", "cached", 5)], [maker], "two")
     assert found.why.endswith("run one, made on EPYC, 2 trainers")
+
+
+def test_the_module_and_the_package_that_changed_are_named() -> None:
+    code, packages = {"alignment_core.losses.policy": "a" * 16}, {"vllm": "0.32.0"}
+    before = record("a", 1, "one", {})
+    before.key_parts.update(code=code, packages=packages)
+    after = line("b", "run", 5)
+    after.key_parts.update(code={"alignment_core.losses.policy": "b" * 16}, packages={"vllm": "0.33.0"})
+    (found,) = explain([after], [before], "two")
+    assert found.changed == ("vllm 0.32.0 → 0.33.0", "code of alignment_core.losses.policy changed")
