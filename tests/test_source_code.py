@@ -98,3 +98,34 @@ def test_garbage_collection_lets_no_other_thread_into_the_middle_of_parsing():
         gc.callbacks.remove(give_way)
         stop.set()
         other.join()
+
+
+RAISES = 'def f(x):\n    if x:\n        raise ValueError(f"{x} is wrong")\n    log.info("fine")\n    return x\n'
+
+
+@pytest.mark.parametrize(
+    ("edit", "same"),
+    [
+        (('f"{x} is wrong"', '"not " + f"{x!r}"'), True),
+        (('log.info("fine")', 'log.warning("%s", x)'), True),
+        (("raise ValueError", "raise TypeError"), False),
+        (('f"{x} is wrong"', "x"), False),
+        (('f"{x} is wrong"', 'f"{(y := x)} is wrong"'), False),
+        (('log.info("fine")', 'x.info("fine")'), False),
+    ],
+)
+def test_texts_of_errors_and_logs_are_left_out_where_nothing_computes_with_them(
+    edit: tuple[str, str], same: bool
+) -> None:
+    before, after = RAISES.encode(), RAISES.replace(*edit).encode()
+    assert (digest_of_source(before, messages=False) == digest_of_source(after, messages=False)) is same
+    assert digest_of_source(before) != digest_of_source(after)
+
+
+def test_of_ours_texts_of_errors_count_in_environments_alone_where_a_policy_reads_them() -> None:
+    path, before, after = Path("x.py"), RAISES.encode(), RAISES.replace("wrong", "right").encode()
+    counts = {
+        place: source_code.read(before, f"{place}.x", path) != source_code.read(after, f"{place}.x", path)
+        for place in ("alignment_core.environments", "alignment_core.training", "my_package")
+    }
+    assert counts == {"alignment_core.environments": True, "alignment_core.training": False, "my_package": True}
