@@ -15,7 +15,7 @@ from alignment_core.artifacts.retention import prune
 from alignment_core.checks.plan import Plan
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
-from alignment_core.execution.key import stage_key
+from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import run_stage
 from alignment_core.journal import StageLine
 from alignment_core.recipes import ResourcesConfig
@@ -96,7 +96,7 @@ def test_dropped_trajectories_are_made_again_for_whoever_needs_them_and_for_nobo
     drop_trajectories(store)
     assert run(call(*OUTPUTS)).state == "cached"
     needing = call(*OUTPUTS, needs=("trajectories",))
-    assert stage_key(needing) == stage_key(call(*OUTPUTS))
+    assert key_of(needing).value == key_of(call(*OUTPUTS)).value
     again = run(needing)
     assert (again.state, again.reason) == ("run", "its artifact is pruned, gone or damaged")
     assert again.outputs == first.outputs
@@ -129,8 +129,11 @@ def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> N
     plain = result.model_dump(mode="json")
     assert plain["reference"] == str(result.reference), "what `align run --json` prints"
     settings = {"label": "next", "config": {}, "seed": 0, "stream": "", "rerun": "", "needs": ()}
-    inputs = {"best": [plain, "best"], "default": [plain, None], "given": str(result.outputs["trajectories"])}
-    assert _call("learn", {**settings, "inputs": inputs}).inputs == {
+    older = plain | {"accepted": {"torch": "2.12.0"}}
+    inputs = {"best": [older, "best"], "default": [plain, None], "given": str(result.outputs["trajectories"])}
+    taken = _call("learn", {**settings, "inputs": inputs}, accept=("torch",))
+    assert (taken.accept, taken.accepted) == (("torch",), {"best": {"torch": "2.12.0"}})
+    assert taken.inputs == {
         "best": result.outputs["best"],
         "default": result.outputs["policy"],
         "given": result.outputs["trajectories"],
