@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.execution.base import StageCall, StageConfig, StageResult
+from alignment_core.artifacts.reference import PRUNABLE
+from alignment_core.errors import UserError
+from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import cached_result
 
@@ -31,6 +33,8 @@ class PlannedStage:
     """What the store holds of it, if it is cached."""
     name: str | None = None
     """The output that it stands for; None: the default one."""
+    needs: tuple[str, ...] = ()
+    """Outputs that have to be there although retention may drop them."""
 
     @property
     def reference(self) -> Reference | None:
@@ -38,7 +42,14 @@ class PlannedStage:
         return self.found.output(self.name) if self.found else None
 
     def output(self, name: str) -> PlannedStage:
-        """The same stage, standing for another of its outputs."""
+        """The same stage, standing for another of its outputs. Raises UserError for one that cannot be relied on."""
+        default, *_ = outputs = load_stage(self.stage).outputs
+        if name not in outputs:
+            raise UserError(f"{self.label}: the stage {self.stage} has no output {name!r}; it has {', '.join(outputs)}")
+        if outputs[name] in PRUNABLE and name not in (default, *self.needs):
+            raise UserError(
+                f"{self.label}: retention may drop the output {name!r}; submit the stage with needs=({name!r},)"
+            )
         return replace(self, name=name)
 
     def artifact(self) -> Reference:
@@ -99,6 +110,6 @@ class Plan:
             call = StageCall(stage=stage, label=label, accept=self.accept, **told)
             found = cached_result(self.store, call, key_of(call))
             state = "runs" if found is None else "cached"
-        planned = PlannedStage(label, stage, config, given, state, found)  # type: ignore[arg-type]
+        planned = PlannedStage(label, stage, config, given, state, found, needs=needs)  # type: ignore[arg-type]
         self.stages.append(planned)
         return planned

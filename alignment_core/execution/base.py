@@ -180,6 +180,14 @@ def load_stage(name: str) -> Stage[Any]:
     return found
 
 
+def shows_of(name: str) -> Mapping[str, str]:
+    """The key metrics of a stage; none of one that only an earlier version had, or that is installed no longer."""
+    try:
+        return load_stage(name).shows
+    except UserError:
+        return {}
+
+
 @dataclass(frozen=True)
 class EngineRequest:
     """What engines are to hold."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from alignment_core import journal
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import AlignmentError
-from alignment_core.execution.base import StageResult, load_stage
+from alignment_core.execution.base import StageResult, shows_of
 from alignment_core.host.pace import headline
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, samples
@@ -145,7 +145,7 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
         points = _points(store, here, done[label]) if label in done else here.get(label)
         if points:
             kinds.setdefault(kind, {})[label] = points
-    pictures = {kind: over_steps(load_stage(kind).shows, points) for kind, points in kinds.items()}
+    pictures = {kind: over_steps(shows_of(kind), points) for kind, points in kinds.items()}
     if any(pictures.values()):
         report.say("## Curves")
     for kind, drawn in pictures.items():
@@ -196,7 +196,7 @@ def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:
             result.label,
             result.state,
             f"{result.seconds:.1f}" if result.state == "run" and result.seconds else "",
-            " · ".join(filter(None, (headline(load_stage(result.stage).shows, result.metrics), result.made_with))),
+            " · ".join(filter(None, (headline(shows_of(result.stage), result.metrics), result.made_with))),
         )
         for result in results
     ]

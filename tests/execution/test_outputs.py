@@ -112,6 +112,11 @@ def test_a_composition_gives_other_stages_the_output_that_it_names(run: Any, sto
     assert best.inputs["policy"].reference == result.outputs["best"]
     assert [one.label for one in planned.stages] == ["rl", "next"]
 
+    with pytest.raises(UserError, match="rl: the stage learn has no output 'bst'; it has policy, best, trajectories"):
+        step.output("bst")
+    with pytest.raises(UserError, match=r"retention may drop .* submit the stage with needs=\('trajectories',\)"):
+        step.output("trajectories")
+
     later = submit("learn", "later", LearnConfig(makes=["best", "policy"]), {})
     assert artifact(later.output("best")) is None, "it is only planned"
 
@@ -121,7 +126,9 @@ def test_a_plan_counts_a_stage_as_cached_if_what_it_needs_is_there(run: Any, sto
     drop_trajectories(store)
     config = LearnConfig(makes=list(OUTPUTS))
     assert submit("learn", "rl", config, {}).state == "cached"
-    assert submit("learn", "rl", config, {}, needs=("trajectories",)).state == "runs"
+    needing = submit("learn", "rl", config, {}, needs=("trajectories",))
+    assert needing.state == "runs"
+    assert artifact(needing.output("trajectories")) is None
 
 
 def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> None:

@@ -194,6 +194,15 @@ def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Stor
     assert "http://127.0.0.1/x.png" not in re.findall('src="([^"]*)"', report.html)
 
 
+def test_a_stage_that_only_an_earlier_version_had_is_reported_by_its_label(store: Store, tmp_path: Path) -> None:
+    made(store, tmp_path, "rl/policy", EARLIER)
+    with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
+        journal.stage("rl/policy", "running", stage="part", key=digest_of("rl/policy"), key_parts={"inputs": {}})
+        journal.stage("rl/policy", "cached")
+    why = Unfinished("was stopped", None, "`align resume 11111111` goes on.", "/logs/x.log")
+    assert "| rl/policy | cached |  |  |" in unfinished_report(store, "small", NOW, [], why).lines
+
+
 @pytest.mark.parametrize(
     ("error", "cancelled", "what", "sentence", "how"),
     [
