@@ -159,7 +159,7 @@ def stage_task(stage: str) -> Task[..., Any]:
     ) -> dict[str, Any] | State[dict[str, Any]]:
         run: Run = CURRENT.get()
         settings = {"label": label, "config": config, "seed": seed, "stream": stream, "rerun": rerun, "needs": needs}
-        call = _call(stage, {**settings, "inputs": inputs}, run.accept)
+        call = _call(stage, {**settings, "inputs": inputs}, run)
         logger = get_run_logger()
         key = key_of(call)
         run.journal.stage(label, "running", stage=stage, key=key.value, key_parts=key.parts)
@@ -208,7 +208,7 @@ def stage_task(stage: str) -> Task[..., Any]:
     )(body)
 
 
-def _call(stage: str, parameters: Mapping[str, Any], accept: tuple[str, ...]) -> StageCall:
+def _call(stage: str, parameters: Mapping[str, Any], run: Run) -> StageCall:
     """The stage call; an input is a reference's text, or the result of another stage's task and the name of an output."""
     inputs: dict[str, Reference] = {}
     accepted: dict[str, dict[str, str]] = {}
@@ -227,9 +227,9 @@ def _call(stage: str, parameters: Mapping[str, Any], accept: tuple[str, ...]) ->
         seed=parameters["seed"],
         stream=parameters["stream"],
         rerun=parameters["rerun"],
-        trust_remote_code=CURRENT.get().trust_remote_code,
+        trust_remote_code=run.trust_remote_code,
         needs=parameters["needs"],
-        accept=accept,
+        accept=run.accept,
         accepted=accepted,
     )
 
