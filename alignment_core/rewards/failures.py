@@ -22,6 +22,31 @@ Answers = Generator[tuple[int, Any], None, None]
 """The number of each row, in any order, and its reward, None if it is to have none, or the :class:`Failed` that says why."""
 
 
+class Given(float):
+    """A reward with what its source says beside it."""
+
+    score: float | None = None
+    """What dynamic filtering looks at in its place."""
+    extra: dict[str, float]
+    """Numbers to show, by name."""
+
+    def __new__(cls, reward: float, score: float | None = None, extra: dict[str, float] | None = None) -> Given:
+        given = super().__new__(cls, reward)
+        given.score, given.extra = score, extra or {}
+        return given
+
+
+def scores(rewards: Sequence[float | Failed]) -> list[float | None]:
+    """As :func:`numbers`, of what sources give as scores where they do."""
+    found = [one.score if isinstance(one, Given) and one.score is not None else one for one in rewards]
+    return numbers(found)
+
+
+def extras(rewards: Sequence[float | Failed]) -> dict[str, float]:
+    """The numbers to show of one completion; those of later sources come first where names are the same."""
+    return {name: value for one in rewards if isinstance(one, Given) for name, value in one.extra.items()}
+
+
 class Account:
     """What one source of rewards gave and failed to give; counts over all calls in ``failed``."""
 
@@ -44,9 +69,10 @@ class Account:
         with closing(answers):
             for number, answer in answers:
                 failure = failure_of(answer)
-                rewards[number] = float(answer) if failure is None else failure
                 if failure is None:
+                    rewards[number] = answer if isinstance(answer, Given) else float(answer)
                     continue
+                rewards[number] = failure
                 failed += 1
                 self.failed[failure.reason] += 1
                 row = rows[number]
@@ -65,7 +91,7 @@ class Account:
 
 def numbers(rewards: Sequence[float | Failed]) -> list[float | None]:
     """Rewards without the reasons of those that are missing."""
-    return [None if isinstance(one, Failed) else one for one in rewards]
+    return [None if isinstance(one, Failed) else float(one) for one in rewards]
 
 
 def reasons(rewards: Sequence[float | Failed]) -> list[Reason | None] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.failures import Answers, Given
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
@@ -34,6 +34,8 @@ class GroupFunction:
         calls = [[[_seen(rows[number]) for number in numbers]] for numbers in members]
         for index, answer in self._pool.answers(calls):
             numbers = members[index]
+            if isinstance(answer, dict):
+                answer = _with_extras(answer, len(numbers))
             if not isinstance(answer, Failed) and not (isinstance(answer, list) and len(answer) == len(numbers)):
                 many = (
                     f"{len(answer)} numbers" if isinstance(answer, list) else f"{answer}, which is no list of numbers,"
@@ -43,6 +45,24 @@ class GroupFunction:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _with_extras(answer: dict[str, Any], count: int) -> list[Any] | Failed:
+    """The rewards of an answer that has scores and further numbers beside them: each a list of as many, or one for all."""
+    rewards, scores, extra = answer.get("rewards"), answer.get("scores"), answer.get("extra_logs", {})
+    for name, values in {"rewards": rewards, "scores": scores, **extra}.items():
+        if (isinstance(values, list) and len(values) != count) or (name == "rewards" and not isinstance(values, list)):
+            return Failed("wrong_shape", f"answered {values} as {name!r} for {count} completions")
+
+    def at(values: Any, place: int) -> Any:
+        return values[place] if isinstance(values, list) else values
+
+    return [
+        one
+        if one is None
+        else Given(one, at(scores, place), {name: at(values, place) for name, values in extra.items()})
+        for place, one in enumerate(rewards or [])
+    ]
 
 
 def _seen(row: dict[str, Any]) -> dict[str, Any]:

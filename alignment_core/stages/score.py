@@ -118,6 +118,6 @@ CODE = (
     *below("alignment_core.rewards", "base failures judges named verify"),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),
-    *below("alignment_core.user_code", "failed functions pool process"),
+    *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
 STAGE = Stage("score", 1, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))

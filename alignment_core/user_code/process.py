@@ -31,6 +31,7 @@ from alignment_core.errors import Stopped, UserError
 from alignment_core.inherited import inherited
 from alignment_core.user_code import counted as user_code
 from alignment_core.user_code import modules as user_modules
+from alignment_core.user_code.conventions import called_with_rows
 from alignment_core.user_code.failed import Failed, does_not_take, raised
 from alignment_core.user_code.functions import load_function
 
@@ -252,6 +253,8 @@ def main() -> None:
         try:
             function = load_function(*sys.argv[2:4])
             user_modules.check_modules()
+            if sys.argv[3].endswith(".function"):
+                function = called_with_rows(function, *sys.argv[2:4])
         except UserError as error:
             end.sendall(_line(problem=str(error)))
             return

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from alignment_core.errors import DataError, Stopped
-from alignment_core.rewards.failures import Account, numbers
+from alignment_core.errors import DataError, Stopped, UserError
+from alignment_core.rewards.failures import Account, extras, numbers, scores
 from alignment_core.rewards.group_function import GroupFunction
 from alignment_core.user_code.process import FunctionProcess
 
@@ -206,3 +206,61 @@ def test_one_process_lasts_until_it_is_closed_also_while_another_thread_waits_fo
     assert (thread.is_alive(), ended) == (False, [])
     with pytest.raises(Stopped):
         list(source(rows("a")))
+
+
+FORMS = """
+class Tensor:
+    def __init__(self, values): self.values = values
+    def tolist(self): return self.values
+
+def trl(completions, label, **kwargs):
+    assert kwargs["prompts"] == ["prompt 0"] * 2 and kwargs["completion_ids"] == [[3], [3]]
+    return [None if label[0] is not None else len(one) for one in completions]
+
+async def waits(prompts, completions):
+    return [len(one) for one in completions]
+
+def openrlhf(queries, prompts, labels):
+    assert queries == ["prompt 0ab"] * 2
+    return {"rewards": Tensor([0.5, -1.0]), "scores": Tensor([1, 0]), "extra_logs": {"length": Tensor([2, 2]), "share": 0.5}}
+
+def listed(queries, prompts, labels, **kwargs):
+    return Tensor([1.0, 2.0])
+
+def ambiguous(completions):
+    return [0.0] * len(completions)
+
+def other(completions, solution, **kwargs):
+    return [0.0] * len(completions)
+"""
+
+
+@pytest.fixture
+def forms(tmp_path: Path) -> str:
+    (tmp_path / "forms.py").write_text(FORMS)
+    return f"{tmp_path}/forms.py"
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [("trl", [2.0, 2.0]), ("waits", [2.0, 2.0]), ("openrlhf", [0.5, -1.0]), ("listed", [1.0, 2.0])],
+)
+def test_functions_of_trl_and_openrlhf_run_as_they_are(forms: str, function: str, given: list[float]) -> None:
+    assert rewards(f"{forms}:{function}", rows("ab")) == [given, {}]
+
+
+def test_scores_and_extra_numbers_of_openrlhf_come_with_the_rewards(forms: str) -> None:
+    source = GroupFunction(f"{forms}:openrlhf", 60.0, "rl.rewards.0.function")
+    settled = Account("it", 0.0, "f").settle(rows("ab"), source(rows("ab")))
+    source.close()
+    assert (numbers(settled), scores(settled)) == ([0.5, -1.0], [1.0, 0.0])
+    assert extras(settled[:1]) == {"length": 2.0, "share": 0.5}
+
+
+def test_a_function_whose_form_is_not_clear_or_that_needs_other_columns_is_said(forms: str) -> None:
+    with pytest.raises(
+        UserError, match="may be meant as one of ours, of TRL or of OpenRLHF: call its only parameter `rows`"
+    ):
+        rewards(f"{forms}:ambiguous", rows("ab"))
+    with pytest.raises(DataError, match="it needs the columns solution, and completions have "):
+        rewards(f"{forms}:other", rows("ab"), max_failed=0.0)

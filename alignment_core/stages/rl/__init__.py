@@ -63,7 +63,7 @@ CODE = (
         "trainers worker",
     ),
     *below("alignment_core.training.methods", "base sft"),
-    *below("alignment_core.user_code", "failed functions pool process"),
+    *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
 STAGE = Stage(
     "rl", 2, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=("deepspeed", "torch", "transformers", "vllm")

@@ -9,7 +9,7 @@ import numpy as np
 from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.rewards.failures import numbers, reasons
+from alignment_core.rewards.failures import extras, numbers, reasons, scores
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.experience import Samples
@@ -43,13 +43,14 @@ class Rewarding:
         with self.watch.part("reward"):
             given = list(zip(*self.sources(samples), strict=True))
         samples = [
-            {**row, "rewards": numbers(one), "failures": reasons(one)} for row, one in zip(samples, given, strict=True)
+            {**row, "rewards": numbers(one), "scores": scores(one), "extra": extras(one), "failures": reasons(one)}
+            for row, one in zip(samples, given, strict=True)
         ]
         kept = [row for row in samples if row["failures"] is None]
         self.cost["failed_rewards"] = self.cost.get("failed_rewards", 0.0) + len(samples) - len(kept)
         teaches = {row["group"] for row in kept}
         if section.filter and kept:
-            raw_SR, groups_S = np.array([row["rewards"] for row in kept]), np.array([row["group"] for row in kept])
+            raw_SR, groups_S = np.array([row["scores"] for row in kept]), np.array([row["group"] for row in kept])
             teaches = teaching(raw_SR, groups_S, section.rewards, section.filter)
         return [{**row, "used": row["failures"] is None and row["group"] in teaches} for row in samples]
 
@@ -79,6 +80,9 @@ class Rewarding:
         rewarded = [row for row in chosen if row["used"]]
         self.total(rewarded)
         means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
+        shown = {name for row in samples for name in row["extra"]}
+        for name in sorted(shown):
+            means[f"reward_{name}"] = float(np.mean([row["extra"][name] for row in samples if name in row["extra"]]))
         stale_K = step - np.concatenate([row["versions"][row["mask"]] for row in rewarded])
         return chosen, {**means, "prompts_used": used / groups, "staleness": float(stale_K.mean())}
 

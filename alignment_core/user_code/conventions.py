@@ -1,0 +1,89 @@
+"""Reward functions as other libraries call them: told apart by their parameters, and called with what they ask for.
+
+Ours take one list of dicts. TRL's take ``completions`` by keyword, beside ``prompts``, ``completion_ids`` and columns of the
+data, and return a list of numbers or None. OpenRLHF's take ``queries, prompts, labels`` and return numbers, or a dict of
+``rewards`` with ``scores`` and ``extra_logs``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from alignment_core.errors import UserError
+
+Rows = list[dict[str, Any]]
+OPENRLHF = ("queries", "prompts", "labels")
+
+
+def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Callable[..., Any]:
+    """The function as one of a list of dicts. Raises UserError where its parameters do not say how it is called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not known of some that are compiled
+        return function
+    named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    needed = [one.name for one in parameters if one.default is one.empty and one.name in named]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    openrlhf, trl = all(one in named for one in OPENRLHF), "completions" in named
+    if (openrlhf and trl) or (named == ["completions"] and not takes_all):
+        raise UserError(
+            f"{field}: {name!r} may be meant as one of ours, of TRL or of OpenRLHF: call its only parameter `rows` for a "
+            "list of dicts, add `**kwargs` to `completions` for TRL's form, or take `queries, prompts, labels` for OpenRLHF's"
+        )
+    if openrlhf:
+        return _wrapped(function, lambda rows: _of_openrlhf(rows))
+    if not trl:
+        return function
+
+    def of_trl(rows: Rows) -> dict[str, Any]:
+        columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion")}
+        given = columns | {
+            "prompts": [row["prompt"] for row in rows],
+            "completions": [row["completion"] for row in rows],
+        }
+        lacks = [one for one in needed if one not in given]
+        if lacks:
+            raise TypeError(f"it needs the columns {', '.join(lacks)}, and completions have {', '.join(given)}")
+        return given if takes_all else {key: value for key, value in given.items() if key in named}
+
+    return _wrapped(function, of_trl)
+
+
+def _of_openrlhf(rows: Rows) -> dict[str, Any]:
+    return {
+        "queries": [row["prompt"] + row["completion"] for row in rows],
+        "prompts": [row["prompt"] for row in rows],
+        "labels": [row["label"] for row in rows],
+    }
+
+
+def _wrapped(function: Callable[..., Any], keywords: Callable[[Rows], dict[str, Any]]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        async def waits(rows: Rows) -> Any:
+            answer: Awaitable[Any] = function(**keywords(rows))
+            return plain(await answer)
+
+        return waits
+    return lambda rows: plain(function(**keywords(rows)))
+
+
+def plain(answer: Any) -> Any:
+    """What OpenRLHF's functions answer, of plain numbers; anything else as it is."""
+    if not isinstance(answer, dict):
+        return _numbers(answer) if hasattr(answer, "tolist") else answer
+    found: dict[str, Any] = {"rewards": _numbers(answer["rewards"])}
+    if answer.get("scores") is not None:
+        found["scores"] = _numbers(answer["scores"])
+    extra = answer.get("extra_logs") or {}
+    return found | {"extra_logs": {str(name): _numbers(values) for name, values in extra.items()}}
+
+
+def _numbers(values: Any) -> Any:
+    """A list of numbers of a list, array or tensor; a number of one."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return (
+        [None if one is None else float(one) for one in values] if isinstance(values, list | tuple) else float(values)
+    )
