@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from flows.console import JsonOption, out, print_json
+from flows.console import JsonOption, err, out, print_json
 
 
 def fields(
@@ -17,10 +18,12 @@ def fields(
     as_json: JsonOption = False,
 ) -> None:
     """Show the fields of recipes with their types, defaults and descriptions."""
-    from alignment_core.recipes import reference
+    from alignment_core.recipes import methods, reference
 
     if as_markdown:
         return print(reference.markdown(), end="")
+    for problem in methods.loaded()[1]:
+        err.print(f"[yellow]left out:[/] {escape(problem)}")
     config, found = reference.at(path)
     if as_json:
         return print_json({"path": path, "fields": [one.model_dump(exclude_none=False) for one in found]})

@@ -1,0 +1,161 @@
+"""The plug-in of docs/extending.md, installed beside the project: it runs, resumes, is deployed and has its lineage."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from sysconfig import get_path
+from typing import Any
+
+import pytest
+
+from tests.deployments.up import ROOT, Services
+from tests.processes import processes_of, wait_until
+
+PAGE = ROOT / "docs" / "extending.md"
+FILES = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+STEPS = 300
+SHORT = [
+    f"unlikelihood.training.max_steps={STEPS}",
+    "resources={trainers: 1, engines: 1, progress_seconds: 1}",
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Installed:
+    """A scratch environment that sees the project and its packages, and has the plug-in."""
+
+    def __init__(self, folder: Path, database: Path) -> None:
+        self.source, self.home, python = folder / "source", folder / "home", folder / "environment" / "bin" / "python"
+        for name, text in FILES.items():
+            (self.source / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.source / name).write_text(text)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])], check=True)
+        site = subprocess.check_output(
+            [str(python), "-c", "from sysconfig import get_path; print(get_path('purelib'))"]
+        )
+        shared = f"import site; site.addsitedir({get_path('purelib')!r}); import sys; sys.path.append({str(ROOT)!r})\n"
+        (Path(site.decode().strip()) / "shared.pth").write_text(shared)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
+        subprocess.run([*pip, "--no-deps", "--no-build-isolation", str(self.source)], check=True, capture_output=True)
+        self.python = str(python)
+        self.recipe = str(self.source / "unlikelihood" / "unlikelihood-tiny.yaml")
+        (self.home / "prefect").mkdir(parents=True)
+        shutil.copyfile(database, self.home / "prefect" / "prefect.db")
+        self.settings = {**os.environ, "ALIGN_HOME": str(self.home)}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command of ours, under way."""
+        command = [self.python, "-m", "flows.cli.main", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.source, env=self.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def align(self, *arguments: str) -> str:
+        """What a command of ours prints."""
+        process = self.start(*arguments)
+        said, complained = process.communicate(timeout=800)
+        assert process.returncode == 0, f"{arguments}: {said[-2000:]}\n{complained[-4000:]}"
+        return said
+
+
+def changes() -> str:
+    """What Git says of the project's folder."""
+    return subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT, text=True)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Installed]:
+    before = changes()
+    yield Installed(tmp_path_factory.mktemp("plug-in"), migrated)
+    assert changes() == before, "nothing of the project was edited"
+
+
+@pytest.fixture(scope="module")
+def resumed(installed: Installed) -> dict[str, Any]:
+    """The outcome of a run that was killed while the plug-in's stage trained, and was resumed."""
+    run = installed.start("run", installed.recipe, *(word for one in SHORT for word in ("--set", one)))
+    saved = str(installed.home / "store/progress/*/step-*/complete.json")
+    assert wait_until(lambda: bool(glob.glob(saved)) or run.poll() is not None, 300)  # folders come and go meanwhile
+    assert run.poll() is None, run.communicate()
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    assert wait_until(lambda: not processes_of(installed.home), 60)
+    outcome: dict[str, Any] = json.loads(installed.align("resume", "last", "--json").strip().splitlines()[-1])
+    return outcome
+
+
+def test_it_takes_less_than_150_lines_of_code() -> None:
+    assert sum(bool(line.strip()) for text in FILES.values() for line in text.splitlines()) < 150
+
+
+def test_its_fields_and_recipe_are_there(installed: Installed) -> None:
+    assert "Weight of the unlikelihood loss" in installed.align("fields", "unlikelihood")
+    found = json.loads(installed.align("deployments", "--json"))
+    assert found["unlikelihood-tiny"]["distribution"] == "align-unlikelihood"
+    assert Path(found["unlikelihood-tiny"]["recipe"]).is_file()
+    assert {"quickstart", "nightly"} <= found.keys()
+
+
+def test_a_killed_run_of_it_resumes_within_its_stage(resumed: dict[str, Any]) -> None:
+    stages = {stage["label"]: stage for stage in resumed["stages"]}
+    assert [stages[label]["state"] for label in ("model", "unlikelihood/data", "unlikelihood")] == [
+        "cached",
+        "cached",
+        "run",
+    ]
+    assert 0 < stages["unlikelihood"]["cost"]["train_steps"] < STEPS
+    assert resumed["status"] == "completed"
+
+
+def test_its_loss_reward_and_verifier_took_part(resumed: dict[str, Any]) -> None:
+    metrics = {stage["label"]: stage["metrics"] for stage in resumed["stages"]}
+    assert metrics["unlikelihood"]["loss"] > 0
+    assert 0 <= metrics["rl"]["reward_1"] <= 1, "one less the share of characters"
+    assert metrics["rl/evaluation/score"]["verifier"] == resumed["metrics"]["policies"]["rl"]["accuracy"]
+
+
+def test_its_result_has_its_lineage(installed: Installed, resumed: dict[str, Any]) -> None:
+    said = installed.align("lineage", resumed["outputs"]["policy"])
+    assert all(label in said for label in ("unlikelihood", "unlikelihood/data", "rl"))
+
+
+def test_prefect_deploys_its_recipe(installed: Installed, services: Services) -> None:
+    (installed.source / "prefect.yaml").write_text(
+        installed.align("deployments", "align-unlikelihood", "--prefect-yaml")
+    )
+    deploy = [installed.python, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    environment = {**services.environment, "ALIGN_HOME": str(installed.home)}
+    done = subprocess.run(deploy, cwd=installed.source, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    deployment = services.get("/deployments/name/alignment/unlikelihood-tiny")
+    assert deployment["entrypoint"] == "flows.alignment.deployed_unlikelihood_tiny"
+    assert deployment["description"].startswith("A tiny model learns from good and bad answers")
+    section = deployment["parameter_openapi_schema"]["definitions"]["UnlikelihoodConfig"]["properties"]["weight"]
+    assert section["description"] == "Weight of the unlikelihood loss of bad completions."
+    services.prefect("deployment", "delete", "alignment/unlikelihood-tiny")
+
+
+def test_without_it_its_runs_and_recipes_say_what_is_missing(installed: Installed, resumed: dict[str, Any]) -> None:
+    for command in (["resume", resumed["run_id"]], ["run", installed.recipe]):
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli.main", *command],
+            cwd=ROOT,
+            env=installed.settings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        said = " ".join(done.stderr.split())
+        assert "method: is 'unlikelihood'; choose one of" in said
+        assert "a plug-in that brings it must be installed" in said
