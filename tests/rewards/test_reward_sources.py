@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from alignment_core.artifacts import Reference
 from alignment_core.errors import DataError, EnvironmentFault, Stopped
+from alignment_core.models.handle import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.rewards.base import Opening, content
 from alignment_core.rewards.failures import reasons
 from alignment_core.rewards.sources import RewardSources
+from alignment_core.rewards.totals import RunningMean, total_rewards
 from tests.rewards.reward_server import Server, lengths
 
 SOURCE = """
@@ -142,3 +148,27 @@ def test_one_source_that_fails_too_often_ends_the_others(tmp_path: Path) -> None
         pytest.raises(DataError, match=r"the function .*two\.py:never gave no reward"),
     ):
         sources(rows("a", "b"))
+
+
+def test_two_reward_models_answer_beside_each_other_each_in_actors_of_its_own(tmp_path: Path) -> None:
+    """What actors compute is tested where there are some; here it is who is asked, and with what."""
+    held: list[str] = []
+
+    @contextmanager
+    def scores(model: Model, name: str) -> Iterator[Any]:
+        held.append(name)
+        yield lambda pairs: [len(completion) * float(model.path.name) for _, completion in pairs]
+        held.remove(name)
+
+    tokenizer, reference = byte_tokenizer(), Reference.parse(f"reward-model@sha256:{'1' * 64}")
+    for name in ("2", "3"):
+        tokenizer.save_pretrained(tmp_path / name)
+    models = {number: Model(tmp_path / name, reference) for number, name in enumerate(("2", "3"))}
+    configs = rewards({"reward_model": "a/judge"}, {"reward_model": "another/judge", "weight": 0.5})
+    opening = Opening("rl.rewards", ResourcesConfig(), tokenizer=tokenizer, scores=scores)
+    with RewardSources(configs, opening, models) as sources:
+        assert sorted(held) == ["reward-0", "reward-1"]
+        given = sources(rows("a", "bb", "a"))
+    assert (given, held) == ([[4.0, 6.0, 4.0], [6.0, 9.0, 6.0]], [])
+    totals = total_rewards(np.array(given).T, np.zeros(3, int), configs, [RunningMean() for _ in configs])
+    assert totals.tolist() == [7.0, 10.5, 7.0]
