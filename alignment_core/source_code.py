@@ -37,7 +37,7 @@ NEVER_COMPUTES = (
     "alignment_core.execution.restarts",
     "alignment_core.execution.runner",
     "alignment_core.execution.stopwatch",
-    "alignment_core.execution.turns",
+    "alignment_core.execution.tickets",
     "alignment_core.home",
     "alignment_core.imports",
     "alignment_core.inherited",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
-from alignment_core.execution.turns import FIRST, Turn
+from alignment_core.execution.tickets import FIRST, Ticket
 from alignment_core.models.handle import Model
 from alignment_core.plugins import Group
 from alignment_core.recipes import ResourcesConfig
@@ -208,19 +208,21 @@ class Machines(Protocol):
         """What provenance says about where a stage ran; with its ``resources``, if it used trainers or engines."""
 
     @contextmanager
-    def processor(self, turn: Turn = FIRST) -> Iterator[Callable[[], None]]:
+    def processor(self, ticket: Ticket = FIRST) -> Iterator[Callable[[], None]]:
         """The host process's own Python, for a stage that keeps it busy; yields how it lets an earlier stage go first."""
 
     @contextmanager
-    def trainers(self, turn: Turn = FIRST) -> Iterator[Trainers]:
+    def trainers(self, ticket: Ticket = FIRST) -> Iterator[Trainers]:
         """The trainer ranks, for this stage alone."""
 
     @contextmanager
-    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[Engines]:
+    def engines(self, request: EngineRequest, ticket: Ticket = FIRST) -> Iterator[Engines]:
         """Engines with a policy's weights in them, for this stage alone."""
 
     @contextmanager
-    def engines_and_trainers(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[tuple[Engines, Trainers]]:
+    def engines_and_trainers(
+        self, request: EngineRequest, ticket: Ticket = FIRST
+    ) -> Iterator[tuple[Engines, Trainers]]:
         """Both, for this stage alone; it must not take the one while it holds the other."""
 
     @contextmanager
@@ -258,7 +260,7 @@ class StageContext:
     resources: ResourcesConfig
     machines: Machines
     reporter: Reporter
-    turn: Turn = FIRST
+    ticket: Ticket = FIRST
     """Give it to the machines when you ask for one."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the run is being stopped: a stage that can save its progress does so, and ends."""

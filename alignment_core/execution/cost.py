@@ -18,21 +18,21 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from alignment_core.execution.turns import Turn
+from alignment_core.execution.tickets import Ticket
 
 TOKENS = ("prompt_tokens", "completion_tokens", "train_tokens", "score_tokens")
 TOTALS = ("seconds", "waited_seconds", "device_seconds", *TOKENS)
 
 
 class Meter:
-    """Measures one stage from now on; its ``turn`` is the one to give to the machines."""
+    """Measures one stage from now on; its ``ticket`` is the one to give to the machines."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._told = turn.waits
+    def __init__(self, ticket: Ticket) -> None:
+        self._told = ticket.waits
         self._started = time.monotonic()
         self._waits_since: float | None = None
         self._waited = self._device_seconds = 0.0
-        self.turn = replace(turn, waits=self._waits, used=self._used)
+        self.ticket = replace(ticket, waits=self._waits, used=self._used)
 
     def _waits(self, reason: str | None) -> None:
         now = time.monotonic()

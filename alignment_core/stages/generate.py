@@ -53,7 +53,7 @@ def _sample(
     length = longest + generation.max_completion_length
     check_length(model.path, longest, length)
     request = EngineRequest(model, length)
-    with context.machines.engines(request, context.turn) as engines:
+    with context.machines.engines(request, context.ticket) as engines:
         update = engines.load(model.path, str(policy))
         parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
         asked = (

@@ -90,7 +90,7 @@ def _forward(context: StageContext, model: Model, head: Head, rollouts: list[dic
     values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
     left = [(number, block) for number, block in enumerate(blocks) if number not in values]
     started = time.monotonic()
-    with context.machines.trainers(context.turn) as trainers:
+    with context.machines.trainers(context.ticket) as trainers:
         ranks = ForwardRanks(trainers, ForwardJob(model, head), context.resources)
         context.report(len(values), len(blocks), "blocks")
         for number, result in ranks.run(left):

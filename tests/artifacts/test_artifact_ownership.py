@@ -14,7 +14,7 @@ from alignment_core.artifacts.ownership import check_ours, make_private
 from alignment_core.doctor.machine import own_disk
 from alignment_core.errors import EnvironmentFault
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.tickets import RunName, Ticket
 from alignment_core.home import align_home
 
 KEY = "a" * 64
@@ -105,7 +105,7 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
         assert collect(open_store(), delete=True, older_than=-1).of("temporary") == []
 
     def use_machine():
-        with MachineQueue(align_home() / "locks").use(Turn(waits=lambda _: None, label="sft", run=RunName("a", "b"))):
+        with MachineQueue(align_home() / "locks").use(Ticket(waits=lambda _: None, label="sft", run=RunName("a", "b"))):
             pass
 
     assert in_children(owner(publish)) == [0]

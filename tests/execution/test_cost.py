@@ -6,18 +6,18 @@ import time
 
 from alignment_core.execution.cost import Meter, per_step, tokens, total
 from alignment_core.execution.stopwatch import Stopwatch
-from alignment_core.execution.turns import Turn
+from alignment_core.execution.tickets import Ticket
 
 
 def test_waits_are_told_on_and_do_not_count_as_work() -> None:
     told: list[str | None] = []
-    meter = Meter(Turn(waits=told.append))
+    meter = Meter(Ticket(waits=told.append))
     began = time.monotonic()
-    meter.turn.waits("the machine: run A uses it for sft")
+    meter.ticket.waits("the machine: run A uses it for sft")
     time.sleep(0.05)
-    meter.turn.waits("the machine: run A uses it for dpo")  # the reason changed, the wait goes on
+    meter.ticket.waits("the machine: run A uses it for dpo")  # the reason changed, the wait goes on
     time.sleep(0.05)
-    meter.turn.waits(None)
+    meter.ticket.waits(None)
     cost, wall = meter.cost(), time.monotonic() - began
     assert len(told) == 3
     assert cost["waited_seconds"] >= 0.1
@@ -25,9 +25,9 @@ def test_waits_are_told_on_and_do_not_count_as_work() -> None:
 
 
 def test_device_seconds_add_up_over_several_machines() -> None:
-    meter = Meter(Turn())
-    meter.turn.used(2.5)
-    meter.turn.used(4.0)
+    meter = Meter(Ticket())
+    meter.ticket.used(2.5)
+    meter.ticket.used(4.0)
     assert meter.cost()["device_seconds"] == 6.5
 
 

@@ -16,7 +16,7 @@ from alignment_core.cluster.group import call
 from alignment_core.errors import DeadlineExceeded, NumericError
 from alignment_core.execution import training_loop
 from alignment_core.execution.base import Stage, StageCall, StageResult
-from alignment_core.execution.runner import run_stage
+from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.models.handle import Model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, TrainingConfig
@@ -69,7 +69,7 @@ def test_training_survives_the_death_of_a_rank_and_ends_in_the_same_digest(
     def run(name: str, kill_at: int) -> tuple[StageResult, list[float]]:
         store, model, data = store_with(tmp_path / name, tiny_model(), demonstrations())
         killer = Killer(machines(2), "_trainers", kill_at)
-        return run_stage(store, sft_call(model, data), machines(2), resources, killer), killer.done
+        return run_stage(StageRequest(store, sft_call(model, data), machines(2), resources, killer)), killer.done
 
     whole, steps = run("whole", kill_at=-1)
     assert (steps, "restarts" in whole.cost) == ([0, 1, 2, 3, 4, 5, 6], False)
@@ -99,7 +99,7 @@ def test_generation_survives_the_death_of_an_engine_and_keeps_its_finished_shard
         store, model, data = store_with(tmp_path / name, tiny_model(), rows)
         call = StageCall(stage="generate", label="samples", config=config, inputs={"policy": model, "prompts": data})
         killer = Killer(machines(2), "_engines", kill_at)
-        return run_stage(store, call, machines(2), resources, killer), killer.done
+        return run_stage(StageRequest(store, call, machines(2), resources, killer)), killer.done
 
     whole, _ = run("whole", kill_at=-1)
     killed, shards = run("killed", kill_at=2)
@@ -142,7 +142,7 @@ def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_not
     store, model, data = store_with(tmp_path, tiny_model(), demonstrations())
     call, attempts = sft_call(model, data, learning_rate=1e30), []
     with pytest.raises(NumericError) as caught:
-        run_stage(store, call, machines(1), resources, lambda done, *_: attempts.append(done))
+        run_stage(StageRequest(store, call, machines(1), resources, lambda done, *_: attempts.append(done)))
     assert attempts == [0, 1], "it is not tried again"
     (progress,) = store.workspace.all_progress.iterdir()
     assert newest_progress(progress) == progress / "step-00000001"
@@ -155,7 +155,7 @@ def test_a_diverging_stage_names_all_rows_keeps_its_checkpoint_and_publishes_not
 
     exploding = sft_call(model, data, max_loss=0.001)
     with pytest.raises(NumericError, match=r"the loss is 5\.\d+, above training\.max_loss 0\.001, at step 0") as caught:
-        run_stage(store, exploding, machines(1), resources, lambda *_: None)
+        run_stage(StageRequest(store, exploding, machines(1), resources, lambda *_: None))
     assert "no checkpoint had been written yet" in str(caught.value)
 
 
@@ -166,6 +166,6 @@ def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller_and_trains_the_sam
     offer(monkeypatch, Stage("greedy", 1, {"model": "model"}, SftStageConfig, run))
     store, model, data = store_with(tmp_path, tiny_model(), demonstrations())
     lavish = resources.model_copy(update={"max_tokens_per_microbatch": 128})
-    result = run_stage(store, sft_call(model, data, stage="greedy"), machines(1), lavish, lambda *_: None)
+    result = run_stage(StageRequest(store, sft_call(model, data, stage="greedy"), machines(1), lavish, lambda *_: None))
     assert result.cost["tokens_per_microbatch"] == 64
     assert result.metrics["steps"] == STEPS

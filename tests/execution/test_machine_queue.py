@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.tickets import RunName, Ticket
 
 SECONDS = 20.0
 RUN = """
 import json, sys, threading
 from pathlib import Path
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.tickets import RunName, Ticket
 
 def say(*words):
     print(json.dumps(words), flush=True)
 
 def stage(label):
-    turn = Turn(waits=lambda reason: say(label, "waits", reason), label=label, run=RunName(sys.argv[2], "nightly"))
-    with machine.use(turn):
+    ticket = Ticket(waits=lambda reason: say(label, "waits", reason), label=label, run=RunName(sys.argv[2], "nightly"))
+    with machine.use(ticket):
         say(label, "has it")
         ended[label].wait()
 
@@ -118,7 +118,7 @@ def test_stages_of_one_run_use_the_machine_together_and_it_is_kept_while_nobody_
 def test_a_clock_that_steps_back_lets_nobody_overtake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, clock = MachineQueue(tmp_path), iter(range(10**18, 0, -(10**17)))
     monkeypatch.setattr("time.time_ns", lambda: next(clock))
-    with machine._ticket(Turn()) as first, machine._ticket(Turn()) as second, machine._ticket(Turn()) as third:
+    with machine._slot(Ticket()) as first, machine._slot(Ticket()) as second, machine._slot(Ticket()) as third:
         assert sorted([third, second, first]) == [first, second, third]
 
 
@@ -167,33 +167,33 @@ def test_a_killed_run_frees_its_place_in_the_queue(new_run: NewRun, tmp_path: Pa
     second.kill()
     first.tell("end", "sft")
     assert [third.hears(), third.hears()] == [["sft", "waits", None], ["sft", "has it"]]
-    assert not list(tmp_path.glob("*.queue/*")), "no ticket is left"
+    assert not list(tmp_path.glob("*.queue/*")), "no slot is left"
 
 
 def test_what_can_wait_leaves_the_machine_to_others(new_run: NewRun, tmp_path: Path) -> None:
     machine, other = MachineQueue(tmp_path), new_run("other")
-    with machine.use_if_free(Turn(run=RunName("warm"))) as entered:
+    with machine.use_if_free(Ticket(run=RunName("warm"))) as entered:
         assert entered
         other.tell("start", "sft")
         assert other.hears()[1] == "waits"
-        with machine.use_if_free(Turn()) as entered_again:
+        with machine.use_if_free(Ticket()) as entered_again:
             assert not entered_again, "another run waits"
     assert [other.hears(), other.hears()] == [["sft", "waits", None], ["sft", "has it"]]
-    with machine.use_if_free(Turn()) as entered:
+    with machine.use_if_free(Ticket()) as entered:
         assert not entered, "another run has it"
 
 
 def test_a_stage_that_waits_for_its_own_run_alone_is_told_of_no_other(tmp_path: Path) -> None:
     machine = MachineQueue(tmp_path)
-    with machine._ticket(Turn(label="the start of its actors")):
+    with machine._slot(Ticket(label="the start of its actors")):
         assert machine._reason() is None
-        with machine._ticket(Turn(label="sft")):
+        with machine._slot(Ticket(label="sft")):
             assert machine._reason() is None
 
 
 def test_a_holder_that_cannot_be_read_is_another_run(new_run: NewRun, tmp_path: Path) -> None:
     machine, other = MachineQueue(tmp_path), new_run("other")
-    with machine.use(Turn(label="sft")):
+    with machine.use(Ticket(label="sft")):
         (holder,) = tmp_path.glob("*.json")
         holder.write_text('{"run":')
         other.tell("start", "sft")
@@ -204,5 +204,5 @@ def test_containers_of_one_machine_share_one_queue(tmp_path: Path, monkeypatch: 
     first = MachineQueue(tmp_path)
     monkeypatch.setattr("platform.node", lambda: "another-container")
     second = MachineQueue(tmp_path)
-    with first.use(Turn()), second.use_if_free(Turn()) as entered:
+    with first.use(Ticket()), second.use_if_free(Ticket()) as entered:
         assert not entered

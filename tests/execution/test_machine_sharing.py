@@ -17,7 +17,7 @@ from alignment_core.execution import machines as module
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.tickets import RunName, Ticket
 from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 
@@ -69,7 +69,7 @@ def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMach
     with run.trainers() as again:
         assert again.group is trainers.group, "they stay warm while nobody waits"
     assert not killed(trainers)
-    with MachineQueue(tmp_path / "locks").use(Turn(run=RunName("other"))):
+    with MachineQueue(tmp_path / "locks").use(Ticket(run=RunName("other"))):
         assert killed(trainers)
         assert killed(engines)
     with run.trainers() as fresh:
@@ -83,15 +83,15 @@ def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs
     trainers_wait, other_waits, other_may_end = threading.Event(), threading.Event(), threading.Event()
 
     def other_run() -> None:
-        with MachineQueue(tmp_path / "locks").use(Turn(waits=lambda reason: other_waits.set() if reason else None)):
+        with MachineQueue(tmp_path / "locks").use(Ticket(waits=lambda reason: other_waits.set() if reason else None)):
             other_may_end.wait(SECONDS)
 
     def trainer_stage() -> None:
-        with run.trainers(Turn(order=2, waits=lambda _: trainers_wait.set())):
+        with run.trainers(Ticket(order=2, waits=lambda _: trainers_wait.set())):
             pass
 
-    def start_while_all_wait(turn: Turn) -> None:
-        if turn.order == 1:  # the engines' stage, which has the machine by now
+    def start_while_all_wait(ticket: Ticket) -> None:
+        if ticket.order == 1:  # the engines' stage, which has the machine by now
             for stage, waits in ((other_run, other_waits), (trainer_stage, trainers_wait)):
                 threads.append(threading.Thread(target=stage, daemon=True))
                 threads[-1].start()
@@ -102,7 +102,7 @@ def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs
     started = threading.Event()
 
     def engine_stage() -> None:
-        with run.engines(EngineRequest(Model(tmp_path, POLICY), 64), Turn(order=1)):
+        with run.engines(EngineRequest(Model(tmp_path, POLICY), 64), Ticket(order=1)):
             started.set()
 
     threading.Thread(target=engine_stage, daemon=True).start()
@@ -115,13 +115,13 @@ def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs
 
 def test_device_seconds_count_from_having_the_machine_times_the_devices(run: WarmMachines, tmp_path: Path) -> None:
     used: list[float] = []
-    with contextlib.suppress(RuntimeError), run.trainers(Turn(used=used.append)) as trainers:
+    with contextlib.suppress(RuntimeError), run.trainers(Ticket(used=used.append)) as trainers:
         threading.Event().wait(0.05)
         raise RuntimeError("also when the stage fails")
     assert killed(trainers)
     assert used[0] >= 0.05 * 2
-    with MachineQueue(tmp_path / "locks").use(Turn()):
-        waiting = threading.Thread(target=lambda: _take_trainers(run, Turn(used=used.append)), daemon=True)
+    with MachineQueue(tmp_path / "locks").use(Ticket()):
+        waiting = threading.Thread(target=lambda: _take_trainers(run, Ticket(used=used.append)), daemon=True)
         waiting.start()
         threading.Event().wait(0.5)
     waiting.join(SECONDS)
@@ -129,8 +129,8 @@ def test_device_seconds_count_from_having_the_machine_times_the_devices(run: War
     assert used[1] < 0.5 * 2, "waiting for another run is no use of a device"
 
 
-def _take_trainers(run: WarmMachines, turn: Turn) -> None:
-    with run.trainers(turn):
+def _take_trainers(run: WarmMachines, ticket: Ticket) -> None:
+    with run.trainers(ticket):
         pass
 
 

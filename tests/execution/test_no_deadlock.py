@@ -18,13 +18,13 @@ from alignment_core.artifacts import Reference
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
-from alignment_core.execution import machine_queue, turns
+from alignment_core.execution import machine_queue, tickets
 from alignment_core.execution import machines as module
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
-from alignment_core.execution.turns import FIRST, RunName, Turn, Turnstile
+from alignment_core.execution.tickets import FIRST, OrderedLock, RunName, Ticket
 from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 
@@ -32,11 +32,11 @@ SECONDS = 20.0
 QUIET_SECONDS = 0.002
 """After which a stage that was let on is taken to wait for another one; it decides what is covered, not what passes."""
 POLICY = EngineRequest(Model(Path("policy"), Reference("model", "0" * 64)), 64)
-Take = Callable[[WarmMachines, Turn], AbstractContextManager[Any]]
+Take = Callable[[WarmMachines, Ticket], AbstractContextManager[Any]]
 TAKES: dict[str, Take] = {
-    "rl": lambda machines, turn: machines.engines_and_trainers(POLICY, turn),
-    "score": lambda machines, turn: machines.trainers(turn),
-    "generate": lambda machines, turn: machines.engines(POLICY, turn),
+    "rl": lambda machines, ticket: machines.engines_and_trainers(POLICY, ticket),
+    "score": lambda machines, ticket: machines.trainers(ticket),
+    "generate": lambda machines, ticket: machines.engines(POLICY, ticket),
 }
 
 
@@ -127,13 +127,13 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], None]:
 
             return call
 
-        monkeypatch.setattr(turns.Turnstile, "_enter", gated(ENTER))
-        monkeypatch.setattr(machine_queue.MachineQueue, "_ticket", gated(TICKET))
+        monkeypatch.setattr(tickets.OrderedLock, "_enter", gated(ENTER))
+        monkeypatch.setattr(machine_queue.MachineQueue, "_slot", gated(SLOT))
 
     return put
 
 
-ENTER, TICKET = Turnstile._enter, MachineQueue._ticket
+ENTER, SLOT = OrderedLock._enter, MachineQueue._slot
 
 
 def play(
@@ -146,7 +146,7 @@ def play(
 
     def stage(name: str, number: int) -> None:
         run, what = stages[name]
-        with claim(what), TAKES[what](runs[run], Turn(number, label=name, run=RunName(run))):
+        with claim(what), TAKES[what](runs[run], Ticket(number, label=name, run=RunName(run))):
             pass
 
     threads = [

@@ -11,7 +11,7 @@ from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.execution import key
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.key import StageKey, check_packages, key_of
-from alignment_core.execution.runner import cached_result, run_stage
+from alignment_core.execution.runner import StageRequest, cached_result, run_stage
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.render import text_tree
 from alignment_core.recipes import ResourcesConfig
@@ -38,7 +38,7 @@ def evaluation(store: Store, folder: Path, accept: tuple[str, ...] = (), **accep
 
 
 def run(store: Store, call: StageCall, given: StageKey | None = None) -> StageResult:
-    return run_stage(store, call, HostAlone(), ResourcesConfig(), lambda *_: None, key=given)  # type: ignore[arg-type]
+    return run_stage(StageRequest(store, call, HostAlone(), ResourcesConfig(), lambda *_: None, key=given))  # type: ignore[arg-type]
 
 
 def test_after_an_upgrade_a_stage_runs_again_and_says_of_what(

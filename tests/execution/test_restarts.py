@@ -22,7 +22,7 @@ from alignment_core.errors import (
 )
 from alignment_core.execution import restarts
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
-from alignment_core.execution.runner import run_stage
+from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.calls import HostAlone, offer
 
@@ -48,7 +48,7 @@ def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageRes
             return {"attempts": number + 1}
 
         offer(monkeypatch, Stage("patient", 1, {"thing": "thing"}, StageConfig, body))
-        return run_stage(store, CALL, HostAlone(), ResourcesConfig(**resources), lambda *_: None)  # type: ignore[arg-type]
+        return run_stage(StageRequest(store, CALL, HostAlone(), ResourcesConfig(**resources), lambda *_: None))  # type: ignore[arg-type]
 
     return run
 
@@ -84,9 +84,9 @@ def test_a_death_begins_the_stage_again_from_its_progress_and_the_record_says_ho
 
 def test_seconds_of_a_stage_are_those_of_the_attempt_that_made_its_result_without_waits(run: Any, store: Store) -> None:
     def wait(context: StageContext) -> None:
-        context.turn.waits("the engines")
+        context.ticket.waits("the engines")
         time.sleep(0.3)
-        context.turn.waits(None)
+        context.ticket.waits(None)
 
     def wait_and_die(context: StageContext) -> None:
         wait(context)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from alignment_core.execution.machine_queue import MachineQueue
-from alignment_core.execution.turns import RunName, Turn
+from alignment_core.execution.tickets import RunName, Ticket
 from flows.access import of_client
 from tests.flows.test_processes import RECIPE, wait_until
 
@@ -85,7 +85,7 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
     recipe = tmp_path / "small.yaml"
     recipe.write_text(RECIPE)
     align = [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--json"]
-    me = Turn(label="a test", run=RunName("0123456789", "other"))
+    me = Ticket(label="a test", run=RunName("0123456789", "other"))
     with MachineQueue(home / "locks").use(me):
         runs = [
             subprocess.Popen(align, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))

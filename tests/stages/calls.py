@@ -26,6 +26,8 @@ class HostAlone:
     def hardware(self, *_: Any) -> dict[str, Any]:
         return {}
 
+    def elsewhere(self, *_: Any) -> None: ...
+
     @contextlib.contextmanager
     def processor(self, *_: Any) -> Any:
         yield lambda: None

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alignment_core.execution.base import StageCall, StageResult
-from alignment_core.execution.runner import run_stage
+from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
@@ -94,7 +94,7 @@ def run_rl(
     if "best" in section:
         inputs["held_out"] = data
     call = StageCall(stage="rl", label="rl", config=config, inputs=inputs)
-    result = run_stage(store, call, machines(2), resources, reporter or (lambda *_: None))
+    result = run_stage(StageRequest(store, call, machines(2), resources, reporter or (lambda *_: None)))
     return {name: store.fetch(one) for name, one in result.outputs.items()}, result
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from alignment_core.errors import DataError, DeadlineExceeded, RestartsExhausted, Stopped
 from alignment_core.execution.base import StageCall
-from alignment_core.execution.runner import run_stage
+from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from tests.processes import wait_until
@@ -94,7 +94,9 @@ def run(
         inputs = {"policy": policy, "prompts": data, **({"held_out": data} if "best" in section else {})}
         call = StageCall(stage="rl", label="rl", config=config, inputs=inputs, rerun=rerun)
         given = resources.model_copy(update=changes)
-        return store, run_stage(store, call, machines(2), given, reporter, stopping=stopping)
+        return store, run_stage(
+            StageRequest(store, call, machines(2), given, reporter, stopping=stopping or threading.Event())
+        )
 
     machines(2).warm_up(engines=True)
     before = set(threading.enumerate()), set(functions())

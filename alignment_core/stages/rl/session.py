@@ -52,7 +52,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     rewarding = Rewarding(section, sources, watch, context.cost)
     draws = Draws(prompts, section.generation, context.seed)
     with (
-        context.machines.engines_and_trainers(request, context.turn) as (engines, trainers),
+        context.machines.engines_and_trainers(request, context.ticket) as (engines, trainers),
         sources,
         closing(environments) if environments else nullcontext(),
     ):

@@ -22,8 +22,8 @@ class RunName:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A stage's place among the stages of its run."""
+class Ticket:
+    """A stage's right to machines, in the order of the stages of its run."""
 
     order: int = 0
     """Number of the stage in the order of submission; the smallest one that waits goes first."""
@@ -36,10 +36,10 @@ class Turn:
     """Called with the device-seconds for which the stage held trainers or engines."""
 
 
-FIRST = Turn()
+FIRST = Ticket()
 
 
-class Turnstile:
+class OrderedLock:
     """A lock that goes to the earliest stage that waits for it, not to whoever happens to ask first."""
 
     def __init__(self, name: str = "the machine") -> None:
@@ -52,32 +52,32 @@ class Turnstile:
         self._holder = ""
 
     @contextmanager
-    def through(self, turn: Turn) -> Iterator[Callable[[], None]]:
+    def hold(self, ticket: Ticket) -> Iterator[Callable[[], None]]:
         """Hold the lock; what this yields lets an earlier stage go first, if one waits by now."""
-        self._enter(turn)
+        self._enter(ticket)
 
         def give_way() -> None:
             with self._condition:
-                earlier = any(order < turn.order for order, _ in self._waiting)
+                earlier = any(order < ticket.order for order, _ in self._waiting)
             if earlier:
                 self._leave()
-                self._enter(turn)
+                self._enter(ticket)
 
         try:
             yield give_way
         finally:
             self._leave()
 
-    def _enter(self, turn: Turn) -> None:
-        place = (turn.order, next(self._arrivals))
+    def _enter(self, ticket: Ticket) -> None:
+        place = (ticket.order, next(self._arrivals))
         with self._condition:
             self._waiting.append(place)
             try:
                 if not self._is_free_for(place):
-                    turn.waits(f"{self.name}, in use by {self._holder or 'another stage'}")
+                    ticket.waits(f"{self.name}, in use by {self._holder or 'another stage'}")
                     self._condition.wait_for(lambda: self._is_free_for(place))
-                    turn.waits(None)
-                self._taken, self._holder = True, turn.label
+                    ticket.waits(None)
+                self._taken, self._holder = True, ticket.label
             finally:
                 self._waiting.remove(place)
                 self._condition.notify_all()  # had this been the first in line and failed, the next one must hear of it

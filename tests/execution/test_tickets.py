@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from alignment_core.execution.turns import Turn, Turnstile
+from alignment_core.execution.tickets import OrderedLock, Ticket
 
 
 def wait_until(condition: object, seconds: float = 10.0) -> None:
@@ -16,14 +16,14 @@ def wait_until(condition: object, seconds: float = 10.0) -> None:
 
 
 def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
-    turnstile, went, waiting = Turnstile(), [], []
+    turnstile, went, waiting = OrderedLock(), [], []
 
     def stage(order: int) -> None:
-        with turnstile.through(Turn(order, lambda on: waiting.append(order) if on else None)):
+        with turnstile.hold(Ticket(order, lambda on: waiting.append(order) if on else None)):
             went.append(order)
 
     threads = [threading.Thread(target=stage, args=(order,)) for order in (5, 3, 9, 1)]
-    with turnstile.through(Turn(7)):
+    with turnstile.hold(Ticket(7)):
         for number, thread in enumerate(threads, start=1):
             thread.start()
             wait_until(lambda number=number: len(waiting) == number)
@@ -34,10 +34,10 @@ def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
 
 
 def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
-    turnstile, told = Turnstile("the trainers"), []
-    with turnstile.through(Turn(0, told.append, "sft")):
+    turnstile, told = OrderedLock("the trainers"), []
+    with turnstile.hold(Ticket(0, told.append, "sft")):
         assert told == []
-        later = threading.Thread(target=lambda: _pass(turnstile, Turn(1, told.append, "dpo")))
+        later = threading.Thread(target=lambda: _pass(turnstile, Ticket(1, told.append, "dpo")))
         later.start()
         wait_until(lambda: len(told) == 1)
     later.join(10)
@@ -45,14 +45,14 @@ def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
 
 
 def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
-    turnstile, went, waiting = Turnstile(), [], []
+    turnstile, went, waiting = OrderedLock(), [], []
 
     def stage(order: int) -> None:
-        with turnstile.through(Turn(order, lambda on: waiting.append(order) if on else None)):
+        with turnstile.hold(Ticket(order, lambda on: waiting.append(order) if on else None)):
             went.append(order)
 
     threads = [threading.Thread(target=stage, args=(order,)) for order in (1, 9)]
-    with turnstile.through(Turn(5)) as give_way:
+    with turnstile.hold(Ticket(5)) as give_way:
         give_way()
         went.append(5)
         for thread in threads:
@@ -66,15 +66,15 @@ def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
 
 
 def test_a_stage_that_fails_frees_its_place() -> None:
-    turnstile = Turnstile()
+    turnstile = OrderedLock()
     try:
-        with turnstile.through(Turn(0)):
+        with turnstile.hold(Ticket(0)):
             raise RuntimeError("broken")
     except RuntimeError:
         pass
-    _pass(turnstile, Turn(1))
+    _pass(turnstile, Ticket(1))
 
 
-def _pass(turnstile: Turnstile, turn: Turn) -> None:
-    with turnstile.through(turn):
+def _pass(turnstile: OrderedLock, ticket: Ticket) -> None:
+    with turnstile.hold(ticket):
         pass
