@@ -132,7 +132,6 @@ def test_a_plan_counts_a_stage_as_cached_if_what_it_needs_is_there(run: Any, sto
     assert artifact(needing.output("trajectories")) is None
 
 
-@pytest.mark.usefixtures("planned")
 def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> None:
     result = run(call(*OUTPUTS))
     plain = result.model_dump(mode="json")
