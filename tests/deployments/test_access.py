@@ -104,7 +104,7 @@ def test_what_looks_before_a_run_is_told_nothing_of_prefect(tmp_path: Path, monk
     (tmp_path / "mine.py").write_text(
         "import os\ndef told(*_): return sum(one.startswith('PREFECT_') for one in os.environ)\n"
     )
-    with function_process.FunctionProcess(f"{tmp_path / 'mine.py'}:told", timeout=60) as process:
+    with function_process.FunctionProcess(f"{tmp_path / 'mine.py'}:told", 60.0, "evaluation.verifier") as process:
         assert list(process.answers([["prompt", "completion", "label"]])) == [(0, 0.0)]
     source = PinnedSource(source=DataSource(task="addition"))
     dataset = DatasetConfig(data=DataConfig(sources=[source.source]), sources=(source,), kind="prompts")

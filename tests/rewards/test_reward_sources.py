@@ -86,7 +86,7 @@ def test_sources_answer_side_by_side_in_any_thread_by_processes_that_last_until_
         assert all(psutil.pid_exists(one) for one in used)
     server.end()
     assert not any(psutil.pid_exists(one) for one in used)
-    assert not [one for one in psutil.Process().children() if "function_process" in " ".join(one.cmdline())]
+    assert not [one for one in psutil.Process().children() if "user_code.process" in " ".join(one.cmdline())]
     assert sorted(one for content in server.asked for one in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
     with pytest.raises(Stopped):
         sources(rows("a"))

@@ -138,7 +138,7 @@ def functions() -> dict[int, str]:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(child.cmdline())
-            if "function_process" in line and child.status() != psutil.STATUS_ZOMBIE:
+            if "user_code.process" in line and child.status() != psutil.STATUS_ZOMBIE:
                 found[child.pid] = line
     return found
 
