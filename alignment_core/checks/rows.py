@@ -20,6 +20,7 @@ from alignment_core.data import kinds, statistics
 from alignment_core.data.build import examples, kept_rows
 from alignment_core.data.context import check_context
 from alignment_core.data.limits import Limits
+from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
@@ -134,8 +135,8 @@ def main() -> None:
 
 def _may_want_torch(question: Question) -> bool:
     """Whether others' code runs: that of a tokenizer, or a library's, such as `datasets` for data of the Hub."""
-    ours = all(source.files or source.source.task for source in question.dataset.sources)
-    return question.tokenizer.trust_remote_code or not ours
+    others = any(origin_of(source.source).runs_others_code(source) for source in question.dataset.sources)
+    return question.tokenizer.trust_remote_code or others
 
 
 def answers_to(questions: Sequence[Question]) -> Iterator[Answer]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.data import formats, kinds, mixing, overlap, sources, statistics, tables, tasks
+from alignment_core.data import formats, kinds, mixing, overlap, sources, statistics, tables
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
+from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, UserError
@@ -121,6 +122,7 @@ def kept_rows(
     """The rows of the table that the sources give, those that are dropped noted in the ``ledger``."""
     total = _expected_rows(pinned)
     for number, source in enumerate(pinned):
+        names_tasks = origin_of(source.source).names_tasks
         for example_number, (row, example) in enumerate(examples(source, number, ledger, kind, seed)):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
@@ -133,7 +135,7 @@ def kept_rows(
                 continue
             ledger.split[number] += len(rendered) > 1
             # A column of the user's that happens to be called `task` does not name a task of ours.
-            made_by = {"source": row.where} if source.source.task else {"source": row.where, "task": None}
+            made_by = {"source": row.where} if names_tasks else {"source": row.where, "task": None}
             for columns in rendered:
                 if isinstance(columns, str):
                     ledger.dropped[number][columns] += 1
@@ -228,7 +230,7 @@ def _counts(rows: Sequence[_Kept], sources_in_all: int) -> list[int]:
 
 
 def _expected_rows(pinned: Sequence[PinnedSource]) -> int | None:
-    """How many rows there will be, where that is known without reading: only procedural tasks promise a number."""
-    if not all(source.source.task or source.source.reasoning_gym for source in pinned):
-        return None
-    return sum(source.source.rows or tasks.DEFAULT_ROWS for source in pinned)
+    """How many rows there will be, where that is known without reading."""
+    counts = [origin_of(source.source).expected(source.source) for source in pinned]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -15,7 +15,6 @@ from alignment_core.errors import UserError
 VOWELS = "aeiou"
 CONSONANTS = "bdklmnprst"
 DIGITS = "0123456789"
-DEFAULT_ROWS = 1000
 SPLITS = ("train", "test")
 OPTIONS = {"correct": "share of right demonstrations, between 0 and 1"}
 TEST_SHARE = 0.1

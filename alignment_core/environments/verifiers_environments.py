@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from alignment_core.data import verifiers_tasksets
-from alignment_core.data.verifiers_tasksets import loaders, problem
+from alignment_core.data.origins import verifiers as tasksets
+from alignment_core.data.origins.verifiers import loaders, problem
 from alignment_core.errors import UserError
 
 FIELD = "rl.environment.options"
@@ -48,7 +48,7 @@ def content(**options: Any) -> dict[str, Any]:
     taskset = options.get("taskset")
     if not isinstance(taskset, dict) or not isinstance(taskset.get("id"), str):
         raise UserError(f"{FIELD}.taskset: an object with the `id` of a taskset of verifiers is needed")
-    found = verifiers_tasksets.content(taskset["id"], options.get("id", ""), f"{FIELD}.taskset")
+    found = tasksets.content(taskset["id"], options.get("id", ""), f"{FIELD}.taskset")
     try:
         _environment(options)
     except Exception as error:  # an installed package's code runs here

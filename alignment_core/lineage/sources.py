@@ -53,7 +53,7 @@ def _of_model(config: BaseModelConfig) -> Iterator[Source]:
 
 
 def _of_rows(pinned: PinnedSource) -> Iterator[Source]:
-    origin = {"path", "task", "reasoning_gym", "verifiers", "revision"}
+    origin = {pinned.source.field, "revision"}
     settings = tuple(_leaves(pinned.source.model_dump(mode="json", exclude_defaults=True, exclude=origin)))
     for file in pinned.files:
         yield Source(file.path, sha256=file.sha256, settings=settings)

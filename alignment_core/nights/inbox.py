@@ -14,11 +14,11 @@ from alignment_core.artifacts import Store
 from alignment_core.canonical import digest_of, digest_of_file
 from alignment_core.data import formats
 from alignment_core.data.fields import Fields
+from alignment_core.data.files import Found, read_file
 from alignment_core.data.kinds.preferences import KIND
-from alignment_core.data.pin import SUFFIXES
-from alignment_core.data.sources import Found, read_file
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
+from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
 from alignment_core.recipes.paths import fixed_part
 
 STORE = "store:"

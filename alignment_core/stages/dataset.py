@@ -8,6 +8,7 @@ from pydantic import AliasChoices, Field, field_validator
 
 from alignment_core.data import kinds
 from alignment_core.data.context import context_length
+from alignment_core.data.origins import ORIGINS
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes import DataConfig, DataSource
@@ -39,7 +40,8 @@ class DatasetConfig(StageConfig):
         }
 
     def code_used(self) -> tuple[str, ...]:
-        return (kinds.KINDS.module(self.kind),)
+        origins = {one.source.field for one in self.sources} or {"path"}  # of an input's file
+        return (kinds.KINDS.module(self.kind), *map(ORIGINS.module, sorted(origins)))
 
 
 def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
@@ -82,8 +84,8 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
 SHOWS = {"rows": "train rows"}
 CODE = below(
     "alignment_core.data",
-    "build context fields formats kinds limits messages mixing overlap pin reasoning_gym sources statistics",
-    "tables tasks template verifiers_tasksets",
+    "build context fields formats kinds limits messages mixing origins overlap pin sources statistics",
+    "tables template",
 )
 STAGE = Stage(
     "dataset",

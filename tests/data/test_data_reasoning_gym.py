@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from alignment_core.data import kinds, reasoning_gym, sources
+from alignment_core.data import kinds, sources
 from alignment_core.data.build import build
+from alignment_core.data.origins import reasoning_gym
 from alignment_core.data.pin import pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.models.tokenizer import byte_tokenizer
@@ -34,7 +35,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_source_is_one_thing() -> None:
     (source,) = DataConfig.model_validate({"reasoning_gym": "leg_counting", "options": {"max_animals": 2}}).sources
-    assert source.reasoning_gym == "leg_counting"
+    assert (source.field, source.origin) == ("reasoning_gym", "leg_counting")
     with pytest.raises(ValueError, match="give exactly one"):
         DataSource(reasoning_gym="leg_counting", task="reverse")
 
@@ -57,7 +58,8 @@ def test_a_data_set_is_made_of_it() -> None:
     config = DataConfig(sources=(pinned.source,), shuffle=False)
     table = build(config, [pinned], byte_tokenizer(), "prompts", 7).train.to_pylist()
     assert [row["label"] for row in table] == [row.values["label"] for row in found]
-    assert pinned.content()["reasoning_gym"] == ["leg_counting", reasoning_gym.version()]
+    content = pinned.content()
+    assert (content["made"], content["version"]) == ({"reasoning_gym": "leg_counting"}, reasoning_gym.version())
     with pytest.raises(UserError, match="makes prompts alone"):
         list(sources.read(pinned, 0, 7, kinds.load("demonstrations")))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data import kinds, sources
+from alignment_core.data import files, kinds, sources
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.data.sources import BadRow, Row
 from alignment_core.errors import DataError, UserError
@@ -113,7 +113,7 @@ def test_bad_line_is_named_with_its_reason_and_the_next_is_read(tmp_path: Path, 
 
 
 def test_huge_line_is_refused_without_being_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LONGEST_LINE", 50)
+    monkeypatch.setattr(files, "LONGEST_LINE", 50)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "' + "a" * 100 + '"}\n{"text": "b"}\n')
     assert refused(path) == ["a.jsonl:1: is longer than 50 bytes"]

@@ -1,7 +1,9 @@
-"""A kind of rows from an installed distribution is read, made, held out, counted, checked and shown as those of ours are."""
+"""A kind of rows, and an origin of rows, from an installed distribution are used as those of ours are."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from alignment_core.data import kinds
 from alignment_core.data.build import write
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
+from alignment_core.inherited import inherited
 from alignment_core.lineage.samples import of_data
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.stages.dataset import DatasetConfig
@@ -118,3 +121,42 @@ def test_a_text_of_a_task_is_a_target_as_a_whole(built: Build) -> None:
     row = built({"task": "max", "rows": 3}, "texts").train.to_pylist()[0]
     assert row["text"].startswith("max: ")
     assert row["loss_mask"] == [1] * len(row["input_ids"])
+
+
+LIBRARY = """
+from alignment_core.data.origins import Library
+
+class Sums(Library):
+    description = "Name of sums, for prompts."
+    def pin(self, source):
+        return {}
+    def name(self, pinned):
+        return f"sums:{pinned.source.origin}"
+    def content(self, pinned):
+        return {"version": "1"}
+    def prompts(self, source, seed):
+        return ({"prompt": f"{seed % 7}+{number}", "label": str(seed % 7 + number)} for number in range(20))
+
+ORIGIN = Sums()
+"""
+READS = """
+from alignment_core.data.build import build
+from alignment_core.data.pin import pin
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import DataConfig
+
+data = DataConfig.model_validate({"my_sums": "small", "rows": 5, "shuffle": False})
+pinned = pin(data.sources[0])
+print(build(data, [pinned], byte_tokenizer(), "prompts", 0).train["source"][4], pinned.content()["made"])
+assert "Name of sums" in str(DataConfig.model_json_schema())
+"""
+
+
+def test_another_library_is_a_field_of_a_source(tmp_path: Path) -> None:
+    """In a process of its own: the fields of recipes are collected when their module is imported."""
+    offers = {"alignment.origins": {"my-sums": "sums:ORIGIN"}}
+    site = distribution(tmp_path, "sums", offers, {"sums.py": LIBRARY})
+    done = subprocess.run(
+        [sys.executable, "-c", READS], env=inherited(PYTHONPATH=str(site)), capture_output=True, text=True
+    )
+    assert done.stdout == "sums:small:5 {'my_sums': 'small'}\n", done.stderr

@@ -125,7 +125,7 @@ def labelled(verifier: str) -> tuple[str, str, str]:
         return LABELLED[verifier]
     needed = "the extra `environments` is not in `.venv`: `make peers` runs this"
     pytest.importorskip("reasoning_gym", reason=needed)
-    from alignment_core.data import reasoning_gym
+    from alignment_core.data.origins import reasoning_gym
 
     (row,) = reasoning_gym.rows("leg_counting", "train", 1, 0, {})
     label = str(row["label"])

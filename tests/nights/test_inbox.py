@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alignment_core.data.sources import Found, read_file
+from alignment_core.data.files import Found, read_file
 from alignment_core.errors import UserError
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.recipes import DataSource

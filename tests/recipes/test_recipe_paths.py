@@ -249,7 +249,7 @@ def test_a_name_that_is_kept_stays_one_in_a_folder_where_something_has_this_name
     (tmp_path / "other/acme/rows").mkdir(parents=True)
     (tmp_path / "other/acme/base").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    monkeypatch.setattr("alignment_core.data.pin.commit_of", lambda *_: "c")
+    monkeypatch.setattr("alignment_core.data.origins.path.commit_of", lambda *_: "c")
     monkeypatch.setattr("alignment_core.data.hub.commit_of", lambda *_: "c")
     kept = parse_recipe(recipe.model_dump(mode="json"))
     assert pin(kept.sft.data.sources[0]).hub_commit == "c"  # type: ignore[attr-defined]

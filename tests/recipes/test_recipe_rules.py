@@ -20,7 +20,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
         (
             SFT,
             "sft.data=[{path: a, options: {correct: 1}}]",
-            "sft.data.sources.0: `options` belong to a `task`",
+            "sft.data.sources.0: `options` belong to `reasoning_gym` or `task` or `verifiers`, not to a `path`",
         ),
         (SFT, "sft.data=[{path: a, weight: 1}, b]", "sft.data: give `weight` for every source or for none"),
         (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the origin"),

@@ -68,7 +68,7 @@ def _check_inbox(data: DataConfig, min_rows: int) -> None:
     """Raise ValueError if rows cannot keep arriving in ``data``, or would leave nothing to train on."""
     for number, source in enumerate(data.sources):
         given = DataSource(path=source.path or "", format=source.format, columns=source.columns)
-        if source.task is not None or source != given:
+        if source.path is None or source != given:
             raise ValueError(
                 f"`dpo.data.sources.{number}`: rows arrive in a file, folder, glob or `store:` prefix; give `path` and, "
                 "if need be, `format` and `columns`, and nothing else"

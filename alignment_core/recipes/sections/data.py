@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, create_model, model_validator
 
 from alignment_core.recipes.base import Config, NameOf
 from alignment_core.recipes.paths import Anything, RowsPath
@@ -14,18 +14,38 @@ RowFormat = Annotated[str, NameOf(("auto",), lambda: import_module("alignment_co
 """A format that some kind of rows can be read from, or ``auto``."""
 
 
-class DataSource(Config):
-    """One source of rows. A bare string in a recipe stands for ``path``."""
-
+class _NamesRows(Config):
     path: RowsPath | None = None
     """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder.
     Relative to the recipe's file."""
     task: str | None = None
     """Name of a built-in procedural task whose answers can be verified."""
-    reasoning_gym: str | None = Field(None, exclude_if=lambda name: name is None)
-    """Name of a task of reasoning-gym (extra `environments`), for prompts; scored by `verifier: reasoning_gym`."""
-    verifiers: str | None = Field(None, exclude_if=lambda name: name is None)
-    """Name of a taskset of verifiers (extra `environments`), for prompts; its environments give the reward."""
+
+
+def _origins() -> dict[str, Any]:
+    """What a source may name its rows by, see :mod:`alignment_core.data.origins`."""
+    found: dict[str, Any] = import_module("alignment_core.data.origins").loaded()
+    return found
+
+
+def _name_of(origin: Any) -> Any:
+    return (str | None, Field(None, exclude_if=lambda name: name is None, description=origin.description))
+
+
+if TYPE_CHECKING:
+
+    class _WithLibraries(_NamesRows):
+        pass
+else:
+    _LIBRARIES = {
+        field: _name_of(origin) for field, origin in _origins().items() if field not in _NamesRows.model_fields
+    }
+    _WithLibraries = create_model("_WithLibraries", __base__=_NamesRows, __module__=__name__, **_LIBRARIES)
+
+
+class DataSource(_WithLibraries):
+    """One source of rows. A bare string in a recipe stands for ``path``."""
+
     format: RowFormat = "auto"
     """Format of the rows; `auto` infers it from the columns of the first row."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -53,19 +73,28 @@ class DataSource(Config):
         return [{"type": "string", "title": "Path"}]
 
     @property
-    def origin(self) -> str | None:
-        """Where rows come from that no built-in task makes."""
-        return self.path or self.reasoning_gym or self.verifiers
+    def field(self) -> str:
+        """The field by which it names its rows: the origin of these."""
+        return next(field for field in _origins() if getattr(self, field, None) is not None)
+
+    @property
+    def origin(self) -> str:
+        """What it names them."""
+        return str(getattr(self, self.field))
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSource:
-        if sum(origin is not None for origin in (self.path, self.task, self.reasoning_gym, self.verifiers)) != 1:
+        origins = _origins()
+        given = [field for field in origins if getattr(self, field, None) is not None]
+        if len(given) != 1:
+            *most, last = (f"`{field}`" for field in origins)
             raise ValueError(
-                "give exactly one of `path` (file, folder or Hub name), `task` (a built-in task), `reasoning_gym` "
-                "and `verifiers`"
+                f"give exactly one of {', '.join(most)} and {last}; `path` is a file, a folder or a Hub name, `task` a "
+                "built-in task"
             )
-        if self.options and self.path is not None:
-            raise ValueError("`options` belong to a `task`, to `reasoning_gym` or to `verifiers`, not to a `path`")
+        if self.options and not origins[given[0]].has_options:
+            others = [f"`{field}`" for field, origin in origins.items() if origin.has_options]
+            raise ValueError(f"`options` belong to {' or '.join(others)}, not to a `{given[0]}`")
         if self.path is None:
             self.refuse_unused(("subset", "revision"), "without a data set of the Hub in `path`")
         return self
@@ -101,7 +130,7 @@ class DataConfig(Config):
             return {"sources": [value]}
         if isinstance(value, (list, tuple)):
             return {"sources": value}
-        if isinstance(value, dict) and {"path", "task", "reasoning_gym", "verifiers"} & value.keys():
+        if isinstance(value, dict) and _origins().keys() & value.keys():
             if "sources" in value:
                 raise ValueError("give either `sources` or the origin of the only source")
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}

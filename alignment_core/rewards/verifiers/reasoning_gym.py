@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from alignment_core.data.reasoning_gym import from_label, library
+from alignment_core.data.origins.reasoning_gym import from_label, library
 from alignment_core.rewards.named import NamedVerifier
 
 OPEN, CLOSE = "<answer>", "</answer>"

@@ -7,11 +7,15 @@ import json
 from collections.abc import Iterator
 from itertools import count as numbers
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import derive_seed
+from alignment_core.data.origins import DEFAULT_ROWS, Library, Pinned
 from alignment_core.data.tasks import SPLITS, split_of
 from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    from alignment_core.recipes.sections.data import DataSource
 
 FIELD = "reasoning_gym"
 BLOCK = 1000
@@ -101,3 +105,30 @@ def _marked(value: Any) -> Any:
 
 def _unmarked(value: dict[str, Any]) -> Any:
     return tuple(value[TUPLE]) if value.keys() == {TUPLE} else value
+
+
+class ReasoningGym(Library):
+    """Labels hold all that the library's scorer needs; ``verifier: reasoning_gym`` asks it."""
+
+    description = (
+        "Name of a task of reasoning-gym (extra `environments`), for prompts; scored by `verifier: reasoning_gym`."
+    )
+
+    def pin(self, source: DataSource) -> dict[str, Any]:
+        check(source.origin, source.split, source.options)
+        return {}
+
+    def name(self, pinned: Pinned) -> str:
+        return f"{FIELD}:{pinned.source.origin}/{pinned.source.split}"
+
+    def content(self, pinned: Pinned) -> dict[str, Any]:
+        return {"version": version()}
+
+    def prompts(self, source: DataSource, seed: int) -> Iterator[dict[str, Any]]:
+        return rows(source.origin, source.split, source.rows or DEFAULT_ROWS, seed, source.options)
+
+    def expected(self, source: DataSource) -> int:
+        return source.rows or DEFAULT_ROWS
+
+
+ORIGIN = ReasoningGym()

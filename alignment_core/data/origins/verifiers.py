@@ -7,12 +7,15 @@ import importlib.metadata
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.data.tasks import DEFAULT_ROWS
+from alignment_core.data.origins import DEFAULT_ROWS, Library, Pinned
 from alignment_core.errors import UserError
 from alignment_core.source_code import digest_of_source
+
+if TYPE_CHECKING:
+    from alignment_core.recipes.sections.data import DataSource
 
 FIELD = "verifiers"
 
@@ -91,3 +94,27 @@ def _tasks(name: str, taskset: Any) -> Iterator[Any]:
 def problem(field: str, name: str, error: Exception) -> UserError:
     """What is to be said of an error that `verifiers`, or a package made for it, raised."""
     return UserError(f"{field}: {name!r}: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+class Tasksets(Library):
+    """Labels are the numbers of the tasks, by which environments find them."""
+
+    description = (
+        "Name of a taskset of verifiers (extra `environments`), for prompts; its environments give the reward."
+    )
+
+    def pin(self, source: DataSource) -> dict[str, Any]:
+        check(source.origin, source.split, source.options)
+        return {}
+
+    def name(self, pinned: Pinned) -> str:
+        return f"{FIELD}:{pinned.source.origin}"
+
+    def content(self, pinned: Pinned) -> dict[str, Any]:
+        return content(pinned.source.origin)
+
+    def prompts(self, source: DataSource, seed: int) -> Iterator[dict[str, Any]]:
+        return rows(source.origin, source.rows, source.options)
+
+
+ORIGIN = Tasksets()

@@ -1,0 +1,150 @@
+"""Rows of JSONL, JSON, CSV, Parquet and Arrow files, one at a time, each with its number."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from alignment_core.errors import DataError
+
+LONGEST_LINE = 64 * 2**20
+"""Bytes of the longest line that is read; a longer one is a broken file, not a row."""
+
+
+Found = tuple[int, dict[str, Any] | str]
+"""Line or row number, counted from one, and the row or what is wrong with it."""
+
+
+def read_file(path: Path) -> Iterator[Found]:
+    """The rows of one file, of a suffix in ``recipes.paths.ROW_SUFFIXES``. Raises DataError where it cannot be read at all."""
+    return _READERS[path.suffix](path)
+
+
+def _jsonl(path: Path) -> Iterator[Found]:
+    with path.open("rb") as file:
+        if file.read(3) != b"\xef\xbb\xbf":  # a byte-order mark is no part of the first row
+            file.seek(0)
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+                _skip_line(file)
+                yield number, f"is longer than {LONGEST_LINE} bytes"
+            elif line.strip():
+                yield number, _json_row(line)
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (rest := file.readline(2**20)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _json_row(line: bytes) -> dict[str, Any] | str:
+    try:
+        value = json.loads(line.rstrip().decode())
+    except UnicodeDecodeError as error:
+        return f"is not valid UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    except json.JSONDecodeError as error:
+        return f"is not valid JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
+        return f"is not usable JSON: {error}"
+    return value if isinstance(value, dict) else _not_an_object(value)
+
+
+def _not_an_object(value: Any) -> str:
+    kinds = {list: "a list", str: "a text", type(None): "null"}
+    return f'is {kinds.get(type(value), json.dumps(value))}; a row is an object such as {{"prompt": …}}'
+
+
+def _json(path: Path) -> Iterator[Found]:
+    """A list of objects, or JSON lines under the name .json, as many data sets have it."""
+    with path.open("rb") as file:
+        if not file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            yield from _jsonl(path)
+            return
+    try:
+        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}:{error.colno}: is not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is not usable JSON: {error}") from None
+    for number, row in enumerate(rows, start=1):
+        yield number, row if isinstance(row, dict) else _not_an_object(row)
+
+
+def _csv(path: Path) -> Iterator[Found]:
+    csv.field_size_limit(LONGEST_LINE)  # the module's own limit of 128 KiB is shorter than many documents
+    # Bytes that are no UTF-8 become half characters, which the parser of the row then refuses by column.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        try:
+            header = next(lines, [])
+        except csv.Error as error:
+            raise DataError(f"{path}:1: is not valid CSV: {error}") from None
+        if len(set(header)) < len(header):
+            raise DataError(f"{path}:1: the header names a column twice: {', '.join(header)}")
+        while True:
+            number = lines.line_num + 1
+            try:
+                fields = next(lines)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield number, f"is not valid CSV: {error}"
+                continue
+            if len(fields) == len(header):
+                yield number, dict(zip(header, fields, strict=True))
+            elif fields:
+                yield number, f"has {len(fields)} fields, the header has {len(header)}"
+
+
+def _parquet(path: Path) -> Iterator[Found]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from _batches(file.iter_batches(batch_size=1024))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # text columns may hold any bytes
+        raise DataError(f"{path}: is not a readable Parquet file: {first_line(error)}") from None
+
+
+def _arrow(path: Path) -> Iterator[Found]:
+    """An Arrow stream, which is what ``datasets`` writes, or an Arrow file."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as file:
+            try:
+                batches: Iterable[Any] = pa.ipc.open_stream(file)
+            except pa.ArrowInvalid:
+                reader = pa.ipc.open_file(file)
+                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            yield from _batches(batches)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # text columns may hold any bytes
+        raise DataError(f"{path}: is not a readable Arrow file: {first_line(error)}") from None
+
+
+def _batches(batches: Iterable[Any]) -> Iterator[Found]:
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, cut to a line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Found]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+}

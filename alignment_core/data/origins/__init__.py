@@ -1,0 +1,113 @@
+"""Where rows come from: one module for each field by which a data source names its rows, here or in an installed
+distribution (entry points, group ``alignment.origins``). The plug-in's name is the field's, with ``-`` for ``_``.
+
+These modules are imported with the recipes: they import neither those nor a library before a method is called.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from alignment_core.errors import UserError
+from alignment_core.plugins import Group
+
+if TYPE_CHECKING:
+    from alignment_core.data.kinds import Kind
+    from alignment_core.recipes.sections.data import DataSource
+
+ORIGINS = Group("alignment.origins", "alignment_core.data.origins", "ORIGIN", "origin of rows")
+DEFAULT_ROWS = 1000
+"""Rows of a source without an end, where the recipe does not say how many."""
+
+Found = tuple[str, dict[str, Any] | str]
+"""The place that a message can name, and the row or what is wrong with it."""
+
+
+class Pinned(Protocol):
+    """A source whose content was decided: see :class:`alignment_core.data.pin.PinnedSource`."""
+
+    @property
+    def source(self) -> DataSource: ...
+
+    @property
+    def files(self) -> Sequence[Any]:
+        """Files with their ``path`` and ``sha256``."""
+
+    @property
+    def hub_commit(self) -> str | None: ...
+
+    @property
+    def name(self) -> str:
+        """What :meth:`Origin.name` says."""
+
+
+class Origin(ABC):
+    """A way to name rows; ``source`` has the name that the recipe gives in the field of this origin."""
+
+    description: ClassVar[str]
+    """What the run form says of the field."""
+    has_options: ClassVar[bool] = True
+    """Whether it reads the ``options`` of a source. Only files and the Hub do not."""
+    names_tasks: ClassVar[bool] = False
+    """Whether ``task`` of a row names the built-in task that made it."""
+
+    def pin(self, source: DataSource) -> dict[str, Any]:
+        """Decide which exact content the source stands for: fields of :class:`Pinned`, nothing where its settings say it.
+
+        Raises UserError, in one sentence, for what could not be read later.
+        """
+        return {}
+
+    @abstractmethod
+    def name(self, pinned: Pinned) -> str:
+        """How rows and statistics call the source; the same on every machine."""
+
+    @abstractmethod
+    def content(self, pinned: Pinned) -> dict[str, Any]:
+        """What decides the rows beside the settings of the source, for stage keys."""
+
+    @abstractmethod
+    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
+        """The rows in their order, the first ones alike whatever ``rows`` says, which may be ignored. Raises UserError if it
+        has none for this kind."""
+
+    def expected(self, source: DataSource) -> int | None:
+        """How many rows there will be, where that is known without reading."""
+        return None
+
+    def runs_others_code(self, pinned: Pinned) -> bool:
+        """Whether reading imports a library, which may want torch."""
+        return True
+
+
+class Library(Origin):
+    """A library that makes prompts, with labels that its own scorer understands."""
+
+    @abstractmethod
+    def prompts(self, source: DataSource, seed: int) -> Iterable[dict[str, Any]]:
+        """Rows with ``prompt`` and ``label``."""
+
+    def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
+        field = pinned.source.field
+        if "prompts" not in kind.formats:
+            raise UserError(f"{pinned.name}: `{field}` makes prompts alone, no {kind.gives}")
+        yield from located(pinned.name, self.prompts(pinned.source, seed))
+
+
+def located(name: str, rows: Iterable[dict[str, Any] | str]) -> Iterator[Found]:
+    """Rows with their places, such as ``task:reverse/train:1``."""
+    for number, row in enumerate(rows, start=1):
+        yield f"{name}:{number}", row
+
+
+def origin_of(source: DataSource) -> Origin:
+    """The origin that a source names."""
+    found: Origin = ORIGINS.load(source.field)
+    return found
+
+
+def loaded() -> dict[str, Origin]:
+    """The origins that load, by the field of a source; one that does not is the trouble of those who name it."""
+    return {name.replace("-", "_"): origin for name, origin in ORIGINS.loaded()[0].items()}
