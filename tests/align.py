@@ -8,23 +8,42 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.access import of_client
 from flows.cli.main import main
+from flows.service import environment
+from flows.service.prefect_api import PrefectApi
 
 Align = Callable[..., dict[str, Any]]
 
 
-def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550) -> dict[str, Any]:
-    """Run ``align … --json``; its last line as an object."""
+@contextmanager
+def prefect_server(home: Path) -> Iterator[dict[str, str]]:
+    """One Prefect server for many runs, and the environment that names it: without one each run starts its own."""
+    before = dict(os.environ)
+    os.environ["ALIGN_HOME"] = str(home)
+    environment.prepare()
+    api = PrefectApi()
+    os.environ.clear()
+    os.environ.update(before)
+    try:
+        api.wait()
+        yield of_client(api.url, api.token)
+    finally:
+        api.server.close()
+
+
+def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550, **variables: str) -> dict[str, Any]:
+    """Run ``align … --json`` in a process of its own, with these variables in its environment; its last line as an object."""
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli.main", *arguments, "--json"],
-        env={**os.environ, "ALIGN_HOME": str(home)},
+        env={**os.environ, "ALIGN_HOME": str(home), **variables},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -37,7 +56,7 @@ def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550
 def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command that starts no Prefect, called in this process as its entry point is: what it prints and exits with."""
     said, complained = io.StringIO(), io.StringIO()
-    before = signal.getsignal(signal.SIGTERM)
+    before, variables = signal.getsignal(signal.SIGTERM), dict(os.environ)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
         patch.setenv("ALIGN_HOME", str(home))
         patch.setattr(sys, "argv", ["align", *arguments])
@@ -48,4 +67,6 @@ def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             code = int(end.code or 0)
         finally:
             signal.signal(signal.SIGTERM, before)
+            os.environ.clear()
+            os.environ.update(variables)
     return subprocess.CompletedProcess(["align", *arguments], code, said.getvalue(), complained.getvalue())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ import pytest
 from alignment_core.artifacts import Store, open_store
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig, ScratchModel
-from tests.align import Align, run_align
+from tests.align import Align, align_here, prefect_server, run_align
 
 # A suite started in the background of a script inherits an ignored SIGINT, and so would the programs that it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,7 +89,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 1 MiB and 64 names."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "none", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system takes root")
     yield disk
@@ -125,14 +126,25 @@ def migrated(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def align(migrated: Path) -> Align:
-    """``align(home, "run", …)`` as a user says it; a home that is new starts with a database that has its tables."""
+def prefect_api(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """One Prefect server for all small runs of a worker: the environment that names it."""
+    home = tmp_path_factory.mktemp("prefect")
+    (home / "prefect").mkdir()
+    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
+    with prefect_server(home) as variables:
+        yield variables
 
-    def run(home: Path, *arguments: str, **options: Any) -> dict[str, Any]:
-        if not home.exists() or not any(home.iterdir()):
-            (home / "prefect").mkdir(parents=True)
-            shutil.copyfile(migrated, home / "prefect" / "prefect.db")
-        return run_align(home, *arguments, **options)
+
+@pytest.fixture(scope="session")
+def align(prefect_api: dict[str, str]) -> Align:
+    """``align(home, "run", …, "--json")`` as a user says it, over the shared server; what needs no Prefect, in this process."""
+
+    def run(home: Path, *arguments: str, expect: int = 0, **options: Any) -> dict[str, Any]:
+        if arguments[0] in ("run", "resume"):
+            return run_align(home, *arguments, expect=expect, **{**prefect_api, **options})
+        done = align_here(home, *arguments, "--json")
+        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return json.loads(done.stdout.strip().splitlines()[-1])
 
     return run
 

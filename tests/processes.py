@@ -12,6 +12,18 @@ from typing import Any
 
 import psutil
 
+SIGNS = (  # what a process is by its command line, the first sign that fits
+    ("flow", "flows.cli.main run"),
+    ("supervisor", "alignment_core.host.supervisor"),
+    ("host", "alignment_core.host.server"),
+    ("environments", "environments.calls:act"),
+    ("verifier", "alignment_core.user_code.process"),
+    ("raylet", "raylet/raylet"),
+    ("gcs", "gcs/gcs_server"),
+    ("actor", "ray::_Cell"),
+    ("agent", "ray::"),
+)
+
 
 def processes_of(home: Path) -> dict[int, str]:
     """Every process that inherited this ALIGN_HOME, with its command line: the whole tree, daemons included."""
@@ -23,6 +35,11 @@ def processes_of(home: Path) -> dict[int, str]:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def role_of(line: str) -> str | None:
+    """What a process of a run is, by its command line."""
+    return next((role for role, sign in SIGNS if sign in line), None)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -206,7 +206,7 @@ def test_pruners_beside_a_publisher_take_nothing_from_under_it(store, write, dra
             for prefix in (BLOBS, MANIFESTS):
                 for stored in mine.backend.list(prefix):
                     with contextlib.suppress(FileNotFoundError):
-                        os.utime(mine.backend.root / stored.path, (0, 0))  # now a pruner may take it
+                        os.utime(mine.backend.root / stored.path, (0, 0))  # type: ignore[attr-defined]  # now a pruner may take it
             mine.publish(directory, "rollouts", draft())
             if mine.find(KEY) is not None:
                 found += 1

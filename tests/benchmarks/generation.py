@@ -16,8 +16,10 @@ REPEATS, PROMPTS, SAMPLES, LENGTH, SHARD = 3, 128, 4, 48, 64
 def main() -> None:
     import vllm
 
+    from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
     from alignment_core.inference.engine import Engine
+    from alignment_core.models.handle import Model
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import GenerationConfig, ResourcesConfig, ScratchModel
 
@@ -25,7 +27,9 @@ def main() -> None:
     shape = ScratchModel(hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4)
     parameters = create_model(shape, None, 0, folder / "a")
     create_model(shape, None, 1, folder / "b")
-    engine = Engine(str(folder / "a"), "a", 256, ResourcesConfig(), Device.detect("cpu"))
+    policies = {name: Model(folder / name, Reference("model", name * 64)) for name in "ab"}
+    engine = Engine(policies["a"], 256, ResourcesConfig(), Device.detect("cpu"))
+    held = str(policies["a"].reference)
     rng = random.Random(0)
     prompts = [[rng.randrange(256) for _ in range(rng.randrange(16, 96))] for _ in range(PROMPTS)]
     config = GenerationConfig(num_generations=SAMPLES, max_completion_length=LENGTH, shard_size=SHARD)
@@ -35,7 +39,7 @@ def main() -> None:
 
     def ours() -> int:
         shards = [prompts[i : i + SHARD] for i in range(0, PROMPTS, SHARD)]
-        made = [engine.generate("a", shard, config, STOP, number) for number, shard in enumerate(shards)]
+        made = [engine.generate(held, shard, config, STOP, number) for number, shard in enumerate(shards)]
         return sum(len(one.token_ids) for shard in made for group in shard for one in group)
 
     def reference() -> int:
@@ -49,7 +53,7 @@ def main() -> None:
         for name, part in (("ours", ours), ("plain", reference)):
             started = time.perf_counter()
             speeds[name].append(part() / (time.perf_counter() - started))
-    updates = [engine.load(str(folder / name), name) for name in ("b", "a", "b", "a")]
+    updates = [engine.load(str(policies[name].path), str(policies[name].reference)) for name in "baba"]
     ratios = [mine / theirs for mine, theirs in zip(speeds["ours"], speeds["plain"], strict=True)]
     print(
         json.dumps(

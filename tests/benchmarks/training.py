@@ -34,6 +34,7 @@ def lines_of_a_pack() -> dict[str, float]:
     processor time, which other work on the machine changes least."""
     import torch
 
+    from alignment_core.models import microbatch
     from alignment_core.models.packed import PackedModel, load_model, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ScratchModel
@@ -44,7 +45,7 @@ def lines_of_a_pack() -> dict[str, float]:
         model = PackedModel(load_model(folder, "lm", torch.float32), "lm").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     ids, targets = np.arange(17, dtype=np.int64), np.ones(17, bool)
-    rows = [batches.Row(number, (batches.TokenSequence(ids, targets),)) for number in range(32)]
+    rows = [microbatch.Row(number, (microbatch.TokenSequence(ids, targets),)) for number in range(32)]
     usual = batches.LINE_TOKENS
 
     def steps(line_tokens: int) -> None:

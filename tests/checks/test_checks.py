@@ -74,8 +74,9 @@ def look(store: Store, recipe: dict[str, Any]) -> Findings:
 
 def questions(recipe: dict[str, Any]) -> list[dict[str, Any]]:
     """What the reader is asked of a data set that needs no tokenizer to be found wrong."""
-    (source,) = parse_recipe(recipe).sft.data.sources
-    dataset = DatasetConfig(data=parse_recipe(recipe).sft.data, sources=(pin(source),), kind="demonstrations")
+    parsed: Any = parse_recipe(recipe)
+    (source,) = parsed.sft.data.sources
+    dataset = DatasetConfig(data=parsed.sft.data, sources=(pin(source),), kind="demonstrations")
     return [Question(label="sft/data", dataset=dataset, tokenizer=TokenizerSource()).model_dump(mode="json")]
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +31,64 @@ ray_cluster.prepare_environment()
 import ray
 ray.init(num_gpus=4, num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1",
          object_store_memory=100 << 20)
-device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**json.loads(sys.argv[2]))
-gpus = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources))
-seen = {}
-for role, places in (
-    ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
-    ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
-):
-    group = ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], gpus)
-    group.make("tests.cluster.visible:Visible", [{}] * len(places), 60)
-    seen[role] = group.all(call(Visible.look), 60)
-print(json.dumps(seen))
+found = {}
+for case, wanted in json.loads(sys.argv[2]).items():
+    device, resources = Device("cuda", ray_cluster.gpus(ray)), ResourcesConfig(**wanted)
+    gpus, groups = ray_cluster.reserve_gpus(ray, device.gpus_needed(resources)), []
+    found[case] = {}
+    for role, places in (
+        ("trainers", [device.trainer_place(rank) for rank in range(device.trainers(resources))]),
+        ("engines", [device.engine_place(index, resources) for index in range(device.engines(resources))]),
+    ):
+        groups.append(ActorGroup(ray, role, places, [{"WHO": f"{role} {n}"} for n in range(len(places))], gpus))
+        groups[-1].make("tests.cluster.visible:Visible", [{}] * len(places), 60)
+        found[case][role] = groups[-1].all(call(Visible.look), 60)
+    for group in groups:
+        group.kill()
+    ray.util.remove_placement_group(gpus)
+print(json.dumps(found))
 ray.shutdown()
 """
+CASES: dict[str, dict[str, Any]] = {
+    "one to one": {"trainers": 3, "engines": 3},
+    "two to an engine": {"trainers": 4, "engines": 2, "tensor_parallel_size": 2},
+    "disaggregated": {"trainers": 1, "engines": 3, "placement": "disaggregated"},
+}
+Seen = dict[str, dict[str, list[dict[str, str]]]]
 
 
-def places(folder: Path, **resources: Any) -> dict[str, list[dict[str, str]]]:
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Seen]:
+    """What the actors of each case see, all over one Ray, which takes seconds to start."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(resources)],
+        [sys.executable, "-c", SCRIPT, str(folder), json.dumps(CASES)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},  # for the actors, which make an object of this folder
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    yield json.loads(done.stdout.strip().splitlines()[-1])
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow
-def test_each_rank_has_a_gpu_of_its_own_and_shares_it_with_the_engine_of_its_number(short_folder: Path) -> None:
-    seen = places(short_folder, trainers=3, engines=3)
-    gpus = [one["CUDA_VISIBLE_DEVICES"] for one in seen["trainers"]]
+def test_each_rank_has_a_gpu_of_its_own_and_shares_it_with_the_engine_of_its_number(seen: Seen) -> None:
+    trainers, engines = seen["one to one"].values()
+    gpus = [one["CUDA_VISIBLE_DEVICES"] for one in trainers]
     assert len(set(gpus)) == 3
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in seen["engines"]] == gpus
-    assert [one["WHO"] for one in seen["engines"]] == ["engines 0", "engines 1", "engines 2"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in engines] == gpus
+    assert [one["WHO"] for one in engines] == ["engines 0", "engines 1", "engines 2"]
 
 
 @pytest.mark.slow
-def test_an_engine_over_two_gpus_leaves_them_to_its_workers(short_folder: Path) -> None:
-    seen = places(short_folder, trainers=4, engines=2, tensor_parallel_size=2)
-    assert len({one["CUDA_VISIBLE_DEVICES"] for one in seen["trainers"]}) == 4
-    assert all(not one["GPUS"] for one in seen["engines"])
-    resources = ResourcesConfig(trainers=4, engines=2, tensor_parallel_size=2)
+def test_an_engine_over_two_gpus_leaves_them_to_its_workers(seen: Seen) -> None:
+    trainers, engines = seen["two to an engine"].values()
+    assert len({one["CUDA_VISIBLE_DEVICES"] for one in trainers}) == 4
+    assert all(not one["GPUS"] for one in engines)
+    resources = ResourcesConfig(**CASES["two to an engine"])
     device = Device("cuda", 4)
     second = device.engine_place(1, resources)
     assert device.engine_environment(resources, second)["VLLM_RAY_BUNDLE_INDICES"] == "2,3"
@@ -78,9 +96,8 @@ def test_an_engine_over_two_gpus_leaves_them_to_its_workers(short_folder: Path) 
 
 
 @pytest.mark.slow
-def test_disaggregated_engines_have_gpus_of_their_own(short_folder: Path) -> None:
-    seen = places(short_folder, trainers=1, engines=3, placement="disaggregated")
-    gpus = [one["CUDA_VISIBLE_DEVICES"] for role in ("trainers", "engines") for one in seen[role]]
+def test_disaggregated_engines_have_gpus_of_their_own(seen: Seen) -> None:
+    gpus = [one["CUDA_VISIBLE_DEVICES"] for role in seen["disaggregated"].values() for one in role]
     assert len(set(gpus)) == 4
 
 

@@ -9,8 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.align import prefect_server
 from tests.crash import recipe
-from tests.crash.campaign import Campaign, campaign_of, prefect_server, summary
+from tests.crash.campaign import Campaign, campaign_of, summary
 from tests.crash.replicas import replicas
 
 
@@ -27,13 +28,13 @@ def main() -> int:
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="crash-") as folder,
-        prefect_server(Path(folder) / "server"),
+        prefect_server(Path(folder) / "server") as server,
         replicas(2) as rewarding,
     ):
         campaign = campaign_of(options.recipe, Path(folder), random.Random(options.seed), rewarding)
         campaign.command += [part for one in options.set for part in ("--set", one)]
         campaign.longest_pause, campaign.begins_at = options.longest_pause, options.begins_at
-        campaign.roles = options.roles
+        campaign.roles, campaign.environment = options.roles, server
         campaign.say = lambda text: print(text, flush=True)
         print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
         campaign.run(options.kills)

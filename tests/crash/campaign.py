@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,10 @@ import psutil
 
 from alignment_core import journal
 from alignment_core.execution.training_loop import REPORT_SECONDS
-from flows.access import of_client
-from flows.service import environment
-from flows.service.prefect_api import PrefectApi
 from tests.crash import recipe
 from tests.crash.outcome import Comparison, Digests, digests, each_prompt_once, equal_digests
 from tests.crash.replicas import Replica
-from tests.processes import processes_of, wait_until
+from tests.processes import processes_of, role_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 LONGEST_ATTEMPT_SECONDS = 600.0
@@ -42,37 +38,8 @@ SAVED = {
 """What a stage that counts in this unit leaves in its progress when a part of its work is safe."""
 UNREPORTED_SECONDS = REPORT_SECONDS + journal.PROGRESS_SECONDS
 """So old is what a run wrote about its progress, at most; where it is older, the run is not at work but begins again."""
-SIGNS = (  # what a process is by its command line, the first sign that fits
-    ("flow", "flows.cli.main run"),
-    ("supervisor", "alignment_core.host.supervisor"),
-    ("host", "alignment_core.host.server"),
-    ("environments", "rollout.environment_calls:act"),
-    ("verifier", "alignment_core.user_code.process"),
-    ("raylet", "raylet/raylet"),
-    ("gcs", "gcs/gcs_server"),
-    ("actor", "ray::_Cell"),
-    ("agent", "ray::"),
-)
 OF_AN_ENGINE = "VLLM_CPU_OMP_THREADS_BIND"
 """In the environment of an actor: it is an engine, and otherwise a trainer or a reward model."""
-
-
-@contextmanager
-def prefect_server(home: Path) -> Iterator[None]:
-    """One Prefect server for all runs, so that a run that begins again need not start its own."""
-    before = dict(os.environ)
-    os.environ["ALIGN_HOME"] = str(home)
-    environment.prepare()
-    api = PrefectApi()
-    os.environ.clear()
-    os.environ.update({**before, **of_client(api.url, api.token)})
-    try:
-        api.wait()
-        yield
-    finally:
-        api.server.close()
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @dataclass
@@ -104,6 +71,8 @@ class Campaign:
     compare: Comparison = equal_digests
     replicas: Sequence[Replica] = ()
     """Victims beside the processes of a run."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every run: of a Prefect server that all share, for one."""
     expected: Digests = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
@@ -163,7 +132,7 @@ class Campaign:
         """Kill one process: first a role by lot, then one of its processes."""
         by_role: dict[str, list[int]] = {}
         for pid, line in processes_of(home).items():
-            role = next((role for role, sign in SIGNS if sign in line), None)
+            role = role_of(line)
             if role is not None:
                 by_role.setdefault(_which_actor(pid) if role == "actor" else role, []).append(pid)
         if by_role and any(one.process.poll() is None for one in self.replicas):
@@ -196,7 +165,7 @@ class Campaign:
             return subprocess.Popen(
                 [sys.executable, "-m", "flows.cli.main", *self.command, "--json"],
                 cwd=ROOT,
-                env={**os.environ, "ALIGN_HOME": str(home)},
+                env={**os.environ, "ALIGN_HOME": str(home), **self.environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -222,8 +191,8 @@ def _unsaved_seconds(home: Path) -> dict[str, float]:
     unsaved: dict[str, float] = {}
     for label, progress in seen.items():
         unit = progress["unit"]
-        if unit in SAVED and keys.get(label):
-            safe = (home / "store" / "progress" / keys[label]).glob(SAVED[unit])
+        if unit in SAVED and (key := keys.get(label)):
+            safe = (home / "store" / "progress" / key).glob(SAVED[unit])
             newest = max(map(_modified, safe), default=0.0)
             working = progress["done"] != progress["total"]  # to publish is no work to lose
             until = min(time.time(), news + UNREPORTED_SECONDS * working)

@@ -1,6 +1,7 @@
 """A kind of rows as a distribution may bring it: a prompt, one answer, and whether that is a good one (KTO)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from alignment_core.data.kinds import Format, Kind
 from alignment_core.data.overlap import digest_of_prompt
@@ -8,7 +9,7 @@ from alignment_core.data.overlap import digest_of_prompt
 
 @dataclass(frozen=True)
 class Labelled:
-    prompt: object
+    prompt: Any
     completion: object
     desirable: bool
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chat_templates import FORGETS_THOUGHTS, REFUSES_SYSTEM
 
 from alignment_core.data.build import BuiltDataset, build, write
 from alignment_core.data.pin import pin
 from alignment_core.data.statistics import account, losses
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
+from tests.data.chat_templates import FORGETS_THOUGHTS, REFUSES_SYSTEM
 
 Write = Callable[..., Path]
 Build = Callable[..., BuiltDataset]

@@ -91,7 +91,7 @@ def test_columns_rename_columns_and_reach_into_them() -> None:
 
 
 def test_fields_of_a_message_that_are_null_are_absent_as_parquet_cannot_leave_them_out() -> None:
-    (message,) = parse({"messages": [{**USER, "name": None}, HELLO]}, "messages", {}, "prompts").prompt  # type: ignore[union-attr,misc]
+    (message,) = parse({"messages": [{**USER, "name": None}, HELLO]}, "messages", {}, "prompts").prompt  # type: ignore[union-attr,misc,str-unpack]
     assert message == USER
 
 

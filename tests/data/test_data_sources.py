@@ -37,7 +37,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
     elif path.suffix == ".csv":
-        path.write_text("\n".join(",".join(row) for row in [rows[0].keys(), *(row.values() for row in rows)]))
+        path.write_text("\n".join(",".join(row) for row in [rows[0].keys(), *(row.values() for row in rows)]))  # type: ignore[arg-type]
     else:
         lines = [json.dumps(row) for row in rows]
         path.write_text(f"[{','.join(lines)}]" if path.suffix == ".json" else "\n".join(lines))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_templates import FORGETS_THOUGHTS, NEWLINE_AFTER_EOS, NO_EOS, REFUSES_SYSTEM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from alignment_core.data.kinds.texts import Text
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
 from alignment_core.models.tokenizer import byte_tokenizer
+from tests.data.chat_templates import FORGETS_THOUGHTS, NEWLINE_AFTER_EOS, NO_EOS, REFUSES_SYSTEM
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -176,7 +176,7 @@ def test_tokenizer_without_eos_is_refused() -> None:
 
 
 TOKENIZER = byte_tokenizer()
-PLAIN = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="<"), max_size=12)
+PLAIN = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="<"), max_size=12)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(PLAIN, PLAIN), min_size=1, max_size=4))

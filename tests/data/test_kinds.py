@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -67,7 +68,7 @@ def test_its_rows_are_read_held_out_and_counted(site: Path, built: Build, jsonl:
     assert not set(data.train["prompt"].to_pylist()) & set(data.test["prompt"].to_pylist())
     assert data.train.schema.field("desirable").type == pa.bool_()
     first = data.train.to_pylist()[0]
-    given = ROWS[int(first["source"].split(":")[1]) - 1]
+    given: dict[str, Any] = ROWS[int(first["source"].split(":")[1]) - 1]
     assert (first["completion"], first["desirable"]) == (given["completion"], given["desirable"])
     assert first["completion_ids"] == [*given["completion"].encode(), 257]
     assert data.statistics["kind"] == "labelled"

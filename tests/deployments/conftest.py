@@ -69,7 +69,7 @@ def services(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterato
     patch.setenv("ALIGN_HOME", str(home))
     running = Services(home)
     try:
-        running.align("up", "--port", str(running.port), **{access.DATABASE: database})
+        running.align("up", "--port", str(running.port), variables={access.DATABASE: database})
         yield running
     finally:
         running.align("down")

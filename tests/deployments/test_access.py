@@ -26,10 +26,11 @@ from alignment_core.recipes import DataConfig, DataSource, ResourcesConfig
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.tracking import wandb
 from alignment_core.user_code import process as function_process
-from flows import access, deployments
+from flows import access
 from flows.service import services as up
 from flows.service import services_process
 from flows.service.prefect_api import start_prefect_api
+from flows.shipped import pool
 from tests.deployments.up import BIN, PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
@@ -203,7 +204,7 @@ def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, 
     done = subprocess.run(foreground, cwd=tmp_path / "work", capture_output=True, text=True, check=False)
     assert (done.returncode, f"port {taken} is not free" in done.stdout + done.stderr) == (3, True), done.stderr
 
-    for variables in (deployments.shipped()["sft"]["work_pool"]["job_variables"]["env"], up.environment(taken)):
+    for variables in (pool()["job_variables"]["env"], up.environment(taken)):
         environment = {**os.environ, **variables}
         ours = [sys.executable, "-c", "import flows.access, tasks.graph"]
         subprocess.run(ours, cwd=tmp_path / "work", env=environment, check=True)

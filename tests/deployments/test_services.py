@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +18,11 @@ from flows.any_recipe import alignment
 from flows.service.prefect_worker import TEMPORARY
 from flows.service.reconcile import SILENCE_SECONDS, Reconciler
 from flows.service.services_process import trim
+from tests.deployments.endings import OVERRIDES, check_that_it_goes_on, times_started, training
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-STEPS = 250
-OVERRIDES = [
-    "model={scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}",
-    "sft={data: {task: reverse, rows: 64}, training: {batch_size: 32, num_train_epochs: 500}}",
-    f"sft.training.max_steps={STEPS}",
-    "evaluation=null",
-    "promotion=null",
-    "resources={trainers: 1, engines: 1, progress_seconds: 3}",
-]
-ON_AGAIN_SECONDS = 60.0
-
-
-def training(run_id: str) -> bool:
-    """Whether the run has trained for long enough to have a checkpoint."""
-    line = journal.stages(run_id).get("sft") if journal.folder_of(run_id).exists() else None
-    progress = Path(os.environ["ALIGN_HOME"]) / "store" / "progress"
-    return line is not None and line.state == "running" and any((progress / line.key).glob("step-*/complete.json"))
-
-
-def steps(run_id: str) -> float:
-    """How many steps the run has trained, as its newest attempt knows; 0 before that trains."""
-    seen = journal.progress(run_id).get("sft")
-    return seen.done if seen else 0.0
-
-
-def times_started(run_id: str, label: str) -> list[datetime]:
-    lines = journal.news(journal.folder_of(run_id))
-    return [
-        datetime.fromisoformat(line["at"]) for line in lines if (line["label"], line["state"]) == (label, "running")
-    ]
 
 
 def test_status_says_what_runs(services: Services) -> None:
@@ -85,46 +51,11 @@ def test_a_service_that_is_killed_is_started_again(services: Services) -> None:
     assert wait_until(lambda: services.align("status")["services"]["services"][2]["restarts"] >= 1, 60)
 
 
-ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
-    "SIGKILL of the flow": lambda _, record: os.kill(record.pid, signal.SIGKILL),
-    "SIGTERM of the flow": lambda _, record: os.kill(record.pid, signal.SIGTERM),
-    "SIGTERM of the worker": lambda services, _: os.kill(services.pid("worker"), signal.SIGTERM),
-    "SIGKILL of worker and flow": lambda services, record: [
-        os.kill(pid, signal.SIGKILL) for pid in (services.pid("worker"), record.pid)
-    ],
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_a_run_that_ends_badly_goes_on_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
-    run_id = services.start_run([*OVERRIDES, f"seed={1 + list(ENDS).index(end)}"])
-    watcher = services.watch("last")  # nothing has begun it yet
-    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
-    ended, trained = time.time(), steps(run_id)
-    ENDS[end](services, journal.read(run_id))
-    assert wait_until(lambda: len(times_started(run_id, "sft")) == 2 and steps(run_id) > 0, 240), services.states(
-        run_id
-    )
-    assert steps(run_id) >= trained  # the first that an attempt says is the step of the checkpoint that it goes on from
-    assert wait_until(lambda: services.state(run_id) in ("Completed", "Failed"), 240), services.states(run_id)
-
-    states = services.states(run_id)
-    names = [name for name, _ in states]
-    assert names[-1] == "Completed"
-    assert "Crashed" in names
-    assert "Resuming" in names
-    assert len(times_started(run_id, "sft")) == 2
-    done = [one for one in journal.news(journal.folder_of(run_id)) if one["state"] == "run"]
-    assert sorted(line["label"] for line in done) == ["model", "sft", "sft/data"], "no finished stage ran twice"
-
-    watched, _ = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0
-    assert json.loads(watched) == {"run_id": run_id, "status": "completed", "attempt": 2, "message": None}
-
-    crashed = next(at for name, at in states if name == "Crashed").timestamp()
-    again = times_started(run_id, "sft")[1].timestamp()
-    measured(f"marked after {crashed - ended:.1f} s, training again {again - crashed:.1f} s later")
-    assert again - crashed < ON_AGAIN_SECONDS
+@pytest.mark.parametrize("end", ["SIGKILL of the flow", "SIGKILL of worker and flow"])
+def test_a_run_that_is_killed_goes_on_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
+    """`make test-long` ends it by SIGTERM, too."""
+    marked, again = check_that_it_goes_on(services, end)
+    measured(f"marked after {marked:.1f} s, training again {again:.1f} s later")
 
 
 def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services) -> None:

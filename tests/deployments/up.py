@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -48,12 +50,18 @@ class Services:
         exported = subprocess.run(shell, env=self.settings, capture_output=True, text=True, check=True).stdout
         return dict(line.split("=", 1) for line in exported.split("\0") if line)
 
-    def align(self, *arguments: str, expect: int = 0, folder: Path = ELSEWHERE, **environment: str) -> dict[str, Any]:
+    def align(
+        self,
+        *arguments: str,
+        expect: int = 0,
+        folder: Path = ELSEWHERE,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """What a command prints with `--json`, said in a folder that has nothing to do with the project."""
         done = subprocess.run(
             [*ALIGN, *arguments, "--json"],
             cwd=folder,
-            env={**self.settings, **environment},
+            env={**self.settings, **variables},
             capture_output=True,
             text=True,
             timeout=300,

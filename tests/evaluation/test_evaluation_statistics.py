@@ -61,7 +61,7 @@ def test_a_proportion_of_few_prompts_has_the_interval_of_wilson(right, low, high
 
 def test_one_prompt_says_almost_nothing():
     # z² / (1 + z²) = 3.841 / 4.841
-    assert wilson(np.ones(1), 0.95) == Interval(1.0, pytest.approx(1 - 0.7935, abs=1e-4), 1.0)
+    assert wilson(np.ones(1), 0.95) == Interval(1.0, pytest.approx(1 - 0.7935, abs=1e-4), 1.0)  # type: ignore[arg-type]
 
 
 def test_ties_are_half_a_win_and_vary_less_than_wins_and_losses_do():

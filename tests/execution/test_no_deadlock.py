@@ -77,7 +77,7 @@ class Script:
         """Let one stage after the other take a step; one that waits for another is passed over."""
         for name in self._order:
             with self._condition:
-                if self._condition.wait_for(lambda name=name: name in self._at_gate, QUIET_SECONDS):
+                if self._condition.wait_for(lambda name=name: name in self._at_gate, QUIET_SECONDS):  # type: ignore[misc]
                     self._at_gate[name] = True
                     self._condition.notify_all()
         with self._condition:
@@ -96,7 +96,7 @@ def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     def make(device: str) -> WarmMachines:
         machines = WarmMachines(ResourcesConfig(), tmp_path, tmp_path / "locks")
-        machines._device = Device(device, 1)
+        machines._device = Device(device, 1)  # type: ignore[arg-type]
         for name, fake in (
             ("connect", lambda: None),
             ("_reserve", lambda _: None),
@@ -112,7 +112,7 @@ def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     for machines in made:
         assert machines._queue is not None
         with machines._queue._condition:
-            assert machines._queue._condition.wait_for(lambda queue=machines._queue: queue._lock is None, SECONDS)
+            assert machines._queue._condition.wait_for(lambda queue=machines._queue: queue._lock is None, SECONDS)  # type: ignore[misc]
 
 
 @pytest.fixture

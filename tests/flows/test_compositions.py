@@ -181,6 +181,6 @@ def test_a_night_is_compared_with_production_or_where_there_is_none_with_its_sta
     arrived: Any = SimpleNamespace(label="arrived")
     production = model(composed.store, tmp_path, "production") if tagged else None
     composed.made["model"] = model(composed.store, tmp_path, "base")
-    outputs = night.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)
+    outputs = night.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
     assert outputs.baseline == composed.configs["report"].baseline == baseline
     assert composed.configs["report"].policies == (baseline, "candidate")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.align import Align
+from tests.align import Align, align_here, run_align
 
-RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "deployments" / "recipes" / "quickstart.yaml"
 SMALL = [
     "sft.training.max_steps=30",
     "reward_model.training.max_steps=20",
@@ -57,10 +61,11 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def first(align: Align, home: Path, temporary: Path) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(temporary))
-        return run_small(align, home)
+def first(migrated: Path, home: Path, temporary: Path) -> dict[str, Any]:
+    """A run with a server of its own, whose database has its tables already."""
+    (home / "prefect").mkdir()
+    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
+    return run_small(partial(run_align, TMPDIR=str(temporary)), home)
 
 
 @pytest.mark.slow
@@ -115,11 +120,9 @@ def test_lineage_leads_from_the_policy_to_its_sources_and_back(align: Align, fir
 
 
 @pytest.mark.slow
-def test_the_same_recipe_again_is_all_cached_without_prefects_database(
-    align: Align, first: dict[str, Any], home: Path
-) -> None:
+def test_the_same_recipe_again_is_all_cached_without_prefects_database(first: dict[str, Any], home: Path) -> None:
     shutil.rmtree(home / "prefect")
-    again = run_small(align, home)
+    again = run_small(run_align, home)
     assert set(states(again).values()) == {"cached"}
     assert digests(again) == digests(first)
     assert not (home / "logs" / f"{again['run_id']}.log").exists(), "a host has written it, which starts Ray"
@@ -164,10 +167,32 @@ def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first:
     }
     reason = next(stage["reason"] for stage in changed["stages"] if stage["label"] == "round-1/dpo")
     assert reason == "changed since round-1/dpo: iterative_dpo.loss.beta: 0.1 → 0.2"
+    explained = {stage["label"]: stage for stage in align(home, "explain", changed["run_id"])["stages"]}
+    assert explained["round-1/dpo"]["changed"] == ["iterative_dpo.loss.beta: 0.1 → 0.2"]
 
 
 @pytest.mark.slow
 def test_another_process_with_another_store_makes_the_same_digests(
     align: Align, first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert digests(run_small(align, tmp_path_factory.mktemp("other"))) == digests(first)
+    """Up to the end of the first round, which is all that both have."""
+    other = digests(run_small(align, tmp_path_factory.mktemp("other"), "iterative_dpo.rounds=1"))
+    del other["report"]
+    assert {"sft", "reward-model", "round-1/dpo", "round-1/evaluation"} <= other.keys()
+    assert other == {label: digests(first)[label] for label in other}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_work_after_a_run(align: Align, first: dict[str, Any], home: Path) -> None:
+    policy = first["outputs"]["policy"]
+    assert align(home, "promote", policy, "--if-current", "none")["state"] == "promoted"
+    readme = (ROOT / "README.md").read_text()
+    commands = [
+        line.partition("#")[0].strip()
+        for line in re.findall(r"^align (?:artifacts|lineage|tags|samples).*$", readme, re.M)
+    ]
+    assert len(commands) >= 6
+    for command in commands:
+        done = align_here(home, *shlex.split(command)[1:])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip(), f"{command} printed nothing"

@@ -20,7 +20,7 @@ def name(*overrides: str, **parameters: Any) -> str:
     recipe = recipe_with({}, seed=7)
     token = COMMAND_LINE.set(CommandLine(None, None, None, overrides))
     try:
-        with FlowRunContext.model_construct(parameters={"recipe": recipe, **parameters}):
+        with FlowRunContext.model_construct(parameters={"recipe": recipe, **parameters}):  # type: ignore[call-arg]
             return _run_name()
     finally:
         COMMAND_LINE.reset(token)

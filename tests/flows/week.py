@@ -82,7 +82,7 @@ def night(name: str, **changes: Any) -> None:
     token = COMMAND_LINE.set(CommandLine(Nobody(), host))
     try:
         outcome = deployed_nightly(recipe.model_copy(update=changes), night=name)
-        report = {"night": outcome["night"], "stages": {s["label"]: s["state"] for s in outcome["stages"]}}
+        report = {"night": outcome["night"], "stages": {s["label"]: s["state"] for s in outcome["stages"]}}  # type: ignore[index]
     except Exception as error:
         report = {"error": str(error)}
     finally:
@@ -115,7 +115,7 @@ def after_the_kill() -> None:
     host.before = ("dpo", overlap)
     night("night-6")  # is overtaken before it has trained
     night("night-7", iterative_dpo=ROUNDS)
-    gone = recipe.dpo.model_copy(update={"data": DataConfig(sources=(DataSource(path=str(HOME / "gone")),))})
+    gone = recipe.dpo.model_copy(update={"data": DataConfig(sources=(DataSource(path=str(HOME / "gone")),))})  # type: ignore[attr-defined]
     night("night-8", dpo=gone)
 
 

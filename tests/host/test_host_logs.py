@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def read(log: Path) -> Iterator[Callable[[str], Lines]]:
+def read(log: Path) -> Callable[[str], Lines]:
     """What a tail of the log hands on when this text is in it."""
 
     def handed_on(text: str) -> Lines:

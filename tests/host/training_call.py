@@ -39,19 +39,17 @@ def training_call(host: Host, steps: int) -> StageCall:
 
 
 def main(store: str, steps: int) -> None:
-    """Print the call of the training stage, and ``training`` once it is under way."""
+    """Print the step that training begins with once it is under way."""
     host = Host(store, ResourcesConfig(trainers=1, zero_stage=0), Path(store + ".log"))
-    call = training_call(host, steps)
-    print(call.model_dump_json(), flush=True)
-    announced = False
+    done: list[float] = []
 
     def on_progress(message: dict[str, float]) -> None:
-        nonlocal announced
-        if not announced and message["done"] >= STEPS_BEFORE_READY:
-            announced = True
-            print("training", flush=True)
+        before, now = (done or [0.0])[-1], message["done"]
+        done.append(now)
+        if now >= done[0] + STEPS_BEFORE_READY > before:
+            print(int(done[0]), flush=True)
 
-    host.run(call, on_progress)
+    host.run(training_call(host, steps), on_progress)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def publish(store: Store, tmp_path: Path) -> Publish:
         if not fields:
             return store.publish(directory, kind)
         config, inputs = fields.get("config", {}), fields.get("inputs", {})
-        parts = {"stage": "sft", "config": config, "inputs": {role: str(used) for role, used in inputs.items()}}
+        parts = {"stage": "sft", "config": config, "inputs": {role: str(used) for role, used in inputs.items()}}  # type: ignore[attr-defined]
         draft = {"key": digest_of([parts, name]), "stage": "sft", "label": name, "key_parts": parts} | fields
         return store.publish(directory, kind, ProvenanceDraft.model_validate(draft))
 

@@ -118,6 +118,7 @@ def test_the_json_view_is_plain_data_with_the_same_content(store, made):
 
 def test_the_picture_shows_every_stage_and_source_once(store, made):
     drawn = picture(Graph.of(store), [made["dpo"], made["pairs"]])
+    assert drawn is not None
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     base = made["base"].digest[:12]
     assert sorted(texts) == sorted(
@@ -158,6 +159,7 @@ def test_hundreds_of_rounds_are_one_tree():
 def test_a_label_cannot_break_out_of_the_picture():
     output = Reference("model", "1" * 64)
     drawn = picture(Graph([record("</text><script>$x", output)]), [output])
+    assert drawn is not None
     assert "<script" not in drawn
     assert "&lt;/text&gt;&lt;script&gt;$x" in drawn
 

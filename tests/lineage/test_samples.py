@@ -73,7 +73,7 @@ class Made:
             {
                 "prompt": row["prompt"],
                 "sample": row["sample"],
-                "verifier": row["prompt"] / 4,
+                "verifier": row["prompt"] / 4,  # type: ignore[operator]
                 "reward": float(len(answer)),
             }
             for row in rows

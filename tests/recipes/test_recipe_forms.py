@@ -7,7 +7,7 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 import alignment_core.recipes
 from alignment_core.recipes import load_recipe
@@ -78,7 +78,7 @@ def test_every_method_has_a_shipped_recipe():
 # ---------------------------------------------------------------- every configuration class
 
 
-def configs() -> list[type[BaseModel]]:
+def configs() -> list[type[Config]]:
     for module in pkgutil.walk_packages(alignment_core.recipes.__path__, "alignment_core.recipes."):
         importlib.import_module(module.name)
     found, waiting = [], [Config]

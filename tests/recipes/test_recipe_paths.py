@@ -140,7 +140,8 @@ def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_
     recipe = rl(tools)
     assert recipe.rl.environment is not None
     assert recipe.rl.environment.options == {"tools": [f"{home}/t.py:f", "m:g"], "verifier": f"{home}/v.py:h"}
-    assert [recipe.rl.rewards[1].function, recipe.rl.rewards[2].verifier] == [f"{home}/r.py:f", f"{home}/v.py:f"]
+    rewards: Any = recipe.rl.rewards
+    assert [rewards[1].function, rewards[2].verifier] == [f"{home}/r.py:f", f"{home}/v.py:f"]
     own = rl({"name": "world.py:World", "options": {"map": "t.py:f"}}).rl.environment
     assert own is not None
     assert (own.name, own.options) == (f"{home}/world.py:World", {"map": "t.py:f"})
@@ -294,7 +295,7 @@ def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_wh
     with disable_run_logger():
         run_any(kept, ["seed=2"], None)
     assert ran[0] == kept.model_copy(update={"seed": 2})
-    del UNUSED["rl"]["training"], UNUSED["rl"]["prompts"]["mixing"]  # type: ignore[attr-defined]
+    del UNUSED["rl"]["training"], UNUSED["rl"]["prompts"]["mixing"]  # type: ignore[attr-defined, index]
     with pytest.raises(UserError, match="`max_steps` has no effect"):
         run_any(parse_recipe(UNUSED), ["rl.training.max_steps=50"], None)
 

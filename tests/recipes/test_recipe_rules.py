@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import alignment_core.recipes
@@ -170,7 +172,7 @@ def test_fields_that_nothing_would_read_are_refused(load, overrides, says):
 def test_a_reward_as_earlier_versions_kept_it_is_what_it_was(load):
     empty = {"reward_model": None, "function": None, "urls": [], "environment": False, "batch_size": 32}
     kept = {"verifier": "checks.py:right", **empty, "token_variable": None, "weight": 0.5}
-    recipes = [
+    recipes: list[Any] = [
         alignment_core.recipes.parse_recipe({**RL, "rl": {"prompts": "prompts.jsonl", "rewards": [reward]}})
         for reward in (kept, {"verifier": "checks.py:right", "weight": 0.5})
     ]

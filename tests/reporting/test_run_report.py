@@ -53,7 +53,7 @@ def made(store: Store, tmp_path: Path, label: str, run_id: str, **metrics: float
 def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(store: Store, tmp_path: Path) -> None:
     first = made(store, tmp_path, "sft", EARLIER, loss=0.3)
     cached = first.model_copy(update={"state": "cached"})
-    second = made(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})
+    second = made(store, tmp_path, "again", NOW, **{"loss": 0.25, "loss.first": 1.0, "warnings": ["it is odd"]})  # type: ignore[arg-type]
     report = run_report(store, "small", NOW, [cached, second], {"policy": second.reference})
     assert "**Warning:** again: it is odd" in report.markdown
     assert "| again | run | 1.0 | loss 1.000 → 0.250 |" in report.markdown

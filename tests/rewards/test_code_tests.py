@@ -92,7 +92,7 @@ def test_closing_ends_the_programs_that_run() -> None:
     tests = CodeTests("evaluation.verifier")
     threading.Timer(0.5, tests.close).start()
     with pytest.raises(Stopped):
-        list(tests([("import time; time.sleep(600)", DOUBLES)] * 3))
+        list(tests([row("import time; time.sleep(600)")] * 3))
     started = psutil.Process().children(recursive=True)
     alive = [one for one in started if one.status() != psutil.STATUS_ZOMBIE]  # another test's may not be reaped yet
     assert not [one for one in alive if sandboxed.__file__ in one.cmdline()]

@@ -77,7 +77,7 @@ def test_a_replica_that_hangs_does_not_take_the_time_of_another(serve: Any) -> N
     released = threading.Event()
 
     def hang(content: dict[str, Any]) -> tuple[int, bytes]:
-        released.wait(30)
+        released.wait(300)
         return lengths(content)
 
     hanging = serve(hang)
@@ -85,7 +85,7 @@ def test_a_replica_that_hangs_does_not_take_the_time_of_another(serve: Any) -> N
         assert rewards(endpoint([hanging.url, serve().url], timeout=4.0), rows(6)) == [[*range(6)], {}]
         started = time.monotonic()
         assert rewards(endpoint([hanging.url], timeout=0.5), rows(2), 1.0) == [[None] * 2, {"timeout": 2}]
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 100, "it did not wait for the answer"
     finally:
         released.set()
 
@@ -147,13 +147,13 @@ def test_closing_ends_a_call_that_is_under_way(serve: Any) -> None:
 
     def hang(content: dict[str, Any]) -> tuple[int, bytes]:
         asked.set()
-        released.wait(30)
+        released.wait(300)
         return lengths(content)
 
     source = endpoint([serve(hang).url], timeout=600.0)
 
     def close() -> None:
-        asked.wait(30)
+        asked.wait(300)
         source.close()
 
     closing = threading.Thread(target=close)
@@ -161,6 +161,6 @@ def test_closing_ends_a_call_that_is_under_way(serve: Any) -> None:
     started = time.monotonic()
     with pytest.raises(Stopped, match=r"rl\.rewards\.0\.urls"):
         rewards(source, rows(3))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 100, "it did not wait for the answer"
     released.set()
     closing.join()

@@ -22,6 +22,7 @@ from alignment_core.rewards.base import Opening, content
 from alignment_core.rewards.failures import reasons
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.totals import RunningMean, total_rewards
+from tests.processes import role_of
 from tests.rewards.reward_server import Server, lengths
 
 SOURCE = """
@@ -81,12 +82,12 @@ def test_sources_answer_side_by_side_in_any_thread_by_processes_that_last_until_
         assert [len(one) for one in first] == [3] * 4
         assert (reasons(first[1]), first[2], second[3]) == ([None, "none_given", None], [1, 1, 3], [0.0, 1.0])
         assert sources.failed == {"none_given": 1}
-        used = {int(first[0][0] * 2**32), int(first[1][0])}
-        assert used == {int(second[0][0] * 2**32), int(second[1][0])}, "no process for each call"
+        used = {int(first[0][0] * 2**32), int(first[1][0])}  # type: ignore[arg-type, operator]
+        assert used == {int(second[0][0] * 2**32), int(second[1][0])}, "no process for each call"  # type: ignore[arg-type, operator]
         assert all(psutil.pid_exists(one) for one in used)
     server.end()
     assert not any(psutil.pid_exists(one) for one in used)
-    assert not [one for one in psutil.Process().children() if "user_code.process" in " ".join(one.cmdline())]
+    assert not [one for one in psutil.Process().children() if role_of(" ".join(one.cmdline())) == "verifier"]
     assert sorted(one for content in server.asked for one in content["query"])[:2] == ["?1<eos>", "?a<eos>"]
     with pytest.raises(Stopped):
         sources(rows("a"))

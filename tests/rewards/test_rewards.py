@@ -142,7 +142,7 @@ def test_later_stages_leave_out_completions_without_a_reward_and_count_them(tmp_
     rewards = {0: [1.0, None, 0.0], 1: [None, None, None], 2: [0.0, None, None]}
     scores, rollouts = [], []
     for prompt, values in rewards.items():
-        for sample, value in enumerate(values):
+        for sample, value in enumerate(values):  # type: ignore[arg-type]
             scores.append({"prompt": prompt, "sample": sample, "tokens": 1, "verifier": value, "policy_logp": -1.0})
             rollouts.append({"prompt": prompt, "sample": sample, "prompt_ids": [1], "completion_ids": [prompt, sample]})
             rollouts[-1] |= {"prompt_text": "p", "completion_text": f"{sample}", "source": "prompts.jsonl:1"}

@@ -38,7 +38,7 @@ def number(call: str, machine: Machine) -> int:
     return found
 
 
-@pytest.fixture(params=MACHINES.values(), ids=MACHINES.keys())
+@pytest.fixture(params=list(MACHINES.values()), ids=list(MACHINES))
 def machine(request: pytest.FixtureRequest) -> Machine:
     found: Machine = request.param
     return found

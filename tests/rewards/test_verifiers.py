@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
     ],
 )
 def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):
-    uses = [verifier_content, lambda given: verify(given, [row()])]
+    uses: list[Any] = [verifier_content, lambda given: verify(given, [row()])]
     for use in uses if given == "accuracy" else [*uses, lambda given: load_function(given, FIELD)]:
         with pytest.raises(UserError, match=r"^evaluation\.verifier: .*" + says) as caught:
             use(given)

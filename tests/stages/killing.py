@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Killer:
         self.machines, self.group, self.at = machines, group, at
         self.done: list[float] = []
 
-    def __call__(self, done: float, *_: Any) -> None:
+    def __call__(self, done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
         self.done.append(done)
         if done == self.at and self.done.count(done) == 1:
             group = getattr(self.machines, self.group)

@@ -113,7 +113,7 @@ def test_a_step_adds_the_loss_of_its_packs_by_their_tokens(
     optimizer = torch.optim.AdamW(packed.parameters(), lr=1e-3, eps=1e-5, weight_decay=0.0)
     for part in (part for rank in cut(rows, world, budget) for part in rank if part):
         logps = run_packed(packed, pack(part))
-        share = packed.router_loss * sum(row.tokens for row in part) / sum(row.tokens for row in rows)
+        share = packed.router_loss * sum(row.tokens for row in part) / sum(row.tokens for row in rows)  # type: ignore[operator]
         (-logps.sum() / Sft().normaliser(rows) + coefficient * share).backward()
         aux_loss += float(share)
     norm = torch.nn.utils.get_total_norm([p.grad for p in packed.parameters() if p.grad is not None])

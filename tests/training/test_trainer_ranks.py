@@ -369,7 +369,7 @@ def test_a_checkpoint_for_which_the_disk_has_no_room_is_said_and_counts_for_noth
         mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], capture_output=True, check=False)
         if mount.returncode:
             pytest.skip("mounting a small file system takes root")
-        stack.callback(subprocess.run, ["umount", disk], check=True)
+        stack.callback(lambda: subprocess.run(["umount", disk], check=True))
         train(ranks, 1)
         (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 3 * parameters))
         with pytest.raises(EnvironmentFault, match=r"the model of step 1 needs 0\.\d MiB in .*: the disk is full"):

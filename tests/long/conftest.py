@@ -1,0 +1,5 @@
+"""The services of `align up`, as the tests of deployments have them."""
+
+from tests.deployments.conftest import database, services
+
+__all__ = ["database", "services"]
