@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -39,25 +40,34 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))  # Ray itself would write one to ~/.ray
 
 
-WARM = ("machines", "services")
-"""Fixtures that take long to start and serve many files: all of these run in one worker."""
+WARM = {"machines": "machines: Any", "services": "services: Services"}
+"""Fixtures that take long to start and serve many files, and how a test asks for them: one worker runs all of these files."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@functools.cache
+def group_of(file: Path) -> str:
+    """What runs in one worker: a file, for its own fixtures' sake, or all files over something warm."""
+    text = file.read_text()
+    return next((name for name, asked in WARM.items() if asked in text), str(file))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups go to the workers in the order of the tests. (xdist's own marks for groups do nothing with pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(config.rootpath / nodeid.partition("::")[0])
+
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first. Each file stays in one worker, for its own fixtures' sake."""
-    groups, slow = dict[Path, str](), set[Path]()
-    for item in items:
-        groups.setdefault(item.path, item.path.name)
-        for warm in WARM:
-            if warm in getattr(item, "fixturenames", ()):
-                groups[item.path] = warm
-        if item.get_closest_marker("slow"):
-            slow.add(item.path)
+    """What takes longest begins first: what is over something warm, then files with slow tests."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = [*WARM, True, False]
-    items.sort(key=lambda item: order.index(groups[item.path] if groups[item.path] in WARM else item.path in slow))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+    items.sort(key=lambda item: order.index(group if (group := group_of(item.path)) in WARM else item.path in slow))
 
 
 @pytest.fixture

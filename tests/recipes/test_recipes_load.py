@@ -22,8 +22,8 @@ from tests.recipes.contents import SFT, refusal
         ("model={scratch: {hidden: 64}}", "model.scratch.hidden: unknown field; did you mean 'hidden_size'?"),
         (
             "zzz=1",
-            "zzz: unknown field; known here: evaluation, method, model, name, promotion, resources, retention, seed, "
-            "sft, store, tracking",
+            "zzz: unknown field; known here: evaluation, method, model, name, promotion, resources, retention, "
+            "reuse_across_versions, seed, sft, store, tracking",
         ),
         (
             "evaluation={prompts: p, generation: {temprature: 1}}",
