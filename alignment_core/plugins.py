@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import pkgutil
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -29,6 +30,8 @@ class Group:
     """What each of these modules calls its plug-in."""
     what: str
     """What one is called in messages, such as ``method``."""
+    type: str
+    """What each must be an instance of, as ``module:Class``: its module may import this group."""
 
     def places(self) -> dict[str, str]:
         """Where each plug-in is, as ``module:attribute`` by name, ours first. Nothing is imported but the package of ours."""
@@ -47,25 +50,37 @@ class Group:
 
         ``a_b`` is ``a-b``.
         """
-        place = self._place(name)
+        return self._at(self._place(name), name)
+
+    def _at(self, place: str, name: str) -> Any:
         try:
-            return resolve(place)
+            return self._checked(resolve(place))
         except Exception as error:
-            if place.startswith(f"{self.package}."):
+            if self._is_ours(place):
                 raise
             raise UserError(
                 f"the {self.what} {name!r} ({place}, group {self.name}) does not load: {type(error).__name__}: {error}"
             ) from error
 
     def loaded(self) -> tuple[dict[str, Any], list[str]]:
-        """All plug-ins that load, by name, and a sentence for each that does not: it is the trouble of those who use it."""
-        found, problems = {}, []
-        for name in self.names():
-            try:
-                found[name] = self.load(name)
-            except UserError as error:
-                problems.append(str(error))
-        return found, problems
+        """All plug-ins that load, by name, and a sentence for each that does not: it is the trouble of those who use it.
+
+        Ours stay where others bring one of the same name. What does not load is tried once.
+        """
+        found, problems = _loaded(self)
+        return dict(found), list(problems)
+
+    def _is_ours(self, place: str) -> bool:
+        return place.startswith(f"{self.package}.")
+
+    def _checked(self, found: Any) -> Any:
+        """Raises TypeError for what those who go through all plug-ins would stumble over."""
+        wanted = resolve(self.type)
+        if not isinstance(found, wanted):
+            raise TypeError(f"it is no {wanted.__name__}")
+        if missing := [name for name in inspect.get_annotations(wanted) if not hasattr(found, name)]:
+            raise TypeError(f"every {wanted.__name__} needs {', '.join(f'`{name}`' for name in missing)}")
+        return found
 
     def _place(self, name: str) -> str:
         known = _places(self)
@@ -109,3 +124,16 @@ def _places(group: Group) -> dict[str, list[str]]:
         if place not in places:
             places.append(place)
     return found
+
+
+@functools.cache
+def _loaded(group: Group) -> tuple[dict[str, Any], list[str]]:
+    found, problems = {}, []
+    for name, (place, *others) in _places(group).items():
+        try:
+            found[name] = group.load(name)
+        except UserError as error:
+            problems.append(str(error))
+            if others and group._is_ours(place):
+                found[name] = group._at(place, name)
+    return found, problems

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from alignment_core import recipes
 from alignment_core.errors import UserError
 from alignment_core.plugins import Group
 from alignment_core.recipes import parse_recipe, reference
@@ -14,7 +18,7 @@ from alignment_core.recipes.choice import OneOf
 from alignment_core.recipes.methods import decides, loaded, method
 from tests.distributions import distribution, forget, site_packages
 
-GROUP = Group("alignment.things", "our_things", "THING", "thing")
+GROUP = Group("alignment.things", "our_things", "THING", "thing", "builtins:object")
 METHOD = """
 from typing import Literal
 from alignment_core.recipes import BaseRecipe
@@ -25,6 +29,7 @@ class MineRecipe(BaseRecipe):
 METHOD = Method(MineRecipe, composition="mine:compose", decides={"mine/.*": "mine"})
 """
 Install = Callable[..., None]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -91,12 +96,100 @@ def test_a_choice_between_plug_ins_is_without_the_broken_and_says_so_where_none_
     code = "from types import SimpleNamespace\nTHING = SimpleNamespace(config=type('Wool', (), {'KEY': 'wool'}))"
     install("theirs", things(cap="their_caps"), {"their_caps.py": code})
     install("broken", things(beret="no_such_module"))
-    choice = OneOf(Group(GROUP.name, "no_folder_of_ours", "THING", "thing"), "a hat")
+    choice = OneOf(Group(GROUP.name, "no_folder_of_ours", "THING", "thing", "builtins:object"), "a hat")
     assert choice.kinds.keys() == {"wool"}
     with pytest.raises(
         ValueError, match=r"a hat needs exactly one of `wool`; this has none; the thing 'beret' .* does not"
     ):
         choice.validate({"silk": 1})
+
+
+def test_an_object_of_another_type_does_not_load(install):
+    install("theirs", things(cap="their_caps"), {"their_caps.py": "THING = 3"})
+    texts = Group(GROUP.name, "our_things", "THING", "thing", "builtins:str")
+    problem = "the thing 'cap' (their_caps:THING, group alignment.things) does not load: TypeError: it is no str"
+    assert texts.loaded() == ({"old-hat": "felt"}, [problem])
+    with pytest.raises(UserError, match="it is no str"):
+        texts.load("cap")
+
+
+def test_ours_stays_where_a_distribution_brings_one_of_its_name(install):
+    install("theirs", things(old_hat="their_hats"), {"their_hats.py": "THING = 'wool'"})
+    found, (problem,) = GROUP.loaded()
+    assert found == {"old-hat": "felt"}
+    assert "bring several of the thing 'old-hat': our_things.old_hat:THING, their_hats:THING; uninstall" in problem
+
+
+def test_what_does_not_load_is_tried_once(install, tmp_path):
+    tried = tmp_path / "tried"
+    install("broken", things(cap="broken_caps"), {"broken_caps.py": f"open({str(tried)!r}, 'a').write('x'); 1 / 0"})
+    assert GROUP.loaded() == GROUP.loaded()
+    assert tried.read_text() == "x"
+
+
+WRONG = {
+    "reward": "class REWARD: pass",
+    "config": "from alignment_core.rewards.base import RewardKind\nREWARD = RewardKind(dict, None, None)",
+    "verifier": "from alignment_core.rewards.kinds.function import REWARD",
+    "kind": "KIND = 3",
+    "origin": """
+from alignment_core.data.origins import Origin
+class Nameless(Origin):
+    def name(self, pinned): ...
+    def content(self, pinned): ...
+    def read(self, pinned, seed, kind): ...
+ORIGIN = Nameless()
+""",
+    "broken_origin": "print('tried'); raise AttributeError('not today')",
+    "method": "from alignment_core.recipes.method import Method\nMETHOD = Method(dict, composition='mine:compose')",
+}
+
+
+def test_with_wrong_plug_ins_of_every_kind_installed_everything_of_ours_works(tmp_path):
+    offers = {
+        "alignment.rewards": {"wrong": "wrong.reward", "config": "wrong.config", "verifier": "wrong.verifier"},
+        "alignment.kinds": {"wrong": "wrong.kind"},
+        "alignment.origins": {"wrong": "wrong.origin", "broken": "wrong.broken_origin"},
+        "alignment.methods": {"wrong": "wrong.method"},
+    }
+    site = distribution(tmp_path, "wrong", offers, {f"wrong/{name}.py": code for name, code in WRONG.items()})
+    code = """
+from pathlib import Path
+from alignment_core.recipes import load_recipe
+load_recipe(Path("deployments/recipes/grpo.yaml"))
+from alignment_core.data import kinds, origins
+from alignment_core.recipes.methods import METHODS
+from alignment_core.recipes.sections.rewards import CHOICE, REWARDS
+for group in REWARDS, kinds.KINDS, origins.ORIGINS, METHODS:
+    print(*group.loaded()[1], sep="\\n")
+assert kinds.formats() and "verifier" in CHOICE.kinds
+"""
+    paths = os.pathsep.join([str(ROOT), str(site)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "it is no RewardKind",
+        "dict is no RewardConfig",
+        "several of the kind of reward 'verifier'",
+        "it is no Kind",
+        "every Origin needs `description`",
+        "AttributeError: not today",
+        "dict is no BaseRecipe",
+    ):
+        assert done.stdout.count(said) == 1, (said, done.stdout)
+    assert done.stdout.count("tried") == 1
+
+
+def test_an_attribute_error_of_the_recipes_modules_is_said(monkeypatch):
+    def broken(name: str) -> None:
+        raise AttributeError("no `description`")
+
+    monkeypatch.delitem(vars(recipes), "BaseRecipe", raising=False)
+    monkeypatch.setattr(recipes.importlib, "import_module", broken)
+    with pytest.raises(ImportError, match=r"recipes\.recipe does not load: AttributeError: no `description`"):
+        from alignment_core.recipes import BaseRecipe  # noqa: F401
 
 
 # ---------------------------------------------------------------- methods

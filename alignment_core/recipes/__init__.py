@@ -49,5 +49,9 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except AttributeError as error:  # which Python would take for the name's not being here
+        raise ImportError(f"{__name__}.{_MODULES[name]} does not load: AttributeError: {error}") from error
+    found = globals()[name] = getattr(module, name)
     return found

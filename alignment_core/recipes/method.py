@@ -29,6 +29,12 @@ class Method:
     cron: str | None = None
     """When the deployments of its shipped recipes run by themselves, in UTC. Default: only when somebody starts them."""
 
+    def __post_init__(self) -> None:
+        if not issubclass(self.recipe, BaseRecipe) or not isinstance(self.recipe.model_fields["method"].default, str):
+            raise TypeError(
+                f"{self.recipe.__name__} is no BaseRecipe whose field `method` has a default, the method's name"
+            )
+
     @property
     def name(self) -> str:
         """What recipes call it."""

@@ -80,6 +80,13 @@ class RewardKind(Generic[C]):
     user_code: tuple[str, ...] = ()
     """Fields that name the user's functions: they are called on a few rows before a run starts."""
 
+    def __post_init__(self) -> None:
+        if (
+            not issubclass(self.config, RewardConfig)
+            or getattr(self.config, "KEY", None) not in self.config.model_fields
+        ):
+            raise TypeError(f"{self.config.__name__} is no RewardConfig whose KEY is one of its fields")
+
 
 def kind_of(reward: RewardConfig) -> RewardKind[Any]:
     """The kind that this configures."""

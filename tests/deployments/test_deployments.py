@@ -135,6 +135,9 @@ def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
     assert problem("mine.py:flow", there) is None
     assert problem("anything.py:flow", fetched) is None, "nobody knows before it is fetched"
     assert problem("flows.alignment.deployed_sft", []) is None
+    ours = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
+    assert problem("flows/alignment.py:deployed_sft", ours) is None, "as the project's prefect.yaml had it once"
+    assert "flows/alignment.py:deployed_gone does not exist" in str(problem("flows/alignment.py:deployed_gone", ours))
     assert "No such file" in str(problem("gone.py:flow", there))
     assert "mine.py:other does not exist" in str(problem("mine.py:other", there))
     assert "broken.py:flow does not load: invalid syntax" in str(problem("broken.py:flow", there))

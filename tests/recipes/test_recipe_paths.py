@@ -20,7 +20,8 @@ from alignment_core.nights.inbox import read_inbox
 from alignment_core.recipes import BaseRecipe, folder_of, load_recipe, parse_recipe
 from alignment_core.recipes.methods.rl import RlRecipe
 from alignment_core.stages.base_model import pin_model
-from alignment_core.user_code.functions import load_function
+from alignment_core.stages.rl import RlStageConfig
+from alignment_core.user_code.functions import function_content, load_function
 from flows import alignment, deployments
 from flows.any_recipe import run_any
 from flows.cli.services import _kept_recipe
@@ -147,6 +148,26 @@ def test_functions_of_rl_begin_at_the_file_and_options_of_others_stay(load, tmp_
     assert (own.name, own.options) == (f"{home}/world.py:World", {"map": "t.py:f"})
     kept = rl({**tools, "name": f"alignment_core.{'rollout'}.tools:Tools"}).rl.environment
     assert kept == recipe.rl.environment  # where it lay before
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("name", "examples:SecondQuestion"),
+        ("name", "tools:Tools"),
+        ("agent", "verifiers_environments:rollout"),
+    ],
+)
+def test_environments_of_ours_are_found_by_the_names_of_earlier_versions(load, field, name):
+    before = {field: f"alignment_core.{'rollout'}.{name}"}
+    section = {"prompts": "p.jsonl", "rewards": [{"environment": True}], "environment": before}
+    content = load(method="rl", sft=None, evaluation=None, rl=section).model_dump(mode="json")
+    content["rl"]["environment"] |= before  # as that version kept it
+    for found in parse_recipe(content).rl, RlStageConfig(section=content["rl"]).section:  # type: ignore[attr-defined]
+        now = getattr(found.environment, field)
+        assert now == f"alignment_core.environments.{name}"
+        assert load_function(now, field).__name__ == name.partition(":")[2]
+        assert function_content(now, field)["name"] == name.partition(":")[2]
 
 
 def test_a_recipe_that_is_kept_means_the_same_from_any_folder(load, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from alignment_core.data.limits import Limits
     from alignment_core.data.tasks import Problem
 
-KINDS = Group("alignment.kinds", "alignment_core.data.kinds", "KIND", "kind of rows")
+KINDS = Group("alignment.kinds", "alignment_core.data.kinds", "KIND", "kind of rows", "alignment_core.data.kinds:Kind")
 
 
 class Example(Protocol):

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from alignment_core.data.kinds import Kind
     from alignment_core.recipes.sections.data import DataSource
 
-ORIGINS = Group("alignment.origins", "alignment_core.data.origins", "ORIGIN", "origin of rows")
+ORIGINS = Group(
+    "alignment.origins", "alignment_core.data.origins", "ORIGIN", "origin of rows", "alignment_core.data.origins:Origin"
+)
 DEFAULT_ROWS = 1000
 """Rows of a source without an end, where the recipe does not say how many."""
 

@@ -13,15 +13,19 @@ from alignment_core.plugins import Group
 from alignment_core.recipes.method import Method
 from alignment_core.recipes.recipe import BaseRecipe
 
-METHODS = Group("alignment.methods", "alignment_core.recipes.methods", "METHOD", "method")
+METHODS = Group(
+    "alignment.methods", "alignment_core.recipes.methods", "METHOD", "method", "alignment_core.recipes.method:Method"
+)
 
 
 def method(name: str) -> Method:
     """The method that recipes call ``name``. Raises UserError if there is none, or if its code does not load."""
-    found = METHODS.load(name)
-    if not isinstance(found, Method) or found.name != name:
-        said = f"is called {found.name!r} by its recipe" if isinstance(found, Method) else "is no Method"
-        raise UserError(f"the method {name!r} ({METHODS.places()[name]}) {said}")
+    return _named(name, METHODS.load(name))
+
+
+def _named(name: str, found: Method) -> Method:
+    if found.name != name:
+        raise UserError(f"the method {name!r} ({METHODS.places()[name]}) is called {found.name!r} by its recipe")
     return found
 
 
@@ -32,10 +36,11 @@ def method_of(recipe: BaseRecipe) -> Method:
 
 def loaded() -> tuple[list[Method], list[str]]:
     """All methods that load, and a sentence for each that does not."""
-    found, problems = [], []
-    for name in METHODS.names():
+    found = []
+    plugins, problems = METHODS.loaded()
+    for name, one in plugins.items():
         try:
-            found.append(method(name))
+            found.append(_named(name, one))
         except UserError as error:
             problems.append(str(error))
     return found, problems

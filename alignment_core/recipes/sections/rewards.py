@@ -12,8 +12,20 @@ from alignment_core.recipes.choice import OneOf
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 
-REWARDS = Group("alignment.rewards", "alignment_core.rewards.kinds", "REWARD", "kind of reward")
-VERIFIERS = Group("alignment.verifiers", "alignment_core.rewards.verifiers", "VERIFIER", "verifier")
+REWARDS = Group(
+    "alignment.rewards",
+    "alignment_core.rewards.kinds",
+    "REWARD",
+    "kind of reward",
+    "alignment_core.rewards.base:RewardKind",
+)
+VERIFIERS = Group(
+    "alignment.verifiers",
+    "alignment_core.rewards.verifiers",
+    "VERIFIER",
+    "verifier",
+    "alignment_core.rewards.named:NamedVerifier",
+)
 
 
 class RewardConfig(Config):
