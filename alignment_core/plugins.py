@@ -30,7 +30,7 @@ class Group:
     """What each of these modules calls its plug-in."""
     what: str
     """What one is called in messages, such as ``method``."""
-    type: str
+    type: str = "builtins:object"
     """What each must be an instance of, as ``module:Class``: its module may import this group."""
 
     def places(self) -> dict[str, str]:

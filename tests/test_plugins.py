@@ -18,7 +18,7 @@ from alignment_core.recipes.choice import OneOf
 from alignment_core.recipes.methods import decides, loaded, method
 from tests.distributions import distribution, forget, site_packages
 
-GROUP = Group("alignment.things", "our_things", "THING", "thing", "builtins:object")
+GROUP = Group("alignment.things", "our_things", "THING", "thing")
 METHOD = """
 from typing import Literal
 from alignment_core.recipes import BaseRecipe
@@ -96,7 +96,7 @@ def test_a_choice_between_plug_ins_is_without_the_broken_and_says_so_where_none_
     code = "from types import SimpleNamespace\nTHING = SimpleNamespace(config=type('Wool', (), {'KEY': 'wool'}))"
     install("theirs", things(cap="their_caps"), {"their_caps.py": code})
     install("broken", things(beret="no_such_module"))
-    choice = OneOf(Group(GROUP.name, "no_folder_of_ours", "THING", "thing", "builtins:object"), "a hat")
+    choice = OneOf(Group(GROUP.name, "no_folder_of_ours", "THING", "thing"), "a hat")
     assert choice.kinds.keys() == {"wool"}
     with pytest.raises(
         ValueError, match=r"a hat needs exactly one of `wool`; this has none; the thing 'beret' .* does not"

@@ -166,7 +166,7 @@ class StageResult(BaseModel):
         return list(self.metrics.get("warnings", ()))
 
 
-STAGES = Group("alignment.stages", "alignment_core.stages", "STAGE", "stage", "alignment_core.execution.base:Stage")
+STAGES = Group("alignment.stages", "alignment_core.stages", "STAGE", "stage")
 
 
 def below(package: str, *modules: str) -> tuple[str, ...]:

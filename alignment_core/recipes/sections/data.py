@@ -15,6 +15,8 @@ RowFormat = Annotated[str, NameOf(("auto",), lambda: import_module("alignment_co
 
 
 class _NamesRows(Config):
+    """What names rows, without the fields that origins add."""
+
     path: RowsPath | None = None
     """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder.
     Relative to the recipe's file."""
@@ -40,7 +42,13 @@ else:
     _LIBRARIES = {
         field: _name_of(origin) for field, origin in _origins().items() if field not in _NamesRows.model_fields
     }
-    _WithLibraries = create_model("_WithLibraries", __base__=_NamesRows, __module__=__name__, **_LIBRARIES)
+    _WithLibraries = create_model(
+        "_WithLibraries",
+        __base__=_NamesRows,
+        __module__=__name__,
+        __doc__="What names rows, with the fields that origins add.",
+        **_LIBRARIES,
+    )
 
 
 class DataSource(_WithLibraries):
