@@ -10,7 +10,6 @@ from typing import Any
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
-from alignment_core.checks.shapes import SAMPLING
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
@@ -50,7 +49,7 @@ def early_host(recipe: BaseRecipe, planned: Plan) -> Host | None:
     """A host that is starting, if a stage is certain to run; it warms engines up if one that samples may."""
     if method_of(recipe).run or not any(stage.state == "runs" for stage in planned.stages):
         return None  # what its own way to run asks for is not certain: a night may be empty
-    samples = any(stage.stage in SAMPLING for stage in planned.stages if stage.state != "cached")
+    samples = any(stage.config.sampling() for stage in planned.stages if stage.state != "cached")
     log = align_home() / "logs" / f"starting-{os.getpid()}.log"
     host = Host(planned.store.uri, recipe.resources, log, recipe=recipe.name, samples=samples)
     host.start()

@@ -68,28 +68,24 @@ def _reads(stage: PlannedStage) -> bool:
 
 def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
     base = next((stage for stage in plan.stages if stage.stage == "base_model" and stage.label == "model"), None)
-    if base is not None and any(stage.stage in shapes.SAMPLING for stage in todo):
+    if base is not None and any(stage.config.sampling() for stage in todo):
         config: Any = base.config
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
 
 
 def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:
     for stage in todo:
-        for prompts in _prompts_of(stage):
+        sampling = stage.config.sampling()
+        for prompts in _prompts_of(stage) if sampling else ():
             answer = seen.get(prompts.label)
-            if answer is not None and (longest := answer.certain(_count(stage))):
-                yield from shapes.too_long(stage, longest, longest_sampled(_shape(store, prompts.inputs["tokenizer"])))
-
-
-def _count(stage: PlannedStage) -> int | None:
-    """For how many prompts of its data set a stage samples; None means all."""
-    config: Any = stage.config
-    return config.prompts if stage.stage == "generate" else None
+            if answer is not None and (longest := answer.certain(sampling.prompts)):
+                most = longest_sampled(_shape(store, prompts.inputs["tokenizer"]))
+                yield from shapes.too_long(stage, sampling.max_completion_length, longest, most)
 
 
 def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:
     """The data sets whose prompts a stage samples for."""
-    if stage.stage in shapes.SAMPLING:
+    if stage.config.sampling():
         found = (stage.inputs.get(role) for role in ("prompts", "held_out"))
         yield from (one for one in found if isinstance(one, PlannedStage))
 

@@ -17,7 +17,6 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.source_code import parse
 from alignment_core.stages.base_model import BaseModelConfig
 
-SAMPLING = ("generate", "rl")
 CPU_ATTENTION = Path("v1", "attention", "backends", "cpu_attn.py")
 
 
@@ -73,13 +72,11 @@ def _returned(tree: ast.AST, function: str) -> Iterator[int]:
             return
 
 
-def too_long(stage: PlannedStage, longest_prompt: int, most: int | None) -> Iterator[str]:
+def too_long(stage: PlannedStage, room: int, longest_prompt: int, most: int | None) -> Iterator[str]:
     """A sentence if a stage's longest prompt and completion are more than the ``most`` tokens that the model takes.
 
-    ``longest_prompt`` is what its longest prompt has at least.
+    ``longest_prompt`` is what its longest prompt has at least, ``room`` the tokens that a completion may have.
     """
-    config: Any = stage.config
-    room = (config.generation if stage.stage == "generate" else config.section.generation).max_completion_length
     if most is not None and longest_prompt + room > most:
         yield (
             f"{stage.label}: the longest prompt has {longest_prompt} tokens or more, which with max_completion_length {room} "

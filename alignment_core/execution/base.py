@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from alignment_core.training.trainers import Trainers
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """What a stage samples from a policy: completions of the prompts that are its inputs ``prompts`` and ``held_out``."""
+
+    max_completion_length: int
+    prompts: int | None = None
+    """For how many of the prompts; None: all."""
+
+
 class StageConfig(Config):
     """Configuration of a stage. All of it decides the result, unless ``content`` says otherwise."""
 
@@ -54,6 +63,10 @@ class StageConfig(Config):
     def packages_used(self) -> tuple[str, ...]:
         """Distributions whose versions decide the result as it is configured, beside those of the :class:`Stage`."""
         return ()
+
+    def sampling(self) -> Sampling | None:
+        """What the stage samples, if it does: engines are prewarmed for it, and its lengths are checked before a run starts."""
+        return None
 
 
 C = TypeVar("C", bound=StageConfig)
