@@ -54,6 +54,8 @@ class StageLine(BaseModel):
     seconds: float = 0.0
     outputs: dict[str, str] = {}
     """What came of it: references by name, the default output first; empty until it is done."""
+    made_by: str = ""
+    """The key of the record that has it, once it is done; with `reuse_across_versions` it may be another one than ``key``."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ import ast
 import functools
 import gc
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -155,10 +156,10 @@ def _is_text(statement: Any) -> bool:
 
 
 def _is_message(node: ast.expr) -> bool:
-    """Whether an expression makes a text, and binds nothing meanwhile."""
+    """Whether an expression makes a sentence, and binds nothing meanwhile. A single word may be data, such as a reason."""
     if isinstance(node, ast.BinOp):
         return _is_message(node.left) or _is_message(node.right)
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
     return (is_text or isinstance(node, ast.JoinedStr)) and not _does_more(node)
 
 
@@ -298,6 +299,24 @@ def computing_source(module: str) -> tuple[Path, Source] | None:
     return None if within(module, NEVER_COMPUTES) else package_source(module)
 
 
+_READ: dict[Path, tuple[int, int]] = {}
+"""Time and size of each file of a plug-in that was read here, as it was then."""
+
+
+def stamp_of(path: str | Path) -> tuple[int, int] | None:
+    """Time and size of a file; None where it is gone."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def edited_plugins() -> list[str]:
+    """Files of plug-ins that changed since this process read what they compute."""
+    return sorted(str(path) for path, stamp in _READ.items() if stamp_of(path) != stamp)
+
+
 @functools.cache
 def _source(module: str) -> tuple[Path, Source]:
     """The source of a module of ours or of a plug-in, which is not imported. Raises EnvironmentFault if there is none."""
@@ -307,6 +326,8 @@ def _source(module: str) -> tuple[Path, Source]:
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise EnvironmentFault(f"{module}, which a stage says that its result follows from, has no Python source here")
     path = Path(spec.origin)
+    if (stamp := stamp_of(path)) is not None:
+        _READ.setdefault(path, stamp)
     return path, read(path.read_bytes(), module, path)
 
 

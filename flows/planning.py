@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
-from alignment_core.execution.key import check_packages
+from alignment_core.execution.key import packages_named
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.methods import method_of
 from flows.comparison import compare
@@ -13,8 +13,8 @@ from tasks.graph import CURRENT
 
 def plan(recipe: BaseRecipe, store: Store) -> Plan:
     """The stages that the recipe's composition and its promotion ask for. Raises UserError where it cannot be composed."""
-    check_packages(recipe.reuse_across_versions, "reuse_across_versions")
-    accept, trust = recipe.reuse_across_versions, recipe.model.trust_remote_code
+    accept = packages_named(recipe.reuse_across_versions, "reuse_across_versions")
+    trust = recipe.model.trust_remote_code
     composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust)
     token = CURRENT.set(composed)
     try:

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from alignment_core.artifacts import Reference, open_store, prune
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
+from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.host.logs import prune_logs
@@ -215,7 +216,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
                 host=host,
                 resources=recipe.resources,
                 seed=recipe.seed,
-                accept=recipe.reuse_across_versions,
+                accept=packages_named(recipe.reuse_across_versions, "reuse_across_versions"),
                 journal=journal,
                 trust_remote_code=recipe.model.trust_remote_code,
                 listeners=listeners,

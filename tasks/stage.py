@@ -118,7 +118,12 @@ class Step:
         if self.label not in self.run.announced:
             self.run.announced.add(self.label)
             outputs = {name: str(reference) for name, reference in result.outputs.items()}
-            news = {"reason": result.reason, "seconds": round(result.seconds, 3), "outputs": outputs}
+            news = {
+                "reason": result.reason,
+                "seconds": round(result.seconds, 3),
+                "outputs": outputs,
+                "made_by": result.key,
+            }
             self.run.journal.stage(self.label, result.state, **news)
             for listener in self.run.listeners:
                 listener.finished(result)

@@ -173,7 +173,7 @@ class Device:
         }
 
     def engine_options(self, resources: ResourcesConfig) -> dict[str, Any]:
-        """Arguments of ``vllm.LLM`` that depend on the device."""
+        """Arguments of ``vllm.LLM`` about memory and placement, which depend on the device."""
         parallel: dict[str, Any] = {"tensor_parallel_size": resources.tensor_parallel_size}
         if resources.tensor_parallel_size > 1:
             parallel["distributed_executor_backend"] = "ray" if self.kind == "cuda" else "mp"
@@ -183,15 +183,7 @@ class Device:
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
                 "enable_sleep_mode": not self._apart(resources),
             }
-        # Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM
-        # then rewinds the random generator, which a CPU generator cannot do.
-        return {
-            **parallel,
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": resources.kv_cache_mib * MIB,
-            "block_size": 32,
-            "enable_chunked_prefill": False,
-        }
+        return {**parallel, "kv_cache_memory_bytes": resources.kv_cache_mib * MIB}
 
 
 def zero_stage(resources: ResourcesConfig, trainers: int) -> int:

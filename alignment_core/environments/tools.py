@@ -11,7 +11,7 @@ from typing import Any
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
 from alignment_core.environments.tool_calls import Call
-from alignment_core.rewards.verify import verifier_content
+from alignment_core.rewards.verify import verifier_computed_by, verifier_content
 from alignment_core.user_code.failed import does_not_take
 from alignment_core.user_code.functions import function_content, load_function
 from alignment_core.user_code.modules import refusal
@@ -37,7 +37,8 @@ class Tools:
     @staticmethod
     def content(tools: list[str], verifier: str) -> dict[str, Any]:
         """What of the options decides a result, for stage keys. Raises UserError for functions that are not there."""
-        found = verifier_content(_name_of(verifier), f"{FIELD}.verifier")
+        name = _name_of(verifier)
+        found = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
         return {"tools": [function_content(one, f"{FIELD}.tools", docstrings=True) for one in tools], "verifier": found}
 
     def reset(self, prompt: str, label: str | None) -> None:

@@ -45,7 +45,7 @@ class StageConfig(Config):
     @classmethod
     def _without_trust(cls, values: Any) -> Any:
         """Records of earlier versions say here whether remote code is trusted; now the call does."""
-        if isinstance(values, Mapping) and "trust_remote_code" in values:
+        if isinstance(values, Mapping) and "trust_remote_code" not in cls.model_fields:
             return {name: value for name, value in values.items() if name != "trust_remote_code"}
         return values
 

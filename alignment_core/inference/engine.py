@@ -22,6 +22,10 @@ MOST_SEQUENCES = 256
 """Completions that an engine samples at a time; others wait."""
 WEIGHTS, CACHE = "weights", "kv_cache"
 """What vLLM calls the two parts of its memory that sleep."""
+# Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM then rewinds
+# the random generator, which a CPU generator cannot do.
+BY_DEVICE = {"cpu": {"enforce_eager": True, "block_size": 32, "enable_chunked_prefill": False}}
+"""Arguments of ``vllm.LLM`` that may change what is sampled, by the kind of device."""
 WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
 
 
@@ -90,6 +94,7 @@ class Engine:
             disable_log_stats=True,
             use_tqdm_on_load=False,
             seed=0,
+            **BY_DEVICE.get(device.kind, {}),
             **device.engine_options(resources),
         )
         self.policy = str(policy.reference)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Any
+
 from alignment_core.errors import UserError
 from alignment_core.recipes.sections.rewards import VERIFIERS, is_named, plugin_name
 from alignment_core.rewards.base import Rows
 from alignment_core.rewards.failures import Account, Answers, numbers
 from alignment_core.rewards.named import NamedVerifier, Opened
+from alignment_core.source_code import PACKAGE, digest_of_module, modules_behind
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.functions import function_content
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
@@ -32,24 +36,42 @@ def verify(
         return numbers(Account(f"the verifier {name}", max_failed, fields[1]).settle(rows, verifier(rows)))
 
 
-def verifier_content(name: str, field: str = FIELD) -> dict[str, str]:
+def verifier_content(name: str, field: str = FIELD) -> dict[str, Any]:
     """What a verifier is, for stage keys: one that is known by name, or a function's name and the digest of its source."""
     named = _named(name, field)
     if named is None:
         return function_content(name, field)
     named.check()
-    return {"name": name}
+    if named.function is None or named.function.startswith(f"{PACKAGE}."):
+        return {"name": name}
+    return {
+        "name": name,
+        "function": function_content(named.function, field),
+    }  # the processes load only what is counted
 
 
 def verifier_code(name: str) -> tuple[str, ...]:
     """Modules that compute what a verifier scores, if it is known by name."""
-    return (VERIFIERS.module(plugin_name(name)),) if is_named(name) else ()
+    named = _named(name, FIELD) if is_named(name) else None
+    if named is None:
+        return ()
+    function = (named.function or "").partition(":")[0]
+    return tuple(dict.fromkeys(filter(None, (VERIFIERS.module(plugin_name(name)), function))))
 
 
 def verifier_packages(name: str) -> tuple[str, ...]:
     """Distributions whose versions decide what a verifier scores, if it is known by name."""
     named = _named(name, FIELD) if is_named(name) else None
     return named.packages if named else ()
+
+
+def verifier_computed_by(name: str) -> dict[str, dict[str, str]]:
+    """Digests of that code, and those versions, for who has only a ``content`` to say them in, as environments."""
+    modules = {one for code in verifier_code(name) for one in modules_behind(code)}
+    return {
+        "code": {one: digest_of_module(one) for one in sorted(modules)},
+        "packages": {one: metadata.version(one) for one in verifier_packages(name)},
+    }
 
 
 class Verifier:

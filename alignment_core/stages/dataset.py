@@ -95,5 +95,5 @@ STAGE = Stage(
     run,
     SHOWS,
     code=CODE,
-    packages=("datasets", "jinja2", "transformers"),
+    packages=("datasets", "jinja2", "tokenizers", "transformers"),
 )

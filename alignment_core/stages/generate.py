@@ -141,5 +141,5 @@ STAGE = Stage(
     run,
     SHOWS,
     code=CODE,
-    packages=("torch", "transformers", "vllm"),
+    packages=("tokenizers", "torch", "transformers", "vllm"),
 )

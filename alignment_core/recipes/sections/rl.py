@@ -245,12 +245,6 @@ class TrajectoriesConfig(Config):
     steps: int = Field(10, ge=1)
     """Number of last steps, or interval, for `keep`."""
 
-    def keeps(self, step: int, total: int) -> bool:
-        """Whether those of this step (from 0) stay."""
-        if self.keep == "last":
-            return step >= total - self.steps
-        return self.keep == "all" or step % self.steps == 0
-
 
 class RlConfig(Config):
     """Reinforcement learning: every step samples completions, rewards them, computes advantages and updates the

@@ -8,7 +8,7 @@ from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rewards import RewardConfig, check_verifier
 from alignment_core.rewards.base import Opening, RewardKind
-from alignment_core.rewards.verify import Verifier, verifier_content
+from alignment_core.rewards.verify import Verifier, verifier_code, verifier_content, verifier_packages
 
 
 class VerifierReward(RewardConfig):
@@ -46,5 +46,7 @@ REWARD = RewardKind(
     _open,
     who=lambda reward: f"the verifier {reward.verifier}",
     content=_content,
+    code=lambda reward: verifier_code(reward.verifier),
+    packages=lambda reward: verifier_packages(reward.verifier),
     user_code=("verifier",),
 )

@@ -68,6 +68,5 @@ CODE = (
     *below("alignment_core.training.methods", "base sft"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
-STAGE = Stage(
-    "rl", 2, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=("deepspeed", "torch", "transformers", "vllm")
-)
+PACKAGES = ("deepspeed", "tokenizers", "torch", "transformers", "vllm")
+STAGE = Stage("rl", 2, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=PACKAGES)

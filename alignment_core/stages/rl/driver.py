@@ -17,7 +17,7 @@ from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
 from alignment_core.losses.kl import adapted_coefficient
-from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.recipes.sections.rl import RlConfig, TrajectoriesConfig
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.experience import put_advantages, put_numbers, step_schema
 from alignment_core.rollout.in_step import InStep
@@ -126,7 +126,7 @@ class Driver:
         coefficient = self.kl_coefficient
         with self.watch.part("train"):
             reports = self.trainers.update(path, coefficient)
-        if not section.trajectories.keeps(step, section.steps):
+        if not _is_kept(section.trajectories, step, section.steps):
             path.unlink()
         found |= averages(reports)
         if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
@@ -207,3 +207,10 @@ class Driver:
 
     def _count(self, name: str, value: float) -> None:
         self.context.cost[name] = self.context.cost.get(name, 0.0) + value
+
+
+def _is_kept(trajectories: TrajectoriesConfig, step: int, steps: int) -> bool:
+    """Whether the trajectories of a step (from 0, of so many) stay."""
+    if trajectories.keep == "last":
+        return step >= steps - trajectories.steps
+    return trajectories.keep == "all" or step % trajectories.steps == 0
