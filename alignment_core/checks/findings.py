@@ -75,8 +75,9 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
 
 def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:
     for stage in todo:
-        sampling = stage.config.sampling()
-        for prompts in _prompts_of(stage) if sampling else ():
+        if (sampling := stage.config.sampling()) is None:
+            continue
+        for prompts in _prompts_of(stage):
             answer = seen.get(prompts.label)
             if answer is not None and (longest := answer.certain(sampling.prompts)):
                 most = longest_sampled(_shape(store, prompts.inputs["tokenizer"]))
