@@ -38,6 +38,9 @@ class Scores(Protocol):
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]: ...
 
 
+S = TypeVar("S", bound=Source)
+
+
 @dataclass(frozen=True)
 class Opening:
     """What a reward may use from when it is opened until it is closed."""
@@ -55,6 +58,11 @@ class Opening:
     """Starts pools of the user's functions on other nodes (see FunctionPool)."""
     scores: Callable[[Model, str], AbstractContextManager[Scores]] | None = None
     """Opens a reward model, with a name for its actors; there only for kinds that need ``actors``."""
+
+    def of_function(self, source: Callable[..., S], name: str, field: str) -> S:
+        """A ``source`` that calls the function ``name``, which the recipe has in the reward's ``field``."""
+        timeout, processes = self.resources.reward_timeout_seconds, self.resources.reward_processes
+        return source(name, timeout, f"{self.field}.{field}", processes, elsewhere=self.elsewhere)
 
 
 C = TypeVar("C", bound=RewardConfig)

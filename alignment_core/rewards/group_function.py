@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alignment_core.rewards.failures import Answers, Given
+from alignment_core.rewards.failures import Answers, Given, failure_of
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
@@ -47,22 +47,33 @@ class GroupFunction:
         self._pool.close()
 
 
-def _with_extras(answer: dict[str, Any], count: int) -> list[Any] | Failed:
-    """The rewards of an answer that has scores and further numbers beside them: each a list of as many, or one for all."""
-    rewards, scores, extra = answer.get("rewards"), answer.get("scores"), answer.get("extra_logs", {})
-    for name, values in {"rewards": rewards, "scores": scores, **extra}.items():
-        if (isinstance(values, list) and len(values) != count) or (name == "rewards" and not isinstance(values, list)):
+def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Failed] | Failed:
+    """The rewards of an answer that has scores and further numbers beside them: each a list of as many, or one for all.
+
+    Further numbers that are none, or not finite, are left out.
+    """
+    rewards, scores, extra = answer.get("rewards"), answer.get("scores"), answer.get("extra_logs")
+    extra = {} if extra is None else extra
+    if not isinstance(extra, dict):
+        return Failed("wrong_shape", f"answered {extra} as 'extra_logs'; a dict is needed")
+    if not isinstance(rewards, list):
+        return Failed("wrong_shape", f"answered {rewards} as 'rewards' for {count} completions")
+    for name, values in [("rewards", rewards), ("scores", scores), *extra.items()]:
+        if isinstance(values, list) and len(values) != count:
             return Failed("wrong_shape", f"answered {values} as {name!r} for {count} completions")
 
     def at(values: Any, place: int) -> Any:
-        return values[place] if isinstance(values, list) else values
+        one = values[place] if isinstance(values, list) else values
+        return float(one) if isinstance(one, bool) else one
 
-    return [
-        one
-        if one is None
-        else Given(one, at(scores, place), {name: at(values, place) for name, values in extra.items()})
-        for place, one in enumerate(rewards or [])
-    ]
+    def given(place: int) -> Given | Failed:
+        reward, score = at(rewards, place), at(scores, place)
+        failure = failure_of(reward) or (None if score is None else failure_of(score))
+        shown = {name: at(values, place) for name, values in extra.items()}
+        finite = {name: float(one) for name, one in shown.items() if failure_of(one) is None}
+        return failure or Given(reward, score, finite)
+
+    return [given(place) for place in range(count)]
 
 
 def _seen(row: dict[str, Any]) -> dict[str, Any]:

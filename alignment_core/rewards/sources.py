@@ -82,8 +82,12 @@ class RewardSources:
             if len(self._accounts) == 1:
                 return [self._ask(0, rows)]
             with ThreadPoolExecutor(len(self._accounts), "reward") as threads:
-                asked = [threads.submit(self._ask, number, rows) for number in range(len(self._accounts))]
-                done, _ = wait(asked, return_when="FIRST_EXCEPTION")
+                try:
+                    asked = [threads.submit(self._ask, number, rows) for number in range(len(self._accounts))]
+                    done, _ = wait(asked, return_when="FIRST_EXCEPTION")
+                except BaseException:  # an interrupt waits for no threads
+                    self.stop()
+                    raise
                 if any(one.exception() for one in done):
                     self.stop()  # nobody waits for what the others would give
             failures = [error for one in asked if (error := one.exception())]

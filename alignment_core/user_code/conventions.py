@@ -1,8 +1,9 @@
 """Reward functions as other libraries call them: told apart by their parameters, and called with what they ask for.
 
-Ours take one list of dicts. TRL's take ``completions`` by keyword, beside ``prompts``, ``completion_ids`` and columns of the
-data, and return a list of numbers or None. OpenRLHF's take ``queries, prompts, labels`` and return numbers, or a dict of
-``rewards`` with ``scores`` and ``extra_logs``.
+Ours take one list of dicts, under any name. TRL's take ``completions`` by keyword, beside ``prompts``, ``completion_ids`` and
+columns of the data (so one that needs ``completions`` alone and takes no ``**kwargs`` is none of TRL's), and return a list of
+numbers or None. OpenRLHF's take ``queries, prompts, labels`` and return numbers, or a dict of ``rewards`` with ``scores`` and
+``extra_logs``.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Cal
     named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     needed = [one.name for one in parameters if one.default is one.empty and one.name in named]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    openrlhf, trl = all(one in named for one in OPENRLHF), "completions" in named
-    if (openrlhf and trl) or (named == ["completions"] and not takes_all):
+    openrlhf = all(one in named for one in OPENRLHF)
+    trl = "completions" in named and (takes_all or needed != ["completions"])
+    if openrlhf and trl:
         raise UserError(
-            f"{field}: {name!r} may be meant as one of ours, of TRL or of OpenRLHF: call its only parameter `rows` for a "
-            "list of dicts, add `**kwargs` to `completions` for TRL's form, or take `queries, prompts, labels` for OpenRLHF's"
+            f"{field}: {name!r} may be meant as one of TRL or of OpenRLHF: take `completions` and no `queries` for TRL's form, "
+            "`queries, prompts, labels` and no `completions` for OpenRLHF's, or one list of dicts for ours"
         )
     if openrlhf:
         return _wrapped(function, lambda rows: _of_openrlhf(rows))
@@ -71,19 +73,17 @@ def _wrapped(function: Callable[..., Any], keywords: Callable[[Rows], dict[str, 
 
 
 def plain(answer: Any) -> Any:
-    """What OpenRLHF's functions answer, of plain numbers; anything else as it is."""
+    """What OpenRLHF's functions answer, without tensors."""
     if not isinstance(answer, dict):
         return _numbers(answer) if hasattr(answer, "tolist") else answer
-    found: dict[str, Any] = {"rewards": _numbers(answer["rewards"])}
-    if answer.get("scores") is not None:
-        found["scores"] = _numbers(answer["scores"])
-    extra = answer.get("extra_logs") or {}
-    return found | {"extra_logs": {str(name): _numbers(values) for name, values in extra.items()}}
+    extra = answer.get("extra_logs")
+    if isinstance(extra, dict):
+        extra = {str(name): _numbers(values) for name, values in extra.items()}
+    return {"rewards": _numbers(answer.get("rewards")), "scores": _numbers(answer.get("scores")), "extra_logs": extra}
 
 
 def _numbers(values: Any) -> Any:
-    """A list of numbers of a list, array or tensor; a number of one."""
-    values = values.tolist() if hasattr(values, "tolist") else values
-    return (
-        [None if one is None else float(one) for one in values] if isinstance(values, list | tuple) else float(values)
-    )
+    """What an array or tensor holds, or a list of such; anything else as it is."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    return [_numbers(one) for one in values] if isinstance(values, list | tuple) else values

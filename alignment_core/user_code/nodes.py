@@ -5,27 +5,31 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from alignment_core.cluster.group import ActorGroup, call
-from alignment_core.errors import Stopped
+from alignment_core.cluster.group import ActorGroup, Call, call
+from alignment_core.errors import InfrastructureError, Stopped
 from alignment_core.user_code.pool import FunctionPool, PoolJob
 
 POOL = "alignment_core.user_code.nodes:NodePool"
 BATCH = 2
 """Calls that a node is given at a time, for each of its processes."""
+TIMEOUTS = 4
+"""That a call may take: its process's start and its answer, both a second time where the process ends."""
+
+R = TypeVar("R")
 
 
 class NodePool:
     """What an actor holds."""
 
     def __init__(self, job: PoolJob) -> None:
-        self.size = job.size or len(os.sched_getaffinity(0))
+        self.size, self._timeout = job.size or len(os.sched_getaffinity(0)), job.timeout
         self._pool = FunctionPool(job.name, job.timeout, job.field, self.size, job.files, path=job.path)
 
-    def batch(self) -> int:
-        """How many calls to ask for at a time."""
-        return BATCH * self.size
+    def batch(self) -> tuple[int, float]:
+        """How many calls to ask for at a time, and the seconds that each of them adds if one process has to answer all."""
+        return BATCH * self.size, TIMEOUTS * self._timeout
 
     def answers(self, calls: Sequence[list[Any]]) -> list[tuple[int, Any]]:
         """All answers, by number."""
@@ -38,7 +42,7 @@ class Node:
     is_loaded, is_concurrent = True, False
 
     def __init__(self, group: ActorGroup[NodePool], index: int, timeout: float) -> None:
-        """``timeout``: seconds for a batch of calls."""
+        """``timeout``: seconds for an answer, beside those that the function's calls may take."""
         self._group, self._index, self._timeout, self._closed = group, index, timeout, False
 
     def load(self) -> None:
@@ -46,13 +50,21 @@ class Node:
 
     def answers(self, calls: Sequence[list[Any]], waiting: deque[int]) -> Generator[tuple[int, Any]]:
         """Take what waits, in batches, until nothing does."""
-        most = self._group.one(self._index, call(NodePool.batch), self._timeout)
+        most, seconds = self._ask(call(NodePool.batch), self._timeout)
         while numbers := _taken(waiting, most):
-            if self._closed:
-                raise Stopped("the pool was closed")
             asked = call(NodePool.answers, [calls[number] for number in numbers])
-            for place, answer in self._group.one(self._index, asked, self._timeout):
+            for place, answer in self._ask(asked, self._timeout + seconds * len(numbers)):
                 yield numbers[place], answer
+
+    def _ask(self, asked: Call[NodePool, R], timeout: float) -> R:
+        """Raises Stopped once this is closed, as the actor is killed then."""
+        try:
+            if not self._closed:
+                return self._group.one(self._index, asked, timeout)
+        except InfrastructureError:
+            if not self._closed:
+                raise
+        raise Stopped("the pool was closed")
 
     def close(self) -> None:
         """Ask for nothing more."""
@@ -63,7 +75,7 @@ class Nodes:
     """The pools of all other nodes, until it is closed."""
 
     def __init__(self, group: ActorGroup[NodePool], timeout: float) -> None:
-        """``timeout``: seconds for a batch of calls."""
+        """``timeout`` as Node has it."""
         self._group = group
         self.workers = [Node(group, index, timeout) for index in range(group.size)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -12,8 +13,11 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from alignment_core.errors import UserError
 from alignment_core.user_code.counted import COUNTED
 from alignment_core.user_code.process import FunctionProcess
+
+log = logging.getLogger(__name__)
 
 GROWS_AFTER_SECONDS = 0.25
 """Once a function is loaded: if calls still wait by then, it is worth it to load it in more processes."""
@@ -71,6 +75,8 @@ Elsewhere = Callable[[PoolJob], Workers | None]
 class _Member:
     worker: Worker
     busy: threading.Lock = field(default_factory=threading.Lock)
+    is_out: bool = False
+    """Whether the function could not be loaded once more, in this one."""
 
 
 class FunctionPool:
@@ -78,7 +84,8 @@ class FunctionPool:
     other node of a cluster; close it, from any thread.
 
     All answer from one queue, so what each of them is asked depends on who is free: a function that remembers something from
-    call to call does so in each process for itself. The first process starts with the first call, the others when calls wait.
+    call to call does so in each process for itself. The first process starts with the first call, the others when calls wait;
+    those that cannot load the function once more are done without.
     A coroutine function has one process, which works on many calls at a time.
     """
 
@@ -110,14 +117,15 @@ class FunctionPool:
         if not calls:
             return
         queue = _Queue(calls)
-        first = [one for one in self._members if one.worker.is_loaded][: len(calls)] or self._members[:1]
-        others, left = [one for one in self._members if one not in first], len(calls)
+        members = [one for one in self._members if not one.is_out]
+        first = [one for one in members if one.worker.is_loaded][: len(calls)] or members[:1]
+        others, left = [one for one in members if one not in first], len(calls)
         grows_at: float | None = None
         try:
-            self._begin(first, queue)
+            self._begin(first, queue, leads=True)
             while left:
                 if grows_at is not None and time.monotonic() >= grows_at:
-                    self._begin(others[: len(queue.waiting)], queue)
+                    self._begin(others[: len(queue.waiting)], queue, leads=False)
                     if self._elsewhere is not None:
                         self._thread(self._find_nodes, queue)
                     others, grows_at = [], None
@@ -138,9 +146,9 @@ class FunctionPool:
             if left:
                 self._end_busy()
 
-    def _begin(self, members: Sequence[_Member], queue: _Queue) -> None:
+    def _begin(self, members: Sequence[_Member], queue: _Queue, leads: bool) -> None:
         for number, member in enumerate(members):
-            self._thread(self._work, member, queue, number == 0)
+            self._thread(self._work, member, queue, leads and number == 0)
 
     def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=target, args=arguments, name=f"calls of {self._job.name}", daemon=True).start()
@@ -148,16 +156,30 @@ class FunctionPool:
     def _work(self, member: _Member, queue: _Queue, leads: bool) -> None:
         """Answer what waits, in a thread of its own."""
         with member.busy:  # from the call before it may still be loading
+            if member.is_out:
+                return
             try:
                 worker = member.worker
-                if queue.waiting:
-                    worker.load()
+                if queue.waiting and not self._load(member, worker, leads):
+                    return
                 if leads:
                     queue.told.put(_Loaded(worker.is_concurrent))
                 for answer in worker.answers(queue.calls, queue.waiting):
                     queue.told.put(answer)
             except BaseException as error:
                 queue.told.put(error)
+
+    def _load(self, member: _Member, worker: Worker, leads: bool) -> bool:
+        """Whether it can answer. One that would only help need not: memory, a port or a lock may not be there twice."""
+        try:
+            worker.load()
+        except (UserError, OSError) as error:
+            with self._closing:
+                if leads or self._closed or member.worker is not worker:  # as nobody waits for it any more
+                    raise
+                member.is_out = True
+            log.warning("%s; the processes that have loaded it go on without another", error)
+        return not member.is_out
 
     def _find_nodes(self, queue: _Queue) -> None:
         """Have other nodes answer, too: in this call, and in those after it."""

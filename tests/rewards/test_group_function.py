@@ -227,8 +227,28 @@ def openrlhf(queries, prompts, labels):
 def listed(queries, prompts, labels, **kwargs):
     return Tensor([1.0, 2.0])
 
-def ambiguous(completions):
+def ambiguous(queries, prompts, labels, completions):
     return [0.0] * len(completions)
+
+def ours(completions):
+    return [float(len(one["completion_ids"])) for one in completions]
+
+def scaled(completions, scale=2.0):
+    return [scale * value for value in ours(completions)]
+
+def partly(rows):
+    what = rows[0]["completion"]
+    return {"rewards": [1.0, True], **{
+        "words": {"rewards": ["a", 1.0]},
+        "none": {"rewards": [None, 1.0], "extra_logs": None},
+        "list": {"extra_logs": [1.0, 2.0]},
+        "scores": {"scores": [None, "x"]},
+        "nan": {"scores": [float("nan"), 0.5]},
+        "extras": {"extra_logs": {"len": [1.0, None], "rewards": [float("nan"), True], "note": "good", "of": {}}},
+    }[what]}
+
+def peers(queries, prompts, labels):
+    return partly([{"completion": queries[0][len(prompts[0]):]}])
 
 def other(completions, solution, **kwargs):
     return [0.0] * len(completions)
@@ -243,9 +263,16 @@ def forms(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("function", "given"),
-    [("trl", [2.0, 2.0]), ("waits", [2.0, 2.0]), ("openrlhf", [0.5, -1.0]), ("listed", [1.0, 2.0])],
+    [
+        ("trl", [2.0, 2.0]),
+        ("waits", [2.0, 2.0]),
+        ("openrlhf", [0.5, -1.0]),
+        ("listed", [1.0, 2.0]),
+        ("ours", [1.0, 1.0]),
+        ("scaled", [2.0, 2.0]),
+    ],
 )
-def test_functions_of_trl_and_openrlhf_run_as_they_are(forms: str, function: str, given: list[float]) -> None:
+def test_functions_of_trl_and_openrlhf_and_ours_run_as_they_are(forms: str, function: str, given: list[float]) -> None:
     assert rewards(f"{forms}:{function}", rows("ab")) == [given, {}]
 
 
@@ -257,9 +284,34 @@ def test_scores_and_extra_numbers_of_openrlhf_come_with_the_rewards(forms: str) 
     assert extras(settled[:1]) == {"length": 2.0, "share": 0.5}
 
 
+@pytest.mark.parametrize("function", ["partly", "peers"])
+@pytest.mark.parametrize(
+    ("completion", "given", "failed"),
+    [
+        ("words", [None, 1.0], {"bad_number": 1}),
+        ("none", [None, 1.0], {"none_given": 1}),
+        ("list", [None, None], {"wrong_shape": 2}),
+        ("scores", [1.0, None], {"bad_number": 1}),
+        ("nan", [None, 1.0], {"bad_number": 1}),
+        ("extras", [1.0, 1.0], {}),
+    ],
+)
+def test_a_bad_number_beside_good_ones_costs_its_completion(
+    forms: str, function: str, completion: str, given: list[Any], failed: dict[str, int]
+) -> None:
+    assert rewards(f"{forms}:{function}", rows(completion), max_failed=1.0) == [given, failed]
+
+
+def test_extra_numbers_that_are_none_or_not_finite_are_left_out(forms: str) -> None:
+    source = GroupFunction(f"{forms}:partly", 60.0, "rl.rewards.0.function")
+    found = dict(source(rows("extras")))
+    source.close()
+    assert [extras([found[number]]) for number in (0, 1)] == [{"len": 1.0}, {"rewards": 1.0}]
+
+
 def test_a_function_whose_form_is_not_clear_or_that_needs_other_columns_is_said(forms: str) -> None:
     with pytest.raises(
-        UserError, match="may be meant as one of ours, of TRL or of OpenRLHF: call its only parameter `rows`"
+        UserError, match="may be meant as one of TRL or of OpenRLHF: take `completions` and no `queries` for TRL's form"
     ):
         rewards(f"{forms}:ambiguous", rows("ab"))
     with pytest.raises(DataError, match="it needs the columns solution, and completions have "):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -149,6 +150,27 @@ def test_one_source_that_fails_too_often_ends_the_others(tmp_path: Path) -> None
         pytest.raises(DataError, match=r"the function .*two\.py:never gave no reward"),
     ):
         sources(rows("a", "b"))
+
+
+def test_an_interrupt_ends_the_calls_that_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "two.py").write_text(
+        "import time\nfrom pathlib import Path\n"
+        "def hangs(rows):\n"
+        "    Path(__file__).with_name('hangs').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    configs = rewards(*[{"function": f"{tmp_path / 'two.py'}:hangs"}] * 2)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        while not (tmp_path / "hangs").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("alignment_core.rewards.sources.wait", interrupted)
+    with opened(configs) as sources:
+        with pytest.raises(KeyboardInterrupt):
+            sources(rows("a", "b"))
+        assert not sources.failed, "nobody waited until their time was over"
 
 
 def test_two_reward_models_answer_beside_each_other_each_in_actors_of_its_own(tmp_path: Path) -> None:

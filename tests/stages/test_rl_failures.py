@@ -12,6 +12,7 @@ import pytest
 from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes import RlConfig
+from alignment_core.rewards.failures import Given
 from alignment_core.rollout.experience import Samples, step_schema
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table
@@ -74,6 +75,15 @@ def test_what_has_no_reward_takes_no_part_in_whether_a_prompt_teaches() -> None:
     samples, _ = experience([[1.0, LATE, 1.0, 0.0]], filter={"max_refills": 0})
     assert {(row["group"], row["sample"]) for row in samples if row["used"]} == {(1, 0), (1, 1)}
     assert len(samples) == 4
+
+
+def test_scores_decide_whether_a_prompt_teaches_and_extra_numbers_are_metrics_of_the_step() -> None:
+    equal = [Given(1.0, score, {"0": length}) for score, length in [(1.0, 4.0), (0.0, 2.0)]]
+    differ = [Given(reward, 0.5, {"deviation": 3.0}) for reward in (0.0, 1.0)]
+    samples, metrics = experience([[*equal, *differ]], filter={"max_refills": 0})
+    assert [row["used"] for row in samples] == [True, True, False, False]
+    assert (metrics["extra_0"], metrics["extra_deviation"], metrics["reward_0"]) == (3.0, 3.0, 0.75)
+    assert "reward_deviation" not in metrics, "which is the deviation of all rewards"
 
 
 def test_a_step_without_any_reward_is_said() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import select
+import sys
 import threading
 import time
-from contextlib import closing
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from alignment_core.errors import Stopped, UserError
+from alignment_core.cluster.group import Call
+from alignment_core.errors import InfrastructureError, Stopped, UserError
 from alignment_core.rewards.verify import Verifier
 from alignment_core.user_code.failed import Failed
-from alignment_core.user_code.pool import FunctionPool, Worker
+from alignment_core.user_code.nodes import Node, NodePool
+from alignment_core.user_code.pool import FunctionPool, PoolJob, Worker
 from alignment_core.user_code.process import FunctionProcess
 
 SOURCE = """
@@ -47,6 +52,25 @@ def odd(x):
 async def pid(x):
     await asyncio.sleep(0.3)
     return os.getpid()
+"""
+
+ALONE = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+try:
+    (HERE / "lock").mkdir()
+except FileExistsError:
+    (HERE / "refused").touch()
+    raise
+
+def alone(x, waits=True):
+    # until a second process has found the lock taken
+    while waits and not (HERE / "refused").exists():
+        time.sleep(0.01)
+    time.sleep(0.0 if waits else 0.1)
+    return float(x)
 """
 
 
@@ -144,6 +168,57 @@ def test_closing_ends_calls_that_are_under_way_in_all_processes(file: Path) -> N
 def test_a_function_that_cannot_be_loaded_is_said_once(file: Path) -> None:
     with pool(file, "dubble", 4) as calls, pytest.raises(UserError, match=r"has no 'dubble'; did you mean 'double'\?"):
         list(calls.answers([[1]] * 8))
+
+
+def test_a_function_that_only_one_process_can_load_answers_in_that_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    with pool(tmp_path / "alone.py", "alone", 2) as calls:
+        assert dict(calls.answers([[n] for n in range(6)])) == {n: float(n) for n in range(6)}
+        while not caplog.records:
+            time.sleep(0.01)
+        assert "FileExistsError" in caplog.text
+        assert "go on without another" in caplog.text
+        (tmp_path / "refused").unlink()
+        assert dict(calls.answers([[n, False] for n in range(6)])) == {n: float(n) for n in range(6)}
+        assert not (tmp_path / "refused").exists(), "it is not tried again"
+
+
+@contextmanager
+def node(file: Path, ended: bool = False) -> Iterator[tuple[Node, list[tuple[str, float]]]]:
+    """A node's pool in this process; and what it is asked, with the seconds that it has. One that ``ended`` is lost."""
+    inside = NodePool(PoolJob(f"{file}:double", 30.0, "rl.rewards.0.function", 2, {}, tuple(sys.path)))
+    asked: list[tuple[str, float]] = []
+
+    class Group:
+        size = 1
+
+        def one(self, index: int, what: Call[NodePool, Any], timeout: float) -> Any:
+            asked.append((what.method, timeout))
+            if ended and what.method == "answers":
+                of.close()
+                raise InfrastructureError("rewards: an actor died")
+            return what.of(inside)
+
+    group: Any = Group()
+    of = Node(group, 0, 100.0)
+    with closing(inside._pool):
+        yield of, asked
+
+
+def test_a_node_has_time_for_all_calls_of_a_batch(file: Path) -> None:
+    calls = [[n] for n in range(6)]
+    with node(file) as (of, asked):
+        assert dict(of.answers(calls, deque(range(6)))) == {n: 2.0 * n for n in range(6)}
+    assert [what for what, _ in asked] == ["batch", "answers", "answers"]
+    assert asked[1][1] >= 100 + 4 * 30
+    assert asked[2][1] >= 100 + 2 * 30
+
+
+def test_a_node_whose_actor_ends_because_the_pool_is_closed_was_stopped(file: Path) -> None:
+    with node(file, ended=True) as (of, _), pytest.raises(Stopped):
+        list(of.answers([[1]], deque([0])))
 
 
 def test_a_verifier_of_the_user_answers_from_the_pool(file: Path) -> None:

@@ -19,7 +19,7 @@ class EnvironmentReward(RewardConfig):
     """Use the sum of the rewards that `rl.environment` returned over the turns of the completion."""
 
 
-class Given:
+class OfEnvironment:
     """What the rows' environments gave them, or why they failed."""
 
     def __call__(self, rows: Rows) -> Answers:
@@ -29,8 +29,8 @@ class Given:
         """Nothing was started."""
 
 
-def _open(reward: EnvironmentReward, opening: Opening) -> Given:
-    return Given()
+def _open(reward: EnvironmentReward, opening: Opening) -> OfEnvironment:
+    return OfEnvironment()
 
 
 REWARD = RewardKind(EnvironmentReward, _open, who=lambda reward: "the environment")

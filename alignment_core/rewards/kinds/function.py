@@ -28,14 +28,7 @@ def _content(reward: FunctionReward, field: str) -> dict[str, Any]:
 
 
 def _open(reward: FunctionReward, opening: Opening) -> GroupFunction:
-    resources, field = opening.resources, f"{opening.field}.function"
-    return GroupFunction(
-        reward.function,
-        resources.reward_timeout_seconds,
-        field,
-        resources.reward_processes,
-        elsewhere=opening.elsewhere,
-    )
+    return opening.of_function(GroupFunction, reward.function, "function")
 
 
 REWARD = RewardKind(

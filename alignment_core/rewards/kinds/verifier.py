@@ -31,14 +31,7 @@ def _content(reward: VerifierReward, field: str) -> dict[str, Any]:
 
 
 def _open(reward: VerifierReward, opening: Opening) -> Verifier:
-    resources, field = opening.resources, f"{opening.field}.verifier"
-    return Verifier(
-        reward.verifier,
-        resources.reward_timeout_seconds,
-        field,
-        resources.reward_processes,
-        elsewhere=opening.elsewhere,
-    )
+    return opening.of_function(Verifier, reward.verifier, "verifier")
 
 
 REWARD = RewardKind(

@@ -82,7 +82,7 @@ class Rewarding:
         means = {f"reward_{number}": float(column.mean()) for number, column in enumerate(given.T)}
         shown = {name for row in samples for name in row["extra"]}
         for name in sorted(shown):
-            means[f"reward_{name}"] = float(np.mean([row["extra"][name] for row in samples if name in row["extra"]]))
+            means[f"extra_{name}"] = float(np.mean([row["extra"][name] for row in samples if name in row["extra"]]))
         stale_K = step - np.concatenate([row["versions"][row["mask"]] for row in rewarded])
         return chosen, {**means, "prompts_used": used / groups, "staleness": float(stale_K.mean())}
 
