@@ -103,9 +103,14 @@ def resolve(place: str) -> Any:
     return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
+def entry_points(group: str) -> metadata.EntryPoints:
+    """Those of a group, of all installed distributions."""
+    return _every_group().select(group=group)
+
+
 @functools.cache
-def _entry_points() -> Any:
-    return metadata.entry_points()
+def _every_group() -> Any:
+    return metadata.entry_points()  # reads files of every distribution
 
 
 @functools.cache
@@ -118,7 +123,7 @@ def _places(group: Group) -> dict[str, list[str]]:
         for one in sorted(pkgutil.iter_modules(folders), key=lambda one: one.name)
         if not one.name.startswith("_")
     }
-    for entry in sorted(_entry_points().select(group=group.name)):
+    for entry in sorted(entry_points(group.name)):
         place = entry.value if ":" in entry.value else f"{entry.value}:{group.attribute}"
         places = found.setdefault(entry.name.replace("_", "-"), [])
         if place not in places:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from alignment_core.errors import UserError
+from alignment_core.plugins import entry_points
 from alignment_core.recipes import BaseRecipe, load_recipe
 from alignment_core.recipes.methods import method_of
 
@@ -110,7 +111,7 @@ def _files() -> Iterator[Shipped]:
 
 def _folders() -> Iterator[tuple[Path, str]]:
     yield PROJECT / "deployments" / "recipes", OURS
-    for entry in sorted(metadata.entry_points(group=GROUP)):
+    for entry in sorted(entry_points().select(group=GROUP)):
         try:
             spec = util.find_spec(entry.value)
         except Exception:  # a package above it that does not import; its methods say why

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingPlan:
     """What a stage samples from a policy: completions of the prompts that are its inputs ``prompts`` and ``held_out``."""
 
     max_completion_length: int
@@ -64,7 +64,7 @@ class StageConfig(Config):
         """Distributions whose versions decide the result as it is configured, beside those of the :class:`Stage`."""
         return ()
 
-    def sampling(self) -> Sampling | None:
+    def sampling(self) -> SamplingPlan | None:
         """What the stage samples, if it does: engines are prewarmed for it, and its lengths are checked before a run starts."""
         return None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import EngineRequest, Sampling, Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import EngineRequest, SamplingPlan, Stage, StageConfig, StageContext, below
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table
@@ -27,8 +27,8 @@ class GenerateConfig(StageConfig):
     prompts: int | None = None
     """How many prompts to take; none means all."""
 
-    def sampling(self) -> Sampling:
-        return Sampling(self.generation.max_completion_length, self.prompts)
+    def sampling(self) -> SamplingPlan:
+        return SamplingPlan(self.generation.max_completion_length, self.prompts)
 
 
 def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:

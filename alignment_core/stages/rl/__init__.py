@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.environments.environments import environment_content
-from alignment_core.execution.base import Sampling, Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards import base as rewards
 from alignment_core.stages.rl.names import AVERAGE, BEST, CRITIC, FIELD, POLICY, SHOWS, TRAJECTORIES
@@ -33,8 +33,8 @@ class RlStageConfig(StageConfig):
             section["environment"]["chat_template"] = self.section.prompts.chat_template
         return section | {"rewards": rewards.content(self.section.rewards, FIELD)}
 
-    def sampling(self) -> Sampling:
-        return Sampling(self.section.generation.max_completion_length)
+    def sampling(self) -> SamplingPlan:
+        return SamplingPlan(self.section.generation.max_completion_length)
 
     def code_used(self) -> tuple[str, ...]:
         return rewards.code_used(self.section.rewards)
