@@ -111,7 +111,7 @@ def _files() -> Iterator[Shipped]:
 
 def _folders() -> Iterator[tuple[Path, str]]:
     yield PROJECT / "deployments" / "recipes", OURS
-    for entry in sorted(entry_points().select(group=GROUP)):
+    for entry in sorted(entry_points(GROUP)):
         try:
             spec = util.find_spec(entry.value)
         except Exception:  # a package above it that does not import; its methods say why

@@ -29,7 +29,7 @@ def forget() -> None:
     """Have this process look again at what is installed."""
     plugins._loaded.cache_clear()
     plugins._places.cache_clear()
-    plugins.entry_points.cache_clear()
+    plugins._every_group.cache_clear()
 
 
 @contextmanager
