@@ -8,8 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 
 def canonical_json(value: Any) -> bytes:
     """Serialise ``value`` to the one JSON text that stands for it: sorted keys, no spaces, UTF-8, floats by ``repr``.
@@ -38,8 +36,6 @@ def derive_seed(*parts: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return _plain(value.model_dump(mode="json"))
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"keys of a canonical object are strings, got {sorted(map(repr, value))}")
@@ -48,6 +44,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and math.isfinite(value) and value == int(value) and abs(value) < 2**53:
         return int(value)  # 1.0 and 1 are the same setting
+    if hasattr(value, "model_dump"):  # of pydantic, which processes of the user's functions need not import
+        return _plain(value.model_dump(mode="json"))
     if isinstance(value, Path):
         raise TypeError(f"a path has no place in canonical content: {value}")
     return value
