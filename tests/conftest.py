@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))  # Ray itself would write one to ~/.ray
 
 
-WARM = {"machines": "machines: Any", "services": "services: Services"}
+WARM = {"machines": ("machines: Any", "run: RunRl"), "services": ("services: Services",)}
 """Fixtures that take long to start and serve many files, and how a test asks for them: one worker runs all of these files."""
 
 
@@ -48,7 +48,7 @@ WARM = {"machines": "machines: Any", "services": "services: Services"}
 def group_of(file: Path) -> str:
     """What runs in one worker: a file, for its own fixtures' sake, or all files over something warm."""
     text = file.read_text()
-    return next((name for name, asked in WARM.items() if asked in text), str(file))
+    return next((name for name, asked in WARM.items() if any(one in text for one in asked)), str(file))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,6 +17,8 @@ from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from tests.stages.killing import store_with
 
+Section = dict[str, Any]
+"""The section ``rl`` of a recipe."""
 PROMPTS, GENERATIONS = 3, 4
 """Of each step, and of each prompt."""
 RESOURCES = ResourcesConfig(
@@ -37,8 +39,8 @@ def section_of(
     generation: Mapping[str, Any] = MappingProxyType({}),
     training: Mapping[str, Any] = MappingProxyType({}),
     **more: Any,
-) -> dict[str, Any]:
-    """The section ``rl`` of a recipe; a step is one optimiser step."""
+) -> Section:
+    """The section of so many steps, of one optimiser step each."""
     return {
         "prompts": {"task": "reverse", "rows": 8},
         "steps": steps,
@@ -72,7 +74,7 @@ def demonstrations() -> pa.Table:
 def run_rl(
     folder: Path,
     model: Path,
-    section: dict[str, Any],
+    section: Section,
     machines: Any,
     resources: ResourcesConfig,
     reporter: Any = None,
@@ -101,3 +103,8 @@ def run_rl(
 def steps_of(made: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
     """The trajectories of each step."""
     return [pq.read_table(file).to_pylist() for file in sorted(made["trajectories"].iterdir())]
+
+
+def rows_of(made: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """The trajectories of all steps."""
+    return [row for rows in steps_of(made) for row in rows]

@@ -21,8 +21,9 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.rl.driver import Driver
 from tests.rewards.reward_server import Server, lengths
+from tests.stages.conftest import RunRl
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import RESOURCES, run_rl, section_of
+from tests.stages.rl_runs import Section, rows_of, section_of
 
 pytestmark = pytest.mark.slow
 
@@ -53,12 +54,7 @@ async def against_the_mean(rows):
 
 
 @pytest.fixture
-def resources() -> ResourcesConfig:
-    return RESOURCES
-
-
-@pytest.fixture
-def section(tmp_path: Path) -> dict[str, Any]:
+def section(tmp_path: Path) -> Section:
     (tmp_path / "letters.py").write_text(LETTERS)
     return section_of(
         STEPS,
@@ -70,7 +66,7 @@ def section(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("group", ["_trainers", "_engines"])
 def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_same_samples(
-    group: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    group: str, section: Section, machines: Any, resources: ResourcesConfig, run: RunRl
 ) -> None:
     section["rewards"][0]["normalise"] = "running"  # all that a run remembers beside weights and optimisers
     section |= {
@@ -85,10 +81,10 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     def watch(done: float, _total: Any, _unit: str, metrics: Mapping[str, float]) -> None:
         seen[done] = metrics.get("held_out_reward", -1.0)
 
-    whole, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources, watch)
+    whole, first = run(section, "whole", reporter=watch)
     killer = Killer(machines(2), group, at=2)
     apart = resources.model_copy(update={"placement": "disaggregated"})  # engines do not sleep then
-    _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, apart, killer)
+    _, killed = run(section, "killed", resources=apart, reporter=killer)
     assert (first.cost.get("restarts"), killed.cost["restarts"]) == (None, 1)
     assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
     assert killed.outputs == first.outputs
@@ -97,7 +93,7 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
     assert first.metrics["best_step"] == max(seen, key=lambda step: (seen[step], -step))
     assert (best == policy) == (first.metrics["best_step"] == STEPS)
 
-    rows = [row for file in sorted(whole["trajectories"].iterdir()) for row in pq.read_table(file).to_pylist()]
+    rows = rows_of(whole)
     drawn = {row["group"]: row["prompt"] for row in rows}
     assert sorted(row["group"] for row in rows) == sorted([*range(len(drawn))] * 4), "none is lost, none taken twice"
     assert len(drawn) > 3 * STEPS, "some taught nothing, and others were taken for them"
@@ -151,13 +147,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_trains(
-    name: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_every_algorithm_trains(name: str, section: Section, tiny_model: Any, run: RunRl) -> None:
     for path, value in ALGORITHMS[name].items():
         part, _, field = path.partition(".")
         section[part] = {**section[part], field: value} if field else value
-    made, result = run_rl(tmp_path / "run", tiny_model(), {**section, "steps": 2}, machines, resources)
+    made, result = run({**section, "steps": 2})
     metrics = result.metrics
     assert metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained, at its temperature"
     assert np.isfinite([value for value in metrics.values() if isinstance(value, float)]).all()
@@ -177,7 +171,7 @@ def test_every_algorithm_trains(
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
-    zero_stage: int, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    zero_stage: int, section: Section, resources: ResourcesConfig, tiny_model: Any, run: RunRl
 ) -> None:
     section |= {
         "steps": 2,
@@ -189,7 +183,7 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
         "training": {**section["training"], "learning_rate": 1e-2, "lora": {"r": 4}},
     }
     resources = resources.model_copy(update={"zero_stage": zero_stage})
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    made, result = run(section)
     assert result.metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
     before = load_file(tiny_model() / "model.safetensors")
     for name in ("policy", "average", "best", "critic"):
@@ -202,7 +196,7 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
 
 
 def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, tiny_model: Any, tmp_path: Path, run: RunRl
 ) -> None:
     judge = tmp_path / "judge"
     shutil.copytree(tiny_model(), judge)
@@ -218,8 +212,8 @@ def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
         ],
         "shaping": {"truncation_penalty": 0.25},
     }
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources, judges={"reward-0": judge})
-    rows = [row for file in sorted(made["trajectories"].iterdir()) for row in pq.read_table(file).to_pylist()]
+    made, result = run(section, judges={"reward-0": judge})
+    rows = rows_of(made)
     assert (result.cost["failed_rewards"], len(rows)) == (6, 24), "every fourth of twelve, in two steps"
     missing = [row for row in rows if row["failures"]]
     assert [row["failures"] for row in missing] == [[None, "raised"]] * 6
@@ -238,7 +232,7 @@ def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
 
 
 def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_dies(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     (tmp_path / "group.py").write_text(GROUP)
     lasting = Server(lengths)
@@ -252,11 +246,9 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
         {"function": f"{tmp_path / 'group.py'}:against_the_mean"},
         {"urls": [dying.url, lasting.url], "batch_size": 4},
     ]
-    made, result = run_rl(
-        tmp_path / "run", tiny_model(), section | {"steps": 2, "rewards": rewards}, machines, resources
-    )
+    made, result = run(section | {"steps": 2, "rewards": rewards})
     lasting.end()
-    rows = [row for file in sorted(made["trajectories"].iterdir()) for row in pq.read_table(file).to_pylist()]
+    rows = rows_of(made)
     assert (result.cost["failed_rewards"], len(rows), len(dying.asked) + len(lasting.asked)) == (0, 24, 6)
     assert 1 <= len(dying.asked) < 6
     tokenizer = byte_tokenizer()
@@ -266,23 +258,16 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
         assert row["rewards"] == pytest.approx([len(text) - np.mean(mine), len(text)])
 
 
-def test_prompts_that_all_teach_nothing_are_said(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_prompts_that_all_teach_nothing_are_said(section: Section, run: RunRl) -> None:
     section["filter"] = {"low": 0.99, "high": 1.0, "max_refills": 1}
     with pytest.raises(
         DataError, match=r"step 0: rl.filter leaves out all 6 prompts, as the completions of each have equal"
     ):
-        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+        run(section)
 
 
 def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
-    section: dict[str, Any],
-    machines: Any,
-    resources: ResourcesConfig,
-    tiny_model: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    section: Section, monkeypatch: pytest.MonkeyPatch, run: RunRl
 ) -> None:
     def old_weights_under_the_new_name(driver: Driver, step: int) -> None:
         context = driver.context
@@ -294,25 +279,19 @@ def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
     with pytest.raises(
         NumericError, match=r"step 1: the policy that sampled and the one that is trained differ by 0\.\d+"
     ):
-        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+        run(section)
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("last", [3, 4]), ("every", [0, 2, 4])])
 def test_which_trajectories_are_kept_and_a_run_that_taught_nothing_says_so(
-    keep: str,
-    kept: list[int],
-    section: dict[str, Any],
-    machines: Any,
-    resources: ResourcesConfig,
-    tiny_model: Any,
-    tmp_path: Path,
+    keep: str, kept: list[int], section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     section |= {"steps": 5, "trajectories": {"keep": keep, "steps": 2}}
     equal = keep == "every"
     if equal:
         (tmp_path / "equal.py").write_text("def equal(prompt, completion, label):\n    return 0.5\n")
         section["rewards"] = [{"verifier": f"{tmp_path / 'equal.py'}:equal"}]
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    made, result = run(section)
     assert sorted(file.name for file in made["trajectories"].iterdir()) == [f"step-{n:06d}.parquet" for n in kept]
     metrics = result.metrics
     assert 0 <= metrics["reward.first"] <= 1 <= metrics["completion_length.first"]
@@ -325,11 +304,9 @@ def test_which_trajectories_are_kept_and_a_run_that_taught_nothing_says_so(
         assert result.warnings == []
 
 
-def test_a_loss_that_explodes_names_learner_step_and_rows(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_a_loss_that_explodes_names_learner_step_and_rows(section: Section, run: RunRl) -> None:
     section["training"]["max_loss"] = 1e-9
     section |= {"advantage": {"estimator": "gae"}, "critic": {"steps_ahead": 1}}
     says = r"critic: the loss is .+ above training\.max_loss 1e-09, at step 0 of 4; the rows of its batch are (\d+(, )?){12} of"
     with pytest.raises(NumericError, match=says):
-        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+        run(section)

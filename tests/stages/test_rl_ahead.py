@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.recipes import ResourcesConfig
+from tests.stages.conftest import RunRl
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, section_of, steps_of
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, Section, section_of, steps_of
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,7 @@ def breaks_down(prompt, completion, label):
 
 
 @pytest.fixture
-def resources() -> ResourcesConfig:
-    return RESOURCES
-
-
-@pytest.fixture
-def section(tmp_path: Path) -> dict[str, Any]:
+def section(tmp_path: Path) -> Section:
     (tmp_path / "scores.py").write_text(SCORES)
     reward = {"verifier": f"{tmp_path / 'scores.py'}:slowly"}
     return section_of(
@@ -57,17 +52,11 @@ def check_that_each_prompt_was_taken_once(steps: list[list[dict[str, Any]]], sta
 
 @pytest.mark.parametrize(("staleness", "partial"), [(1, True), (2, True), (1, False)])
 def test_completions_are_as_stale_as_the_recipe_allows_and_no_more(
-    staleness: int,
-    partial: bool,
-    section: dict[str, Any],
-    machines: Any,
-    resources: ResourcesConfig,
-    tiny_model: Any,
-    tmp_path: Path,
+    staleness: int, partial: bool, section: Section, run: RunRl
 ) -> None:
     section["execution"] = {"max_staleness": staleness, "partial_rollouts": partial}
     section["filter"] = {"low": 0.0, "high": 0.5, "max_refills": 2}
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    made, result = run(section)
     steps = steps_of(made)
     check_that_each_prompt_was_taken_once(steps, staleness)
     stale = [step - np.asarray(row["versions"]) for step, rows in enumerate(steps) for row in rows]
@@ -80,10 +69,10 @@ def test_completions_are_as_stale_as_the_recipe_allows_and_no_more(
 
 @pytest.mark.parametrize("group", ["_trainers", "_engines"])
 def test_after_the_death_of_an_actor_no_prompt_is_lost_or_taken_twice(
-    group: str, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    group: str, section: Section, machines: Any, run: RunRl
 ) -> None:
     killer = Killer(machines(2), group, at=3)
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources, killer)
+    made, result = run(section, reporter=killer)
     assert result.cost["restarts"] == 1
     assert killer.done == [0, 1, 2, 3, 3, 4, 5, 6], "it went on from the checkpoint after step 3"
     steps = steps_of(made)
@@ -92,9 +81,7 @@ def test_after_the_death_of_an_actor_no_prompt_is_lost_or_taken_twice(
     assert max(step - min(row["versions"]) for step, rows in enumerate(steps) for row in rows) == 1
 
 
-def test_what_breaks_behind_the_trainers_back_ends_the_run(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_what_breaks_behind_the_trainers_back_ends_the_run(section: Section, tmp_path: Path, run: RunRl) -> None:
     section["rewards"][0]["verifier"] = f"{tmp_path / 'scores.py'}:breaks_down"
     with pytest.raises(DataError, match="cannot judge any more"):
-        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+        run(section)

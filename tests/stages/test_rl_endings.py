@@ -22,7 +22,7 @@ from alignment_core.stages.rl import RlStageConfig
 from tests.processes import role_of, wait_until
 from tests.rewards.reward_server import Server
 from tests.stages.killing import Killer, store_with
-from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, prompts, section_of, steps_of
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, Section, prompts, section_of, steps_of
 from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def resources() -> ResourcesConfig:
 
 
 @pytest.fixture
-def section(tmp_path: Path) -> dict[str, Any]:
+def section(tmp_path: Path) -> Section:
     (tmp_path / "scores.py").write_text(SCORES)
     return section_of(
         STEPS,
@@ -82,7 +82,7 @@ def section(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def run(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
 ) -> Iterator[Callable[..., Any]]:
     """Run the stage, or go on with it; gives its store and result. Nothing of it is left shortly after the test."""
     store, policy, data = store_with(tmp_path / "run", tiny_model(), prompts())
@@ -150,7 +150,7 @@ def at(step: int, act: Callable[[], Any]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("execution", [{"max_staleness": 1}, {"max_staleness": 1, "partial_rollouts": False}])
 def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_and_goes_on_from_there(
-    execution: dict[str, Any], section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+    execution: dict[str, Any], section: Section, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     section["execution"] = execution
     stopping, hangs, done = Stopping(), tmp_path / "hangs", list[float]()
@@ -174,7 +174,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_completions_saves_its_steps_an
 
 
 def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an_undisturbed_one(
-    section: dict[str, Any], run: Callable[..., Any]
+    section: Section, run: Callable[..., Any]
 ) -> None:
     section |= {"execution": {"max_staleness": 0}, "generation": {**section["generation"], "shard_size": 1}}
     stopping, again = Stopping(), list[float]()
@@ -190,7 +190,7 @@ def test_in_step_a_run_that_is_stopped_while_it_samples_ends_in_the_policy_of_an
 )
 @pytest.mark.parametrize("who", ["verifier", "environment"])
 def test_in_step_nobody_who_takes_long_delays_a_stop_and_no_step_is_done_again(
-    who: str, calls: int, goes_on_at: int, section: dict[str, Any], run: Callable[..., Any], tmp_path: Path
+    who: str, calls: int, goes_on_at: int, section: Section, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     del section["filter"]
     section |= {"execution": {"max_staleness": 0}, "best": {"prompts": "none.jsonl", "eval_steps": 2}}
@@ -261,7 +261,7 @@ def test_after_its_last_step_nothing_samples_on(run: Callable[..., Any]) -> None
     assert not samplers()
 
 
-def test_a_reward_that_fails_ends_all(section: dict[str, Any], run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_reward_that_fails_ends_all(section: Section, run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "scores.py").write_text(SCORES.replace("return sum", "return 'many' or sum"))
     with pytest.raises(DataError, match="'many'"):
         run()
@@ -273,7 +273,7 @@ def test_the_death_of_an_actor_ends_all(group: str, run: Callable[..., Any], mac
         run(Killer(machines(1), group, at=2))
 
 
-def test_an_endpoint_that_does_not_answer_delays_no_stop(section: dict[str, Any], run: Callable[..., Any]) -> None:
+def test_an_endpoint_that_does_not_answer_delays_no_stop(section: Section, run: Callable[..., Any]) -> None:
     stopping = Stopping()
 
     def never(content: dict[str, Any]) -> tuple[int, bytes]:

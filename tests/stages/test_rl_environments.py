@@ -14,8 +14,9 @@ import transformers
 from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
+from tests.stages.conftest import RunRl
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import GENERATIONS, RESOURCES, prompts, run_rl, section_of, steps_of
+from tests.stages.rl_runs import GENERATIONS, RESOURCES, Section, prompts, rows_of, section_of, steps_of
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ def resources() -> ResourcesConfig:
 
 
 @pytest.fixture
-def section(tmp_path: Path) -> dict[str, Any]:
+def section(tmp_path: Path) -> Section:
     (tmp_path / "environments.py").write_text(ENVIRONMENTS)
     return section_of(
         STEPS,
@@ -142,18 +143,13 @@ def section(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
-    staleness: int,
-    section: dict[str, Any],
-    machines: Any,
-    resources: ResourcesConfig,
-    tiny_model: Any,
-    tmp_path: Path,
+    staleness: int, section: Section, run: RunRl
 ) -> None:
     section["execution"] = {"max_staleness": staleness}
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    made, result = run(section)
     tokenizer = byte_tokenizer()
     ended = 0
-    for row in (row for rows in steps_of(made) for row in rows):
+    for row in rows_of(made):
         ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
         assert (np.asarray(row["versions"])[~mask] == -1).all()
         assert (np.asarray(row["versions"])[mask] >= 0).all()
@@ -181,16 +177,16 @@ def test_what_the_policy_was_told_is_in_its_tokens_and_is_not_trained_on(
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_agent_drives_the_policy_token_for_token(
-    staleness: int, section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    staleness: int, section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     (tmp_path / "agents.py").write_text(AGENT)
     section["environment"] = {"agent": f"{tmp_path / 'agents.py'}:agent"}
     section["rewards"][0]["max_failed"] = 0.5
     section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    made, result = run(section)
     tokenizer, cut = byte_tokenizer(), 0
-    for row in (row for rows in steps_of(made) for row in rows):
+    for row in rows_of(made):
         assert tokenizer.decode(row["prompt_ids"]) == f"<system>Say it.<user>{row['prompt_text']}<assistant>"
         ids, mask = np.asarray(row["completion_ids"]), np.asarray(row["mask"])
         first, told, last = np.split(ids, np.flatnonzero(np.diff(mask.astype(int))) + 1)
@@ -204,37 +200,32 @@ def test_an_agent_drives_the_policy_token_for_token(
     assert cut > 0
     assert result.metrics["mismatch"] < (1e-6 if staleness == 0 else 0.1), "the trainer reads what the engine read"
     if staleness == 0:
-        _, again = run_rl(tmp_path / "again", tiny_model(), section, machines, resources)
+        _, again = run(section, "again")
         assert again.outputs == result.outputs
 
 
 def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, machines: Any, run: RunRl
 ) -> None:
-    _, first = run_rl(tmp_path / "whole", tiny_model(), section, machines, resources)
+    _, first = run(section, "whole")
     killer = Killer(machines(2), "_engines", at=1)
-    _, killed = run_rl(tmp_path / "killed", tiny_model(), section, machines, resources, killer)
+    _, killed = run(section, "killed", reporter=killer)
     assert killed.cost["restarts"] == 1
     assert killed.outputs == first.outputs
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_episodes_that_go_wrong_are_counted_and_left_out(
-    staleness: int,
-    section: dict[str, Any],
-    machines: Any,
-    resources: ResourcesConfig,
-    tiny_model: Any,
-    tmp_path: Path,
+    staleness: int, section: Section, resources: ResourcesConfig, tmp_path: Path, run: RunRl
 ) -> None:
     section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Bad"
     section["rewards"][0]["max_failed"] = 0.5
     section["prompts_per_step"] = 4  # the first prompt, whose completions all fail, may be in a step twice
     section["execution"] = {"max_staleness": staleness}
     wanted = resources.model_copy(update={"reward_timeout_seconds": 3.0, "environment_processes": 1})
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, wanted)
+    made, result = run(section, resources=wanted)
     failed = {name: count for name, count in result.cost.items() if name.startswith("failed_rewards")}
-    rows = [row for rows in steps_of(made) for row in rows]
+    rows = rows_of(made)
     assert failed["failed_rewards"] % GENERATIONS == 0, failed
     assert failed["failed_rewards_timeout"] * 4 == failed["failed_rewards"]
     assert failed["failed_rewards_raised"] * 4 == 3 * failed["failed_rewards"], "said with what was wrong"
@@ -247,7 +238,7 @@ def test_episodes_that_go_wrong_are_counted_and_left_out(
 
 
 def test_a_policy_that_calls_a_tool_is_told_the_result_and_rewarded_for_its_answer(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, tiny_model: Any, tmp_path: Path, run: RunRl
 ) -> None:
     call, told, answer = '<tool_call>{"name": "dice"}</tool_call><eos>', "<user>six<assistant>", "6<eos>"
     texts = [f"{prompt}{call}{told}{answer}" for prompt in prompts().column("prompt").to_pylist()]
@@ -255,7 +246,7 @@ def test_a_policy_that_calls_a_tool_is_told_the_result_and_rewarded_for_its_answ
     (tmp_path / "tools.py").write_text(TOOLS)
     options = {"tools": [f"{tmp_path / 'tools.py'}:dice"], "verifier": f"{tmp_path / 'tools.py'}:is_six"}
     section["environment"] = {"name": "alignment_core.environments.tools:Tools", "options": options}
-    made, result = run_rl(tmp_path / "run", policy, section | {"steps": 1}, machines, resources)
+    made, result = run(section | {"steps": 1}, model=policy)
     assert result.cost["failed_rewards"] == 0
     (rows,) = steps_of(made)
     parts = [byte_tokenizer()(text)["input_ids"] for text in (call, told, answer)]
@@ -281,12 +272,10 @@ def taught(model: Path, texts: list[str], folder: Path) -> Path:
     return folder
 
 
-def test_an_episode_ends_at_its_last_turn(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_an_episode_ends_at_its_last_turn(section: Section, tmp_path: Path, run: RunRl) -> None:
     section["environment"] = {"name": f"{tmp_path / 'environments.py'}:Endless", "max_turns": 3}
     section |= {"steps": 1}
-    made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+    made, _ = run(section)
     for row in steps_of(made)[0]:
         turns = (np.diff(np.asarray(row["mask"]).astype(int)) == -1).sum() + 1
         if row["finish_reason"] == "stop" and len(row["completion_ids"]) < 200:  # nor stopped where the room ends
@@ -296,18 +285,18 @@ def test_an_episode_ends_at_its_last_turn(
 
 
 def test_a_process_that_dies_takes_its_episodes_and_the_run_says_so(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     section["environment"]["name"] = f"{tmp_path / 'environments.py'}:Crash"
     says = (
         r"the environment .+ for the prompt .+0 of 12 completions may go without a reward \(rl\.rewards\.0\.max_failed"
     )
     with pytest.raises(DataError, match=says):
-        run_rl(tmp_path / "run", tiny_model(), section, machines, resources)
+        run(section)
 
 
 def test_episodes_whose_process_is_killed_once_begin_again_and_the_policy_is_that_of_an_undisturbed_run(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, tmp_path: Path, run: RunRl
 ) -> None:
     marker = tmp_path / "killed"
     section["environment"] = {
@@ -315,15 +304,15 @@ def test_episodes_whose_process_is_killed_once_begin_again_and_the_policy_is_tha
         "options": {"marker": str(marker)},
         "max_turns": 3,
     }
-    _, killed = run_rl(tmp_path / "killed-once", tiny_model(), section, machines, resources)
+    _, killed = run(section, "killed-once")
     assert marker.exists()
     assert killed.cost["failed_rewards"] == 0
-    _, undisturbed = run_rl(tmp_path / "undisturbed", tiny_model(), section, machines, resources)
+    _, undisturbed = run(section, "undisturbed")
     assert killed.outputs == undisturbed.outputs
 
 
 def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
-    section: dict[str, Any], machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+    section: Section, resources: ResourcesConfig, tmp_path: Path, run: RunRl
 ) -> None:
     section |= {
         "execution": {"max_staleness": 1},
@@ -331,6 +320,6 @@ def test_the_best_is_looked_for_while_nobody_else_talks_to_the_environments(
         "environment": {"name": f"{tmp_path / 'environments.py'}:Lingers"},
     }
     wanted = resources.model_copy(update={"environment_processes": 1})
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, wanted)
+    made, result = run(section, resources=wanted)
     assert result.cost["failed_rewards"] == 0
     assert (made["best"] / "model.safetensors").exists()

@@ -14,7 +14,8 @@ from alignment_core.data.pin import pin
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.rewards.verify import verify
-from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, run_rl, section_of, steps_of
+from tests.stages.conftest import RunRl
+from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, rows_of, section_of
 
 pytestmark = pytest.mark.slow
 NEEDED = "the extra `environments` is not in `.venv`: `make peers` runs this"
@@ -29,7 +30,7 @@ def prompts_of(source: dict[str, Any]) -> pa.Table:
 
 @pytest.mark.parametrize("environment", [{}, {"id": "asked_again"}], ids=["one turn", "two turns"])
 def test_an_environment_of_verifiers_drives_the_policy_token_for_token(
-    environment: dict, machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: dict, monkeypatch: pytest.MonkeyPatch, run: RunRl
 ) -> None:
     pytest.importorskip("verifiers", reason=NEEDED)
     monkeypatch.syspath_prepend(TASKSETS)
@@ -50,9 +51,9 @@ def test_an_environment_of_verifiers_drives_the_policy_token_for_token(
         },
     )
     rows = prompts_of(section["prompts"])
-    made, result = run_rl(tmp_path / "run", tiny_model(), section, machines, RESOURCES, rows=rows)
+    made, result = run(section, resources=RESOURCES, rows=rows)
     tokenizer, turns = byte_tokenizer(), 2 if environment else 1
-    found = [row for rows in steps_of(made) for row in rows]
+    found = rows_of(made)
     assert len(found) == STEPS * PROMPTS * GENERATIONS
     for row in found:
         number = int(row["label"])
@@ -69,15 +70,13 @@ def test_an_environment_of_verifiers_drives_the_policy_token_for_token(
     assert result.metrics["mismatch"] < 1e-6, "the trainer reads what the engine read"
 
 
-def test_prompts_and_scores_of_reasoning_gym_go_through_the_stage(
-    machines: Any, tiny_model: Any, tmp_path: Path
-) -> None:
+def test_prompts_and_scores_of_reasoning_gym_go_through_the_stage(run: RunRl) -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
     source = {"reasoning_gym": "letter_counting", "rows": 8, "options": {"min_words": 1, "max_words": 2}}
     section = section_of(STEPS, {"verifier": "reasoning_gym"}, {"max_completion_length": 20}, prompts=source)
     rows = prompts_of(source)
-    made, _ = run_rl(tmp_path / "run", tiny_model(), section, machines, RESOURCES, rows=rows)
-    found = [row for rows in steps_of(made) for row in rows]
+    made, _ = run(section, resources=RESOURCES, rows=rows)
+    found = rows_of(made)
     assert len(found) == STEPS * PROMPTS * GENERATIONS
     scores = [row["rewards"][0] for row in found]
     assert scores == pytest.approx(verify("reasoning_gym", found)), "as fp32"

@@ -1,0 +1,31 @@
+"""What tests of the rl stage share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.execution.base import StageResult
+from alignment_core.recipes import ResourcesConfig
+from tests.stages.rl_runs import RESOURCES, Section, run_rl
+
+RunRl = Callable[..., tuple[dict[str, Path], StageResult]]
+
+
+@pytest.fixture
+def resources() -> ResourcesConfig:
+    """What runs have by default; a file of tests may say otherwise."""
+    return RESOURCES
+
+
+@pytest.fixture
+def run(machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path) -> RunRl:
+    """:func:`run_rl` for a section of a recipe, in the folder ``name``, on the tiny model unless another one is given."""
+
+    def run(section: Section, name: str = "run", model: Path | None = None, resources=resources, **more: Any):
+        return run_rl(tmp_path / name, model or tiny_model(), section, machines, resources, **more)
+
+    return run
