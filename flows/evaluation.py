@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from alignment_core.artifacts import Reference
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
+from flows.start import rewards
 from tasks import data, rollout
 from tasks import evaluation as judging
 from tasks.graph import Input, Step
@@ -28,6 +29,9 @@ class Evaluations:
         self.scores: dict[str, Step] = {}
         self.overlap: Step | None = None
         if self.section:
+            # Normalised by its own completions, every policy would have the same mean.
+            listed = [one.model_copy(update={"normalise": "none"}) for one in self.section.rewards]
+            self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation")
             self.prompts = data.dataset(
                 "evaluation/prompts",
                 self.section.prompts,
@@ -55,7 +59,7 @@ class Evaluations:
             stream=STREAM,
         )
         reference = self.baseline[1] if self.baseline else None
-        return rollout.score(f"{label}/evaluation/score", samples, self.reward_model, section, reference)
+        return rollout.score(f"{label}/evaluation/score", samples, policy, self.rewards, section, reference)
 
     def against(self, final: str, production: Reference) -> tuple[str, Step | None]:
         """Judge ``production`` on the same prompts, and the policy ``final`` beside it.

@@ -6,9 +6,10 @@ from alignment_core.recipes import BaseRecipe, IterativeDpoConfig
 from alignment_core.recipes.methods.iterative_dpo import IterativeDpoRecipe
 from flows.evaluation import Evaluations
 from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model
+from flows.start import base_and_start, reward_model, rewards
 from tasks import data, rollout, training
 from tasks.graph import Input, Step
+from tasks.rollout import Rewards
 
 
 def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
@@ -46,10 +47,11 @@ def rounds(
     """All rounds; the policy that each comes to, by label. Prompts and noise go on after ``rounds_before`` others."""
     policies: dict[str, Input] = {}
     policy = start
+    ranked_by = rewards("iterative_dpo.rewards", section.rewards, judge, "rounds")
     for number in range(1, section.rounds + 1):
         reference = start if section.reference == "initial" and number > 1 else None
         turn = rounds_before + number
-        policy = one_round(recipe, section, f"round-{number}", turn, policy, prompts, judge, reference)
+        policy = one_round(recipe, section, f"round-{number}", turn, policy, prompts, ranked_by, reference)
         policies[f"round-{number}"] = policy
     return policies
 
@@ -61,7 +63,7 @@ def one_round(
     turn: int,
     policy: Input,
     prompts: Input,
-    judge: Input | None,
+    ranked_by: Rewards,
     reference: Input | None,
 ) -> Step:
     """Generate → score → select → train; returns the next policy. ``turn`` counts all rounds ever, from 1."""
@@ -69,6 +71,6 @@ def one_round(
     first, stream = (turn - 1) * count, f"round-{turn}"
     verifying = recipe.evaluation if section.selection.score == "verifier" else None
     samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, stream)
-    scores = rollout.score(f"{label}/score", samples, judge, verifying)
+    scores = rollout.score(f"{label}/score", samples, policy, ranked_by, verifying)
     pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores, stream)
     return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, stream)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.methods.rl import RlRecipe
 from flows.evaluation import Evaluations
 from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model
+from flows.start import base_and_start, reward_model, rewards
 from tasks import data
 from tasks import rl as tasks
-from tasks.graph import Input
 
 
 def rl(recipe: RlRecipe) -> Outputs:
@@ -17,13 +15,7 @@ def rl(recipe: RlRecipe) -> Outputs:
     base, start = base_and_start(recipe, recipe.sft)
     prompts = data.dataset("rl/prompts", recipe.rl.prompts, "prompts", base)
     judge = reward_model(recipe, recipe.reward_model, base, start)
-    judges: dict[str, Input] = {}
-    for number, reward in enumerate(recipe.rl.rewards):
-        if isinstance(reward.model, ModelConfig):
-            kinds = ("reward-model", "model")
-            judges[f"reward-{number}"] = data.base_model(f"rl/reward-{number}", reward.model, kinds)
-        elif reward.model == "ours" and judge is not None:
-            judges[f"reward-{number}"] = judge
+    judges = rewards("rl.rewards", recipe.rl.rewards, judge, "rl").models
     critic = next(iter(judges.values()), None) if recipe.rl.critic else None
     pretraining = held_out = None
     if recipe.rl.pretraining:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from alignment_core.recipes import BaseRecipe, RewardModelConfig, SftConfig
+from collections.abc import Sequence
+
+from alignment_core.recipes import BaseRecipe, ModelConfig, RewardModelConfig, SftConfig
+from alignment_core.recipes.sections.rewards import RewardConfig, ours
 from tasks import data, training
 from tasks.graph import Input
+from tasks.rollout import Rewards
+
+REWARD_MODELS = ("reward-model", "model")
+"""Kinds of artifacts that may be a reward model."""
 
 
 def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, Input]:
@@ -21,7 +28,20 @@ def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: In
     if section is None:
         return None
     if section.model is not None:
-        return data.base_model("reward-model", section.model, kinds=("reward-model", "model"))
+        return data.base_model("reward-model", section.model, kinds=REWARD_MODELS)
     assert section.data is not None, "the recipe is validated"
     pairs = data.dataset("reward-model/data", section.data, "preferences", base)
     return training.reward_model("reward-model", section, start, pairs)
+
+
+def rewards(field: str, listed: Sequence[RewardConfig], judge: Input | None, label: str) -> Rewards:
+    """The rewards that the recipe has ``listed`` at ``field``, which are those of the ``judge``, its section `reward_model`, if
+    there are none. Other models become stages below ``label``."""
+    configs = tuple(listed) or ((ours(),) if judge is not None else ())
+    models: dict[str, Input] = {}
+    for number, reward in enumerate(configs):
+        if isinstance(reward.model, ModelConfig):
+            models[f"reward-{number}"] = data.base_model(f"{label}/reward-{number}", reward.model, REWARD_MODELS)
+        elif reward.model == "ours" and judge is not None:
+            models[f"reward-{number}"] = judge
+    return Rewards(field, configs, models)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from alignment_core.recipes import EvaluationConfig, GenerationConfig, SelectionConfig
+from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.score import ScoreConfig
 from alignment_core.stages.select_pairs import SelectPairsConfig
 from tasks.graph import Input, Step, submit
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """A list of rewards as a stage takes it."""
+
+    field: str
+    """Where the recipe has the list."""
+    configs: tuple[RewardConfig, ...]
+    models: Mapping[str, Input]
+    """The reward models that they need, by the stage's input: ``reward-<number in the list>``."""
 
 
 def generate(
@@ -26,16 +41,19 @@ def generate(
 def score(
     label: str,
     rollouts: Input,
-    reward_model: Input | None,
-    verifying: EvaluationConfig | None,
+    policy: Input,
+    rewards: Rewards,
+    verifying: EvaluationConfig | None = None,
     reference: Input | None = None,
 ) -> Step:
-    """Score completions by everything that is given; ``verifying`` names the verifier and how often it may fail."""
-    config = ScoreConfig()
+    """Score completions by everything that is given; ``policy`` has made them, ``verifying`` names the verifier."""
+    config = ScoreConfig(rewards=rewards.configs, field=rewards.field)
     if verifying is not None:
         rules = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
         config = config.model_copy(update=rules)
-    return submit("score", label, config, {"rollouts": rollouts, "reward_model": reward_model, "reference": reference})
+    tokenizer = policy if rewards.configs else None
+    inputs = {"rollouts": rollouts, "tokenizer": tokenizer, "reference": reference, **rewards.models}
+    return submit("score", label, config, inputs)
 
 
 def select_pairs(label: str, selection: SelectionConfig, rollouts: Input, scores: Input, stream: str = "") -> Step:

@@ -81,7 +81,7 @@ def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answe
             answer = seen.get(prompts.label)
             if answer is not None and (longest := answer.certain(sampling.prompts)):
                 most = longest_sampled(_shape(store, prompts.inputs["tokenizer"]))
-                yield from shapes.too_long(stage, sampling.max_completion_length, longest, most)
+                yield from shapes.too_long(stage, sampling.generation.max_completion_length, longest, most)
 
 
 def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:
@@ -108,13 +108,12 @@ def _functions(todo: list[PlannedStage], resources: ResourcesConfig) -> dict[str
 
 def _functions_of(stage: PlannedStage, resources: ResourcesConfig) -> Iterator[tuple[PlannedStage, functions.Called]]:
     """The user's functions that a stage calls, each with the data set whose prompts it judges."""
-    config: Any = stage.config
-    if stage.stage == "rl":
-        for prompts in [*_prompts_of(stage)][:1]:
-            yield from ((prompts, one) for one in functions.of_rl(config.section, resources))
-    elif stage.stage == "score" and config.verifier is not None and isinstance(stage.inputs["rollouts"], PlannedStage):
-        verifier = functions.of_verifier(config.verifier, config.max_failed_rewards)
-        yield from ((prompts, verifier) for prompts in _prompts_of(stage.inputs["rollouts"]))
+    samples = stage if stage.config.sampling() else stage.inputs.get("rollouts")
+    sampling = samples.config.sampling() if isinstance(samples, PlannedStage) else None
+    if isinstance(samples, PlannedStage) and sampling:
+        for prompts in [*_prompts_of(samples)][:1]:
+            called = functions.called_by(stage.config.rewarded(), sampling, resources)
+            yield from ((prompts, one) for one in called)
 
 
 def _question(plan: Plan, stage: PlannedStage) -> rows.Question:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 from alignment_core.environments import calls as environment_calls
 from alignment_core.environments.environments import ACT
 from alignment_core.errors import UserError
+from alignment_core.execution.base import SamplingPlan
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
-from alignment_core.recipes.sections.rl import EnvironmentConfig, RlConfig
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening, kind_of
-from alignment_core.rewards.verify import FIELD as VERIFIER
-from alignment_core.rewards.verify import Verifier
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.process import FunctionProcess
 
@@ -52,38 +51,19 @@ class Called:
         return failed[0] if failed and self.max_failed <= USUAL else None
 
 
-def of_verifier(name: str, max_failed: float) -> Called:
-    """The verifier of an evaluation."""
-    return Called(VERIFIER, name, max_failed, _verifier(name, VERIFIER))
-
-
-def of_rl(section: RlConfig, resources: ResourcesConfig) -> Iterator[Called]:
-    """The rewards and the environment of reinforcement learning. An endpoint and a reward model are not asked."""
-    yield from of_rewards(section.rewards, "rl.rewards", section.generation.num_generations, resources)
-    if section.environment is not None and section.environment.name is not None:
-        most = next(reward.max_failed for reward in section.rewards if reward.of_environment)
-        yield Called(environment_calls.FIELD, section.environment.name, most, _environment(section.environment))
-
-
-def of_rewards(
-    rewards: Sequence[RewardConfig], field: str, generations: int, resources: ResourcesConfig
+def called_by(
+    rewards: Mapping[str, RewardConfig], sampling: SamplingPlan, resources: ResourcesConfig
 ) -> Iterator[Called]:
-    """Those of a list of rewards that are functions of the user's."""
-    for number, reward in enumerate(rewards):
-        kind = kind_of(reward)
-        for name in kind.user_code:
-            opening = Opening(f"{field}.{number}", resources)
-            look = _reward(reward, opening, generations)
-            yield Called(f"{field}.{number}.{name}", getattr(reward, name), reward.max_failed, look)
-
-
-def _verifier(name: str, where: str) -> Any:
-    def look(rows: Rows, timeout: float) -> Answers:
-        with Verifier(name, timeout, where) as verifier:
-            for row in rows:
-                yield from (answer for _, answer in verifier([row]))
-
-    return look
+    """The functions of the user's among the rewards, by their fields, of what is sampled, and those of its environment. An
+    endpoint and a reward model are not asked."""
+    for field, reward in rewards.items():
+        for name in kind_of(reward).user_code:
+            look = _reward(reward, Opening(field, resources), sampling.generation.num_generations)
+            yield Called(f"{field}.{name}", getattr(reward, name), reward.max_failed, look)
+    environment = sampling.environment
+    if environment is not None and environment.name is not None:
+        most = next((reward.max_failed for reward in rewards.values() if reward.of_environment), USUAL)
+        yield Called(environment_calls.FIELD, environment.name, most, _environment(environment))
 
 
 def _reward(reward: RewardConfig, opening: Opening, generations: int) -> Any:

@@ -17,8 +17,10 @@ from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.tickets import FIRST, Ticket
 from alignment_core.models.handle import Model
 from alignment_core.plugins import Group
-from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes import GenerationConfig, ResourcesConfig
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.user_code.pool import PoolJob, Workers
 
 if TYPE_CHECKING:
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 class SamplingPlan:
     """What a stage samples from a policy: completions of the prompts that are its inputs ``prompts`` and ``held_out``."""
 
-    max_completion_length: int
+    generation: GenerationConfig
     prompts: int | None = None
     """For how many of the prompts; None: all."""
+    environment: EnvironmentConfig | None = None
+    """What answers the policy between its turns."""
 
 
 class StageConfig(Config):
@@ -67,6 +71,11 @@ class StageConfig(Config):
     def sampling(self) -> SamplingPlan | None:
         """What the stage samples, if it does: engines are prewarmed for it, and its lengths are checked before a run starts."""
         return None
+
+    def rewarded(self) -> Mapping[str, RewardConfig]:
+        """By what the stage rewards completions, which it samples or has from its input ``rollouts``: rewards by the field of
+        the recipe. Those that are functions of the user's are called on a few prompts before a run starts."""
+        return {}
 
 
 C = TypeVar("C", bound=StageConfig)

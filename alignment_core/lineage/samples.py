@@ -48,7 +48,8 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
     if any(folder.glob(SHARDS)):
         rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines)
         if scores:
-            rows = [{**row, **{n: s[n] for n in ("reward", "verifier")}} for row, s in zip(rows, scores, strict=True)]
+            names = ("reward", "rewards", "verifier")
+            rows = [{**row, **{n: s.get(n) for n in names}} for row, s in zip(rows, scores, strict=True)]
     else:
         steps = sorted([*folder.glob(STEPS), *folder.glob(IN_RUN)])
         if not steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
@@ -10,6 +12,7 @@ from alignment_core.recipes.sections.evaluation import EvaluationConfig, Promoti
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.retention import RetentionConfig
+from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.tracking import TrackingConfig
 
 
@@ -46,8 +49,46 @@ class BaseRecipe(Config):
         """Whether a stage samples completions."""
         return self.evaluation is not None
 
+    @property
+    def has_reward_model(self) -> bool:
+        """Whether it has a section `reward_model`."""
+        return getattr(self, "reward_model", None) is not None
+
+    def check_ours(self, rewards: Sequence[RewardConfig], field: str) -> None:
+        """Raise ValueError if ``rewards``, which it has at ``field``, ask for a reward model that it does not have."""
+        if self.has_reward_model or all(reward.model != "ours" for reward in rewards):
+            return
+        lacks = "reward_model" not in type(self).model_fields
+        cure = f"`method: {self.method}` has none, so name a model" if lacks else "add a section `reward_model`"
+        raise ValueError(f"`{field}` asks for the reward model `ours`: {cure}")
+
+    @model_validator(mode="after")
+    def _evaluation_has_its_rewards(self) -> BaseRecipe:
+        if self.evaluation:
+            self.check_ours(self.evaluation.rewards, "evaluation.rewards")
+        return self
+
     @model_validator(mode="after")
     def _gates_have_metrics(self) -> BaseRecipe:
-        if self.promotion and self.promotion.gates and self.evaluation is None:
+        gates = self.promotion.gates if self.promotion else ()
+        if gates and self.evaluation is None:
             raise ValueError("`promotion.gates` need an `evaluation` that measures their metrics")
+        for number, gate in enumerate(gates):
+            if self.evaluation and not self._measures(self.evaluation, gate.measures):
+                raise ValueError(
+                    f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add {GIVEN_BY[gate.measures]}"
+                )
         return self
+
+    def _measures(self, evaluation: EvaluationConfig, metric: str) -> bool:
+        reward = bool(evaluation.rewards) or self.has_reward_model
+        verified = evaluation.verifier is not None
+        return {"accuracy": verified, "reward": reward, "win_rate": reward or verified}.get(metric, True)
+
+
+GIVEN_BY = {
+    "accuracy": "`evaluation.verifier`",
+    "reward": "`evaluation.rewards`",
+    "win_rate": "`evaluation.rewards` or `evaluation.verifier`",
+}
+"""What an evaluation measures metrics by that not every one has."""

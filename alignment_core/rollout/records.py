@@ -41,7 +41,10 @@ def rollout_schema() -> pa.Schema:
 
 
 def score_schema() -> pa.Schema:
-    """One row per completion, in the rollouts' order; what was not asked for is null."""
+    """One row per completion, in the rollouts' order; what was not asked for, or has failed, is null.
+
+    ``rewards`` holds what each source gave, ``reward`` what came of it; scores of earlier versions have no ``rewards``.
+    """
     import pyarrow as pa
 
     return pa.schema(
@@ -51,6 +54,7 @@ def score_schema() -> pa.Schema:
             ("tokens", pa.int32()),
             ("finish_reason", pa.string()),
             ("reward", pa.float32()),
+            ("rewards", pa.list_(pa.float32())),
             ("verifier", pa.float32()),
             ("policy_logp", pa.float32()),
             ("reference_logp", pa.float32()),

@@ -11,6 +11,8 @@ from alignment_core.evaluation.statistics import bootstrap, per_prompt, wilson, 
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.rollout.records import read_scores
 
+MEANS = {"accuracy": "verifier", "reward": "reward"}
+"""Metrics that are the mean of a column of scores, where it has any number."""
 PROPORTIONS = ("accuracy", "win_rate")
 """Metrics whose values lie in [0, 1]; the others may be any number."""
 
@@ -31,11 +33,13 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         "length": float(np.mean([row["tokens"] for row in rows])),
     }
     metrics["truncated"] = float(np.mean([row["finish_reason"] == "length" for row in rows]))
-    per_prompt_values = {
-        name: per_prompt(rows, column)
-        for name, column in (("accuracy", "verifier"), ("reward", "reward"))
-        if any(row[column] is not None for row in rows)
-    }
+    measured = {name: column for name, column in MEANS.items() if any(row[column] is not None for row in rows)}
+    if failed := sum(any(row[column] is None for column in measured.values()) for row in rows):
+        metrics["failed_rewards"] = failed
+    sources = list(zip(*[row["rewards"] for row in rows if row.get("rewards")], strict=True))
+    for number, given in enumerate(sources if len(sources) > 1 else ()):
+        metrics[f"reward_{number}"] = float(np.mean([one for one in given if one is not None]))
+    per_prompt_values = {name: per_prompt(rows, column) for name, column in measured.items()}
     if rows[0]["reference_logp"] is not None:
         # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion.
         gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
@@ -43,8 +47,6 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     column = "reward" if "reward" in per_prompt_values else "verifier"
     if baseline is not None and {"accuracy", "reward"} & per_prompt_values.keys():
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
-    if "accuracy" in per_prompt_values and (failed := sum(row["verifier"] is None for row in rows)):
-        metrics["failed_rewards"] = failed
     for name, values in per_prompt_values.items():
         if name in PROPORTIONS:
             interval = wilson(values, config.confidence)

@@ -28,7 +28,7 @@ class GenerateConfig(StageConfig):
     """How many prompts to take; none means all."""
 
     def sampling(self) -> SamplingPlan:
-        return SamplingPlan(self.generation.max_completion_length, self.prompts)
+        return SamplingPlan(self.generation, self.prompts)
 
 
 def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The score stage with real trainer ranks: the right numbers, duplicates included, and only for the same tokenizer."""
+"""The score stage with real trainer ranks: the right numbers of each reward, duplicates included, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,30 @@ from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
 from alignment_core.stages import score
+from alignment_core.stages.score import ScoreConfig
 
 COMPLETIONS = [("2+2=", "4"), ("2+2=", "5"), ("2+2=", "4"), ("1+1=", "4"), ("1+1=", "two")]
 
 
 @pytest.fixture
-def reward_model(tiny_model: Any, tmp_path: Path) -> Path:
+def reward_models(tiny_model: Any, tmp_path: Path) -> tuple[Path, Path]:
     import torch
     import transformers
 
-    folder = tmp_path / "reward-model"
-    shutil.copytree(tiny_model(), folder)
-    torch.manual_seed(0)
-    transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(folder)
-    return folder
+    folders = (tmp_path / "reward-model", tmp_path / "another-reward-model")
+    for seed, folder in enumerate(folders):
+        shutil.copytree(tiny_model(), folder)
+        torch.manual_seed(seed)
+        transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(folder)
+    return folders
+
+
+@pytest.fixture
+def reward_model(reward_models: tuple[Path, Path]) -> Path:
+    return reward_models[0]
 
 
 @pytest.fixture
@@ -60,9 +69,18 @@ def rollouts(tmp_path: Path) -> Path:
     return folder
 
 
-def context_of(machines: Any, tmp_path: Path, **inputs: Path) -> StageContext:
+def rewards(*listed: dict[str, Any]) -> ScoreConfig:
+    return ScoreConfig(rewards=tuple(CHOICE.validate(one) for one in listed))
+
+
+OURS = rewards({"reward_model": "ours"})
+
+
+def context_of(machines: Any, tmp_path: Path, rollouts: Path, *reward_models: Path) -> StageContext:
     output = tmp_path / "scores"
     output.mkdir()
+    inputs = {f"reward-{number}": folder for number, folder in enumerate(reward_models)}
+    inputs |= {"rollouts": rollouts, "tokenizer": tmp_path / "reward-model"}
     return StageContext(
         inputs=inputs,
         references={name: Reference(kind="model", digest="a" * 64) for name in inputs},
@@ -75,49 +93,97 @@ def context_of(machines: Any, tmp_path: Path, **inputs: Path) -> StageContext:
     )
 
 
-def test_each_completion_gets_the_score_of_its_own_forward_pass(
-    machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path
-) -> None:
+def scores_by_hand(reward_model: Path) -> list[float]:
+    """What the model itself says of each completion, one after the other."""
     import torch
     import transformers
 
-    context = context_of(machines, tmp_path, rollouts=rollouts, reward_model=reward_model)
-    score.run(context, score.ScoreConfig())
-    scored = [row["reward"] for row in read_scores(context.output)]
-
-    judge = transformers.AutoModelForSequenceClassification.from_pretrained(reward_model).eval()
+    judge, found = transformers.AutoModelForSequenceClassification.from_pretrained(reward_model).eval(), []
     tokenizer = byte_tokenizer()
-    for value, (prompt, completion) in zip(scored, COMPLETIONS, strict=True):
+    for prompt, completion in COMPLETIONS:
         ids = [*tokenizer(prompt + completion)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
-            assert value == pytest.approx(float(judge(torch.tensor([ids])).logits[0, 0]), abs=1e-5)
+            found.append(float(judge(torch.tensor([ids])).logits[0, 0]))
+    return found
+
+
+def test_each_completion_gets_the_score_of_its_own_forward_pass(
+    machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path
+) -> None:
+    context = context_of(machines, tmp_path, rollouts, reward_model)
+    metrics = score.run(context, OURS)
+    scored = [row["reward"] for row in read_scores(context.output)]
+    assert scored == pytest.approx(scores_by_hand(reward_model), abs=1e-5)
     assert scored[0] == scored[2]
     assert len({np.float32(value) for value in scored}) == 4
+    assert metrics["mean_reward"] == pytest.approx(np.mean(scored))
 
 
-def test_a_stage_that_goes_on_scores_no_block_again(
-    machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_two_reward_models_a_verifier_and_a_function_make_one_weighted_sum(
+    machines: Any, reward_models: tuple[Path, Path], rollouts: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "judging.py").write_text(
+        "def right(prompt, completion, label):\n    return float(completion == '4')\n"
+        "def length(rows):\n    return [None if row['completion'] == 'two' else 3.0 for row in rows]\n"
+    )
+    config = rewards(
+        {"reward_model": "a/judge"},
+        {"verifier": f"{tmp_path / 'judging.py'}:right", "weight": 2.0},
+        {"reward_model": "another/judge", "weight": -0.5},
+        {"function": f"{tmp_path / 'judging.py'}:length", "clip": (0.0, 1.0), "max_failed": 0.2},
+    )
+    context = context_of(machines, tmp_path, rollouts, reward_models[0])
+    context.inputs["reward-2"], context.references["reward-2"] = reward_models[1], context.references["reward-0"]
+    metrics = score.run(context, config)
+
+    one, other = (scores_by_hand(model) for model in reward_models)
+    right = [1.0, 0.0, 1.0, 1.0, 0.0]
+    rows = read_scores(context.output)
+    for row, *given in zip(rows, one, right, other, [3.0, 3.0, 3.0, 3.0, None], strict=True):
+        assert row["rewards"] == pytest.approx(given, abs=1e-5)
+    total = [a + 2 * b - 0.5 * c + 1 for a, b, c in zip(one, right, other, strict=True)]
+    assert [row["reward"] for row in rows] == pytest.approx([*total[:4], None], abs=1e-5)
+    assert metrics["reward_1"] == 0.75
+    assert (metrics["mean_reward"], metrics["failed_rewards"]) == (pytest.approx(np.mean(total[:4]), abs=1e-5), 1)
+    assert (context.cost["failed_rewards"], context.cost["failed_rewards_none_given"]) == (1, 1)
+
+
+def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model(), tmp_path / "reward-model")
+    (tmp_path / "judging.py").write_text("def length(rows): return [float(len(row['completion'])) for row in rows]\n")
+    alone = SimpleNamespace(elsewhere=None)
+    context = context_of(lambda _: alone, tmp_path, rollouts)
+    score.run(context, rewards({"function": f"{tmp_path / 'judging.py'}:length", "normalise": "group"}))
+    totals = [row["reward"] for row in read_scores(context.output)]
+    assert totals == [0, 0, 0, 0, 0], "each prompt's completions are equally long, but for the last, which is alone"
+
+
+def test_a_stage_that_goes_on_scores_no_block_of_either_reward_model_again(
+    machines: Any, reward_models: tuple[Path, Path], rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "BLOCK", 1)  # four different completions
     told: list[float] = []
+    config = rewards({"reward_model": "a/judge"}, {"reward_model": "another/judge"})
 
-    def ends_after_two(done: float, *_: Any) -> None:
+    def ends_within_the_second(done: float, *_: Any) -> None:
         told.append(done)
-        if done == 2:
+        if told.count(done) == 2 and done == 2:
             raise Stopped("ended")
 
-    def scored(reporter: Any) -> list[float]:
+    def scored(reporter: Any) -> list[list[float]]:
         shutil.rmtree(tmp_path / "scores", ignore_errors=True)
-        context = context_of(machines, tmp_path, rollouts=rollouts, reward_model=reward_model)
-        score.run(dataclasses.replace(context, reporter=reporter), score.ScoreConfig())
-        return [row["reward"] for row in read_scores(context.output)]
+        context = context_of(machines, tmp_path, rollouts, *reward_models)
+        score.run(dataclasses.replace(context, reporter=reporter), config)
+        return [row["rewards"] for row in read_scores(context.output)]
 
     with pytest.raises(Stopped):
-        scored(ends_after_two)
+        scored(ends_within_the_second)
+    assert told == [0, 1, 2, 3, 4, 0, 1, 2], "one model after the other has the trainers"
+    told.clear()
     in_pieces = scored(lambda done, *_: told.append(done))
-    assert told == [0, 1, 2, 2, 3, 4]
+    assert sorted(told) == [2, 3, 4, 4]
 
-    for block in tmp_path.glob("score-*.npy"):
+    for block in tmp_path.glob("reward-*.npy"):
         block.unlink()
     assert scored(lambda *_: None) == in_pieces
 
@@ -128,8 +194,11 @@ def test_a_reward_model_with_another_tokenizer_is_refused(
     path = reward_model / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
-    vocabulary["4"], vocabulary["5"] = vocabulary["5"], vocabulary["4"]
+    vocabulary["2"], vocabulary["5"] = vocabulary["5"], vocabulary["2"]
     path.write_text(json.dumps(content))
-    context = context_of(machines, tmp_path, rollouts=rollouts, reward_model=reward_model)
-    with pytest.raises(UserError, match=r"another tokenizer than the policy: it reads '5' where the policy wrote '4'"):
-        score.run(context, score.ScoreConfig())
+    context = context_of(machines, tmp_path, rollouts, reward_model)
+    policy = shutil.copytree(reward_model, tmp_path / "policy")
+    byte_tokenizer().save_pretrained(policy)
+    context.inputs["tokenizer"] = policy
+    with pytest.raises(UserError, match=r"another tokenizer than the policy: it reads '5\+5=' where the"):
+        score.run(context, OURS)

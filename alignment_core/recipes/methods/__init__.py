@@ -62,5 +62,10 @@ def _decides() -> Iterator[tuple[str, str]]:
     yield from COMMON.items()
 
 
-COMMON = {"model": "model", "evaluation/prompts": "evaluation.prompts", r".*/evaluation(/\w+)?": "evaluation"}
+COMMON = {
+    "model": "model",
+    "evaluation/prompts": "evaluation.prompts",
+    r"evaluation/reward-\d+:.*": "evaluation.rewards",
+    r".*/evaluation(/\w+)?": "evaluation",
+}
 """As :attr:`Method.decides`, of stages that several methods have."""

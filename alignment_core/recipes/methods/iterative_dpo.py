@@ -8,7 +8,6 @@ from pydantic import model_validator
 
 from alignment_core.recipes.method import Method
 from alignment_core.recipes.recipe import BaseRecipe
-from alignment_core.recipes.sections.evaluation import EvaluationConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
 
@@ -21,7 +20,7 @@ class IterativeDpoRecipe(BaseRecipe):
     sft: SftConfig | None = None
     """Fine-tune on demonstrations first. Default: start from `model` as it is."""
     reward_model: RewardModelConfig | None = None
-    """The reward model; may be left out when `iterative_dpo.selection.score` is `verifier`."""
+    """The reward model; may be left out if `iterative_dpo.rewards` or `iterative_dpo.selection` name something else."""
     iterative_dpo: IterativeDpoConfig
     """The rounds."""
 
@@ -32,23 +31,33 @@ class IterativeDpoRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _has_a_judge(self) -> IterativeDpoRecipe:
-        check_rounds(self.reward_model, self.iterative_dpo, self.evaluation)
+        check_rounds(self, self.reward_model, self.iterative_dpo)
         return self
 
 
-def check_rounds(
-    reward_model: RewardModelConfig | None, rounds: IterativeDpoConfig | None, evaluation: EvaluationConfig | None
-) -> None:
-    """Raise ValueError unless there is something that ranks the completions of the rounds."""
+def check_rounds(recipe: BaseRecipe, reward_model: RewardModelConfig | None, rounds: IterativeDpoConfig | None) -> None:
+    """Raise ValueError unless there is something that ranks the completions of the recipe's rounds."""
     if reward_model:
         reward_model.check_origin()
     if rounds is None:
         return
-    if reward_model is None and rounds.selection.score == "reward":
-        raise ValueError("`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`")
-    if rounds.selection.score == "verifier" and not (evaluation and evaluation.verifier):
+    recipe.check_ours(rounds.rewards, "iterative_dpo.rewards")
+    evaluation, by_verifier = recipe.evaluation, rounds.selection.score == "verifier"
+    if rounds.rewards and reward_model:
+        unlisted = evaluation is None or bool(evaluation.rewards)
+        listed = (*rounds.rewards, *(evaluation.rewards if evaluation else ()))
+        if unlisted and all(reward.model != "ours" for reward in listed):
+            raise ValueError(
+                "nothing uses `reward_model`: add `{reward_model: ours}` to `iterative_dpo.rewards`, or remove it"
+            )
+    if not rounds.rewards and reward_model is None and not by_verifier:
+        raise ValueError(
+            "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`: add it, or list "
+            "`iterative_dpo.rewards`"
+        )
+    if by_verifier and not (evaluation and evaluation.verifier):
         raise ValueError("`evaluation.verifier` is needed, because `iterative_dpo.selection.score` is `verifier`")
-    if rounds.selection.score == "verifier" and evaluation:
+    if by_verifier and evaluation:
         evaluation.check_verifier(rounds.prompts, "iterative_dpo.prompts")
 
 
@@ -57,6 +66,8 @@ METHOD = Method(
     composition="flows.iterative_dpo:iterative_dpo",
     decides={
         "rounds/prompts": "iterative_dpo.prompts",
+        r"rounds/reward-\d+:.*": "iterative_dpo.rewards",
+        r"round-\d+/score:rewards.*": "iterative_dpo.rewards",
         r"round-\d+/score": "evaluation",
         r"round-\d+/generate:prompts": "iterative_dpo.prompts_per_round",
         r"round-\d+/generate:first_prompt": "the first prompt",

@@ -38,7 +38,7 @@ class NightlyRecipe(BaseRecipe):
     nightly: NightlyConfig = NightlyConfig()
     """Which rows a night takes."""
     reward_model: RewardModelConfig | None = None
-    """The reward model, trained from `model` or given; optional if a verifier judges."""
+    """The reward model, trained from `model` or given; optional if rewards or a verifier judge."""
     iterative_dpo: IterativeDpoConfig | None = None
     """Rounds after the training on new rows. Default: no rounds."""
     evaluation: EvaluationConfig
@@ -58,7 +58,7 @@ class NightlyRecipe(BaseRecipe):
     @model_validator(mode="after")
     def _can_run_unattended(self) -> NightlyRecipe:
         _check_inbox(self.dpo.data, self.nightly.min_rows)
-        check_rounds(self.reward_model, self.iterative_dpo, self.evaluation)
+        check_rounds(self, self.reward_model, self.iterative_dpo)
         if not self.promotion.gates:
             raise ValueError("`promotion.gates` needs at least one gate: nobody looks at a model before it is promoted")
         return self

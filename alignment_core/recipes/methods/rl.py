@@ -20,7 +20,8 @@ class RlRecipe(BaseRecipe):
     sft: SftConfig | None = None
     """Fine-tune on demonstrations first. Default: start from `model` as it is."""
     reward_model: RewardModelConfig | None = None
-    """The reward model that `rl.rewards` refers to as `ours`; a critic is initialised from it, too."""
+    """The reward model that `rl.rewards` and `evaluation.rewards` refer to as `ours`; a critic is initialised from it,
+    too."""
     rl: RlConfig
     """The steps."""
 
@@ -33,10 +34,9 @@ class RlRecipe(BaseRecipe):
     def _has_its_rewards(self) -> RlRecipe:
         if self.reward_model:
             self.reward_model.check_origin()
-        ours = any(reward.model == "ours" for reward in self.rl.rewards)
-        if ours and self.reward_model is None:
-            raise ValueError("`rl.rewards` asks for the reward model `ours`: add a section `reward_model`")
-        if self.reward_model and not ours:
+        self.check_ours(self.rl.rewards, "rl.rewards")
+        listed = (*self.rl.rewards, *(self.evaluation.rewards if self.evaluation else ()))
+        if self.reward_model and all(reward.model != "ours" for reward in listed):
             raise ValueError("nothing uses `reward_model`: add `{reward_model: ours}` to `rl.rewards`, or remove it")
         best = self.rl.best.prompts if self.rl.best else None
         for reward in self.rl.rewards:
@@ -53,6 +53,7 @@ METHOD = Method(
         "rl/prompts": "rl.prompts",
         "rl/pretraining": "rl.pretraining.data",
         "rl/held-out": "rl.best.prompts",
+        r"rl/reward-\d+:.*": "rl.rewards",
         "rl": "rl",
     },
     aliases=("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf"),

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
-from alignment_core.recipes.sections.rewards import check_verifier
+from alignment_core.recipes.sections.rewards import Reward, check_rewards, check_verifier
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
 
@@ -23,7 +23,12 @@ class EvaluationConfig(Config):
     verifier: CodePath | None = None
     """Function that scores one completion: `task` (the built-in task's own), `math` (the answer equals the label), `code`
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
-    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]."""
+    `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]; their mean is the
+    metric `accuracy`."""
+    rewards: tuple[Reward, ...] = ()
+    """Rewards of a completion; the mean of their weighted sum is the metric `reward`, and `win_rate` compares it. They are
+    clipped, but not normalised, as the policies' own completions would be the measure. Default: the reward model of the
+    section `reward_model`, if the recipe has one."""
     max_overlap: float = Field(0.0, ge=0, le=1)
     """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
     is counted in any case."""
@@ -39,6 +44,7 @@ class EvaluationConfig(Config):
     @model_validator(mode="after")
     def _verifies_its_prompts(self) -> EvaluationConfig:
         self.check_verifier(self.prompts, "prompts")
+        check_rewards(self.rewards, "rewards", self.prompts, "prompts")
         return self
 
     def check_verifier(self, prompts: DataConfig, where: str) -> None:
@@ -63,6 +69,11 @@ class Gate(Config):
     min_gain: float | None = None
     """Minimum gain over the same metric of the policy that the tag points to, evaluated on the same prompts; while the
     tag does not exist, over that of the policy that the run starts from."""
+
+    @property
+    def measures(self) -> str:
+        """The metric, of which it may ask for an end of the interval."""
+        return self.metric.partition(".")[0]
 
     @property
     def compares(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -68,6 +69,23 @@ class RewardConfig(Config):
 CHOICE = OneOf(REWARDS, "a reward")
 Reward = Annotated[RewardConfig, CHOICE]
 """A reward of any kind."""
+
+
+def ours() -> RewardConfig:
+    """The reward that the recipe's section ``reward_model`` stands for where no list of rewards is given."""
+    reward: RewardConfig = CHOICE.validate({"reward_model": "ours"})
+    return reward
+
+
+def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConfig, where: str) -> None:
+    """Raise ValueError if one of ``rewards``, which the recipe has at ``field``, cannot be given to completions of the
+    prompts at ``where`` that no environment took part in."""
+    for number, reward in enumerate(rewards):
+        if reward.of_environment:
+            raise ValueError(
+                f"`{field}.{number}` is what an environment gave in an episode, which `rl.rewards` alone knows: remove it"
+            )
+        reward.check(prompts, where)
 
 
 def check_verifier(name: str, prompts: DataConfig, where: str, cure: str = "") -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.rewards import Reward, check_rewards
 from alignment_core.recipes.sections.training import DpoLossConfig, TrainingConfig
 
 
@@ -37,7 +38,8 @@ class SelectionConfig(Config):
     """Best against worst, best against a random other, two at random, or every pair; the completion with the higher
     score is chosen."""
     score: Literal["reward", "verifier"] = "reward"
-    """What ranks the completions."""
+    """What ranks the completions: `reward`, the weighted sum of `iterative_dpo.rewards`, or `verifier`, that of the
+    evaluation."""
     min_margin: float = Field(0.0, ge=0)
     """Minimum difference in score; completions with equal scores are never paired."""
     max_pairs_per_prompt: int = Field(1, ge=1)
@@ -62,6 +64,9 @@ class IterativeDpoConfig(Config):
     """Number of prompts in each round."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling parameters."""
+    rewards: tuple[Reward, ...] = ()
+    """Rewards of a completion; their weighted sum ranks the completions of a prompt. Default: the reward model of the
+    section `reward_model`, or what `selection.score` names."""
     selection: SelectionConfig = SelectionConfig()
     """Pair selection."""
     loss: DpoLossConfig = DpoLossConfig()
@@ -71,3 +76,13 @@ class IterativeDpoConfig(Config):
     reference: Literal["previous", "initial"] = "previous"
     """Reference policy of a round: the policy at the start of that round (`previous`), or the one before the first
     round (`initial`)."""
+
+    @model_validator(mode="after")
+    def _ranks_by_one_thing(self) -> IterativeDpoConfig:
+        check_rewards(self.rewards, "iterative_dpo.rewards", self.prompts, "iterative_dpo.prompts")
+        if self.rewards and self.selection.score == "verifier":
+            raise ValueError(
+                "`iterative_dpo.rewards` rank the completions, and so does `iterative_dpo.selection.score: verifier`: remove "
+                "that, and add `{verifier: …}` to the list if the verifier is to take part"
+            )
+        return self

@@ -11,6 +11,7 @@ from typing import Any
 
 from alignment_core.environments.environments import environment_content
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
+from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards import base as rewards
 from alignment_core.stages.rl.names import AVERAGE, BEST, CRITIC, FIELD, POLICY, SHOWS, TRAJECTORIES
@@ -34,7 +35,10 @@ class RlStageConfig(StageConfig):
         return section | {"rewards": rewards.content(self.section.rewards, FIELD)}
 
     def sampling(self) -> SamplingPlan:
-        return SamplingPlan(self.section.generation.max_completion_length)
+        return SamplingPlan(self.section.generation, environment=self.section.environment)
+
+    def rewarded(self) -> dict[str, RewardConfig]:
+        return {f"{FIELD}.{number}": reward for number, reward in enumerate(self.section.rewards)}
 
     def code_used(self) -> tuple[str, ...]:
         return rewards.code_used(self.section.rewards)
