@@ -234,7 +234,7 @@ def _sample(row: dict[str, Any]) -> dict[str, Any]:
         "prompt_ids": ids,
         "completion_text": row["label"] or STAND_IN,
         "completion_ids": ids,  # any will do
-        **{name: row[name] for name in ("label", "task", "source")},
+        **{name: row.get(name) for name in ("label", "task", "messages", "columns", "source")},
     }
 
 

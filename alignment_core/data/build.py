@@ -13,7 +13,7 @@ from alignment_core.canonical import digest_of
 from alignment_core.data import formats, kinds, mixing, overlap, sources, statistics, tables
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import Example, Kind
+from alignment_core.data.kinds import KEPT, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
@@ -123,19 +123,19 @@ def kept_rows(
     total = _expected_rows(pinned)
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
-        for example_number, (row, example) in enumerate(examples(source, number, ledger, kind, seed)):
+        for example_number, (where, example, kept) in enumerate(examples(source, number, ledger, kind, seed)):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
             try:
-                digest, prompts = _digests(example)
+                digest, prompts = _digests(example, kept)
                 rendered = example.rows(limits)
             except ValueError as error:
-                ledger.bad(number, row.where, str(error))
+                ledger.bad(number, where, str(error))
                 continue
             ledger.split[number] += len(rendered) > 1
             # A column of the user's that happens to be called `task` does not name a task of ours.
-            made_by = {"source": row.where} if names_tasks else {"source": row.where, "task": None}
+            made_by = {"source": where, KEPT: kept} if names_tasks else {"source": where, KEPT: kept, "task": None}
             for columns in rendered:
                 if isinstance(columns, str):
                     ledger.dropped[number][columns] += 1
@@ -149,11 +149,14 @@ def kept_rows(
 
 def examples(
     pinned: PinnedSource, number: int, ledger: statistics.Ledger, kind: Kind, seed: int
-) -> Iterator[tuple[sources.Row, Example]]:
-    """The well-formed rows of a source. Its first row decides the format."""
+) -> Iterator[tuple[str, Example, str | None]]:
+    """The well-formed rows of a source: where each is, the row, and what is kept beside it (``keep_columns``) as JSON text.
+    The first row decides the format."""
     source, format = pinned.source, None
     try:
         formats.check_format(source.format, kind)
+        if source.keep_columns and KEPT not in kind.columns:
+            raise UserError(f"keep_columns: {kind.gives} have no room for further columns; prompts have")
     except UserError as error:
         raise UserError(f"{pinned.name}: {error}") from None
     for row in sources.read(pinned, number, seed, kind):
@@ -167,15 +170,17 @@ def examples(
             except UserError as error:
                 raise DataError(f"{row.where}: {error}") from None
         try:
-            yield row, kind.formats[format].parse(Fields(row.values, source.columns))
+            fields = Fields(row.values, source.columns)
+            yield row.where, kind.formats[format].parse(fields), fields.kept(source.keep_columns)
         except ValueError as error:
             ledger.bad(number, row.where, str(error))
 
 
-def _digests(example: Example) -> tuple[str, tuple[str, ...]]:
-    """Of the whole example, and of each of its prompts."""
+def _digests(example: Example, kept: str | None) -> tuple[str, tuple[str, ...]]:
+    """Of the whole example with what is kept beside it, and of each of its prompts."""
+    content = list(vars(example).values())
     try:
-        return digest_of(list(vars(example).values())), example.prompts()
+        return digest_of([*content, kept] if kept else content), example.prompts()
     except TypeError as error:
         raise ValueError(f"a message holds a value that JSON cannot hold: {error}") from None
 

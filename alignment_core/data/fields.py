@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -100,14 +101,32 @@ class Fields:
             raise ValueError(f"`{name}` is {number}; a finite number is needed")
         return number
 
+    def kept(self, columns: Sequence[str]) -> str | None:
+        """These columns, by their own names, as the text of a JSON object; None for none of them."""
+        if not columns:
+            return None
+        found = {}
+        for column in columns:
+            value = found[column] = _lookup(self._values, column)
+            if value is _ABSENT:
+                raise self._absent(column)
+            try:
+                json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+            except (TypeError, ValueError):
+                raise ValueError(f"`{column}` is to be kept, and holds a value that JSON cannot hold: {short(value)}") from None
+        return json.dumps(found, ensure_ascii=False)
+
     def _get(self, role: str) -> Any:
         return _lookup(self._values, self.name(role))
 
     def _needed(self, role: str) -> Any:
         value = self._get(role)
         if value is _ABSENT:
-            raise ValueError(f"there is no `{self.name(role)}`; the row has {', '.join(self._values) or 'no columns'}")
+            raise self._absent(self.name(role))
         return value
+
+    def _absent(self, column: str) -> ValueError:
+        return ValueError(f"there is no `{column}`; the row has {', '.join(self._values) or 'no columns'}")
 
 
 def _checked_messages(value: Any, name: str) -> Messages:

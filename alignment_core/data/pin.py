@@ -34,7 +34,8 @@ class PinnedSource(BaseModel):
         """What this source means, for stage keys."""
         source, origin = self.source, origin_of(self.source)
         named = None if source.path else {source.field: source.origin}
-        return {"made": named, **origin.content(self), **source.model_dump(mode="json", include=_MEANING)}
+        kept = {"keep_columns": list(source.keep_columns)} if source.keep_columns else {}
+        return {"made": named, **origin.content(self), **source.model_dump(mode="json", include=_MEANING), **kept}
 
     @property
     def name(self) -> str:

@@ -108,6 +108,8 @@ class Episode:
             "completion_text": tokenizer.decode(self.policy_tokens, skip_special_tokens=True),
             "label": prompt["label"],
             "task": prompt["task"],
+            "messages": prompt.get("messages"),
+            "columns": prompt.get("columns"),
             "source": prompt["source"],
             "policy": version_of(policy, version),
             "environment": self.failure or self.reward,

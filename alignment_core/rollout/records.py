@@ -18,7 +18,8 @@ SCORES = "scores.parquet"
 
 
 def rollout_schema() -> pa.Schema:
-    """One row per completion. ``policy`` is the reference of the model that made it."""
+    """One row per completion. ``policy`` is the reference of the model that made it; ``messages`` and ``columns`` are the
+    prompt's (see :class:`alignment_core.data.kinds.prompts.Prompts`)."""
     import pyarrow as pa
 
     ids = pa.list_(pa.int32())
@@ -34,6 +35,8 @@ def rollout_schema() -> pa.Schema:
             ("completion_text", pa.string()),
             ("label", pa.string()),
             ("task", pa.string()),
+            ("messages", pa.string()),
+            ("columns", pa.string()),
             ("source", pa.string()),
             ("policy", pa.string()),
         ]
@@ -78,6 +81,8 @@ def shard_rows(
             "completion_text": tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True),
             "label": prompt["label"],
             "task": prompt["task"],
+            "messages": prompt.get("messages"),
+            "columns": prompt.get("columns"),
             "source": prompt["source"],
             "policy": policy,
         }

@@ -54,6 +54,8 @@ def column(data: BuiltDataset, name: str, table: str = "train") -> list[Any]:
                 "prompt": pa.string(),
                 "label": pa.string(),
                 "task": pa.string(),
+                "messages": pa.string(),
+                "columns": pa.string(),
                 "source": pa.string(),
             },
         ),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from alignment_core.data.limits import Limits
     from alignment_core.data.tasks import Problem
 
+KEPT = "columns"
+"""The column, of kinds that have it, with what a source's ``keep_columns`` name, as the text of a JSON object."""
 KINDS = Group("alignment.kinds", "alignment_core.data.kinds", "KIND", "kind of rows", "alignment_core.data.kinds:Kind")
 
 

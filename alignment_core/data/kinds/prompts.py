@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import Format, Kind
+from alignment_core.data.kinds import KEPT, Format, Kind
 from alignment_core.data.kinds.preferences import formats_by_pair
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages
@@ -32,9 +33,15 @@ class Prompt:
     def _fit(self, limits: Limits) -> dict[str, Any] | str:
         """At least one token is left for the answer."""
         ids, text = limits.renderer.prompt(self.prompt)
-        columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task}
+        columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task, "messages": None}
         room = limits.room(len(ids), 1)
-        return room if isinstance(room, str) else limits.cut(columns, "prompt", limits.cut_prompt(ids, room[0]))
+        if isinstance(room, str):
+            return room
+        if room[0] == len(ids):
+            if text != self.prompt:  # as it was before the chat template
+                columns["messages"] = json.dumps(self.prompt, ensure_ascii=False)
+            return columns
+        return limits.cut(columns, "prompt", limits.cut_prompt(ids, room[0]))
 
 
 def _with_label(prompt: str | Messages, row: Fields) -> Prompt:
@@ -57,10 +64,22 @@ def _of_prompt(row: Fields) -> Prompt:
 
 
 class Prompts(Kind):
-    """Rows that are sampled from, scored and compared."""
+    """Rows that are sampled from, scored and compared.
+
+    ``messages`` is the prompt as it was before the chat template, as JSON: a list of messages, or a text; null where no template
+    was applied, and where the prompt was cut, because then it is no longer what a model sees.
+    """
 
     gives = "prompts"
-    columns = {"prompt_ids": "ids", "prompt": "text", "label": "text?", "task": "text?", "source": "text"}
+    columns = {
+        "prompt_ids": "ids",
+        "prompt": "text",
+        "label": "text?",
+        "task": "text?",
+        "messages": "text?",
+        KEPT: "text?",
+        "source": "text",
+    }
     formats = {
         "prompts": Format(("prompt",), _of_prompt, ("label", "task")),
         "messages": Format(("messages",), _of_messages, ("label", "task")),

@@ -5,13 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, create_model, model_validator
+from pydantic import Field, GetJsonSchemaHandler, create_model, field_validator, model_validator
 
 from alignment_core.recipes.base import Config, NameOf
 from alignment_core.recipes.paths import Anything, RowsPath
 
 RowFormat = Annotated[str, NameOf(("auto",), lambda: import_module("alignment_core.data.kinds").formats())]
 """A format that some kind of rows can be read from, or ``auto``."""
+TAKEN = frozenset(
+    (
+        *("prompt", "prompts", "prompt_text", "prompt_ids", "completion", "completions", "completion_text", "completion_ids"),
+        *("messages", "columns", "label", "task", "source", "group", "sample", "policy", "finish_reason", "environment"),
+        *("trainer_state", "log_extra", "log_metric"),
+    )
+)
+"""Names that a reward function knows something else by: in our form or in TRL's."""
 
 
 class _NamesRows(Config):
@@ -58,6 +66,8 @@ class DataSource(_WithLibraries):
     """Format of the rows; `auto` infers it from the columns of the first row."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names by role, where they differ from the role: `{prompt: question, completion: answer}`."""
+    keep_columns: tuple[str, ...] = ()
+    """Further columns of a prompt that reward functions are to see, such as `[solution, difficulty]`. Every row must have them."""
     split: str = "train"
     """Split of a Hub data set, or `train` or `test` of a procedural task."""
     subset: str | None = None
@@ -89,6 +99,16 @@ class DataSource(_WithLibraries):
     def origin(self) -> str:
         """What it names them."""
         return str(getattr(self, self.field))
+
+    @field_validator("keep_columns")
+    @classmethod
+    def _names_are_free(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name in TAKEN:
+                raise ValueError(f"{name!r} is what reward functions already call something else; rename the column")
+        if len(set(names)) < len(names):
+            raise ValueError("a column is named twice")
+        return names
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSource:
