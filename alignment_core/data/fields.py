@@ -113,7 +113,9 @@ class Fields:
             try:
                 json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
             except (TypeError, ValueError):
-                raise ValueError(f"`{column}` is to be kept, and holds a value that JSON cannot hold: {short(value)}") from None
+                raise ValueError(
+                    f"`{column}` is to be kept, and holds a value that JSON cannot hold: {short(value)}"
+                ) from None
         return json.dumps(found, ensure_ascii=False)
 
     def _get(self, role: str) -> Any:

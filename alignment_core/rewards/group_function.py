@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from alignment_core.data.messages import as_given
 from alignment_core.rewards.failures import Answers, Given, failure_of
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
 PLAIN = (str, int, float, bool, list, type(None))
+REPLACED = ("prompt_text", "completion_text", "columns")
+"""What a function is given under another name, or as what it holds."""
 
 
 class GroupFunction:
@@ -77,11 +81,16 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Failed] | F
 
 
 def _seen(row: dict[str, Any]) -> dict[str, Any]:
-    """What the function is given of a completion: texts as ``prompt`` and ``completion``, and all else that is plain."""
-    seen = {name: value for name, value in row.items() if isinstance(value, PLAIN)}
-    return seen | {
-        "prompt": seen.pop("prompt_text"),
-        "completion": seen.pop("completion_text"),
+    """What the function is given of a completion: texts as ``prompt`` and ``completion``, the prompt's messages if it was given
+    as such, the columns that its data keeps, and all else that is plain."""
+    seen = {name: value for name, value in row.items() if isinstance(value, PLAIN) and name not in REPLACED}
+    prompt, kept = as_given(row), row.get("columns")
+    return {
+        **seen,
+        **(json.loads(kept) if kept else {}),
+        "prompt": row["prompt_text"],
+        "completion": row["completion_text"],
+        "messages": prompt if isinstance(prompt, list) else None,
         "prompt_ids": [int(one) for one in row["prompt_ids"]],
         "completion_ids": [int(one) for one in row["completion_ids"]],
     }

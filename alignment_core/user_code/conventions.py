@@ -2,8 +2,8 @@
 
 Ours take one list of dicts, under any name. TRL's take ``completions`` by keyword, beside ``prompts``, ``completion_ids`` and
 columns of the data (so one that needs ``completions`` alone and takes no ``**kwargs`` is none of TRL's), and return a list of
-numbers or None. OpenRLHF's take ``queries, prompts, labels`` and return numbers, or a dict of ``rewards`` with ``scores`` and
-``extra_logs``.
+numbers or None; where the data set is conversational, prompts and completions are lists of messages. OpenRLHF's take
+``queries, prompts, labels`` and return numbers, or a dict of ``rewards`` with ``scores`` and ``extra_logs``.
 """
 
 from __future__ import annotations
@@ -35,22 +35,34 @@ def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Cal
             "`queries, prompts, labels` and no `completions` for OpenRLHF's, or one list of dicts for ours"
         )
     if openrlhf:
-        return _wrapped(function, lambda rows: _of_openrlhf(rows))
+        return _wrapped(function, lambda rows, extra: _of_openrlhf(rows))
     if not trl:
         return function
 
-    def of_trl(rows: Rows) -> dict[str, Any]:
-        columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion")}
-        given = columns | {
-            "prompts": [row["prompt"] for row in rows],
-            "completions": [row["completion"] for row in rows],
+    def of_trl(rows: Rows, extra: dict[str, Any]) -> dict[str, Any]:
+        columns = {
+            key: [row.get(key) for row in rows] for key in rows[0] if key not in ("prompt", "completion", "messages")
         }
+        given = columns | _conversation(rows) | {"log_extra": extra.__setitem__, "log_metric": extra.__setitem__}
         lacks = [one for one in needed if one not in given]
         if lacks:
-            raise TypeError(f"it needs the columns {', '.join(lacks)}, and completions have {', '.join(given)}")
+            raise TypeError(
+                f"it needs the columns {', '.join(lacks)}, and completions have {', '.join(columns)}; "
+                "`keep_columns` of the prompts keeps further ones"
+            )
         return given if takes_all else {key: value for key, value in given.items() if key in named}
 
     return _wrapped(function, of_trl)
+
+
+def _conversation(rows: Rows) -> dict[str, Any]:
+    """Prompts and completions as TRL gives them: as messages where the first prompt was given as such."""
+    if rows[0].get("messages") is None:
+        return {"prompts": [row["prompt"] for row in rows], "completions": [row["completion"] for row in rows]}
+    return {
+        "prompts": [row["messages"] for row in rows],
+        "completions": [[{"role": "assistant", "content": row["completion"]}] for row in rows],
+    }
 
 
 def _of_openrlhf(rows: Rows) -> dict[str, Any]:
@@ -61,25 +73,38 @@ def _of_openrlhf(rows: Rows) -> dict[str, Any]:
     }
 
 
-def _wrapped(function: Callable[..., Any], keywords: Callable[[Rows], dict[str, Any]]) -> Callable[..., Any]:
+def _wrapped(
+    function: Callable[..., Any], keywords: Callable[[Rows, dict[str, Any]], dict[str, Any]]
+) -> Callable[..., Any]:
+    """The function as one of rows; ``keywords`` makes its arguments, which may put numbers to show into their second one."""
     if inspect.iscoroutinefunction(function):
 
         async def waits(rows: Rows) -> Any:
-            answer: Awaitable[Any] = function(**keywords(rows))
-            return plain(await answer)
+            extra: dict[str, Any] = {}
+            answer: Awaitable[Any] = function(**keywords(rows, extra))
+            return plain(await answer, extra)
 
         return waits
-    return lambda rows: plain(function(**keywords(rows)))
+
+    def answers(rows: Rows) -> Any:
+        extra: dict[str, Any] = {}
+        return plain(function(**keywords(rows, extra)), extra)
+
+    return answers
 
 
-def plain(answer: Any) -> Any:
-    """What OpenRLHF's functions answer, without tensors."""
+def plain(answer: Any, extra: dict[str, Any]) -> Any:
+    """What a function answered, without tensors, with the ``extra`` numbers that it logged."""
     if not isinstance(answer, dict):
-        return _numbers(answer) if hasattr(answer, "tolist") else answer
-    extra = answer.get("extra_logs")
-    if isinstance(extra, dict):
-        extra = {str(name): _numbers(values) for name, values in extra.items()}
-    return {"rewards": _numbers(answer.get("rewards")), "scores": _numbers(answer.get("scores")), "extra_logs": extra}
+        rewards = _numbers(answer) if hasattr(answer, "tolist") else answer
+        return {"rewards": rewards, "scores": None, "extra_logs": _shown(extra)} if extra else rewards
+    return {name: _numbers(answer.get(name)) for name in ("rewards", "scores")} | {
+        "extra_logs": _shown(answer.get("extra_logs"))
+    }
+
+
+def _shown(extra: Any) -> Any:
+    return {str(name): _numbers(values) for name, values in extra.items()} if isinstance(extra, dict) else extra
 
 
 def _numbers(values: Any) -> Any:

@@ -67,7 +67,9 @@ def test_a_row_without_the_column_or_with_what_json_cannot_hold_is_malformed(bui
     with pytest.raises(DataError, match=r"train\.jsonl:2: there is no `solution`; the row has prompt"):
         built({"path": path, "keep_columns": ["solution"]}, "prompts")
     half = str(jsonl(['{"prompt": "a", "solution": "\\ud83d"}\n']))
-    with pytest.raises(DataError, match=r"train\.jsonl:1: `solution` is to be kept, and holds a value that JSON cannot"):
+    with pytest.raises(
+        DataError, match=r"train\.jsonl:1: `solution` is to be kept, and holds a value that JSON cannot"
+    ):
         built({"path": half, "keep_columns": ["solution"]}, "prompts")
 
 
@@ -79,7 +81,10 @@ def test_other_rows_keep_no_columns(built: Build, jsonl: Write) -> None:
 
 @pytest.mark.parametrize(
     ("names", "says"),
-    [(["solution", "label"], "'label' is what reward functions already call something else"), (["a", "a"], "named twice")],
+    [
+        (["solution", "label"], "'label' is what reward functions already call something else"),
+        (["a", "a"], "named twice"),
+    ],
 )
 def test_names_that_are_taken_are_refused(names: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):

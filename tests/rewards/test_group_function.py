@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import threading
 import time
@@ -209,6 +210,9 @@ def test_one_process_lasts_until_it_is_closed_also_while_another_thread_waits_fo
 
 
 FORMS = """
+import json
+from pathlib import Path
+
 class Tensor:
     def __init__(self, values): self.values = values
     def tolist(self): return self.values
@@ -252,6 +256,22 @@ def peers(queries, prompts, labels):
 
 def other(completions, solution, **kwargs):
     return [0.0] * len(completions)
+
+def logs(completions, log_extra, log_metric, **kwargs):
+    log_extra("length", Tensor([len(one) for one in completions]))
+    log_extra("said", completions)
+    log_metric("share", 0.25)
+    return [1.0] * len(completions)
+
+def told(completions, **kwargs):
+    Path(__file__).with_suffix(".json").write_text(json.dumps({
+        name: values for name, values in kwargs.items() if not callable(values)
+    } | {"completions": completions}))
+    return [1.0] * len(completions)
+
+def own(rows):
+    Path(__file__).with_suffix(".json").write_text(json.dumps(rows[0]))
+    return [1.0] * len(rows)
 """
 
 
@@ -316,3 +336,50 @@ def test_a_function_whose_form_is_not_clear_or_that_needs_other_columns_is_said(
         rewards(f"{forms}:ambiguous", rows("ab"))
     with pytest.raises(DataError, match="it needs the columns solution, and completions have "):
         rewards(f"{forms}:other", rows("ab"), max_failed=0.0)
+
+
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}]
+
+
+def conversation(*completions: str) -> list[dict[str, Any]]:
+    """Completions of a prompt that was given as messages and keeps further columns."""
+    columns = {"solution": "4", "steps": [1, 2]}
+    given = {"messages": json.dumps(CHAT), "columns": json.dumps(columns), "group": 0, "prompt_text": "<user>2+2="}
+    return [{**rows("")[0], **given, "completion_text": one} for one in completions]
+
+
+def test_trl_functions_get_messages_and_columns_of_a_conversation_as_trl_gives_them(forms: str) -> None:
+    given = conversation("4", "5")
+    assert rewards(f"{forms}:told", given) == [[1.0, 1.0], {}]
+    seen = json.loads(Path(forms).with_suffix(".json").read_text())
+    assert seen["prompts"] == [CHAT, CHAT]
+    assert seen["completions"] == [[{"role": "assistant", "content": "4"}], [{"role": "assistant", "content": "5"}]]
+    assert (seen["solution"], seen["steps"], seen["completion_ids"]) == (["4", "4"], [[1, 2]] * 2, [[3], [3]])
+    assert not {"messages", "columns", "prompt", "completion"} & seen.keys()
+
+
+def test_a_text_that_a_template_wrapped_is_no_conversation(forms: str) -> None:
+    given = [{**row, "messages": json.dumps("2+2=")} for row in conversation("4")]
+    rewards(f"{forms}:told", given)
+    seen = json.loads(Path(forms).with_suffix(".json").read_text())
+    assert (seen["prompts"], seen["completions"]) == (["<user>2+2="], ["4"])
+
+
+def test_our_functions_get_messages_as_a_list_and_columns_by_name(forms: str) -> None:
+    assert rewards(f"{forms}:own", conversation("4")) == [[1.0], {}]
+    seen = json.loads(Path(forms).with_suffix(".json").read_text())
+    assert (seen["messages"], seen["solution"], seen["steps"]) == (CHAT, "4", [1, 2])
+    assert (seen["prompt"], seen["completion"], "columns" in seen) == ("<user>2+2=", "4", False)
+    rewards(f"{forms}:own", rows("4"))
+    assert json.loads(Path(forms).with_suffix(".json").read_text())["messages"] is None, (
+        "as in rows of earlier versions"
+    )
+
+
+def test_what_trl_functions_log_is_shown_with_the_rewards(forms: str) -> None:
+    source = GroupFunction(f"{forms}:logs", 60.0, "rl.rewards.0.function")
+    found = dict(source(rows("ab")))
+    source.close()
+    assert [(found[number], extras([found[number]])) for number in (0, 1)] == [
+        (1.0, {"length": 2.0, "share": 0.25})
+    ] * 2

@@ -66,8 +66,8 @@ def _of_prompt(row: Fields) -> Prompt:
 class Prompts(Kind):
     """Rows that are sampled from, scored and compared.
 
-    ``messages`` is the prompt as it was before the chat template, as JSON: a list of messages, or a text; null where no template
-    was applied, and where the prompt was cut, because then it is no longer what a model sees.
+    ``messages`` is the prompt as it was before the chat template, as JSON: a list of messages, or a text. It is null where no
+    template was applied, and where the prompt was cut, because then it is no longer what a model sees.
     """
 
     gives = "prompts"

@@ -14,8 +14,28 @@ RowFormat = Annotated[str, NameOf(("auto",), lambda: import_module("alignment_co
 """A format that some kind of rows can be read from, or ``auto``."""
 TAKEN = frozenset(
     (
-        *("prompt", "prompts", "prompt_text", "prompt_ids", "completion", "completions", "completion_text", "completion_ids"),
-        *("messages", "columns", "label", "task", "source", "group", "sample", "policy", "finish_reason", "environment"),
+        *(
+            "prompt",
+            "prompts",
+            "prompt_text",
+            "prompt_ids",
+            "completion",
+            "completions",
+            "completion_text",
+            "completion_ids",
+        ),
+        *(
+            "messages",
+            "columns",
+            "label",
+            "task",
+            "source",
+            "group",
+            "sample",
+            "policy",
+            "finish_reason",
+            "environment",
+        ),
         *("trainer_state", "log_extra", "log_metric"),
     )
 )
@@ -67,7 +87,7 @@ class DataSource(_WithLibraries):
     columns: dict[str, str] = Field(default_factory=dict)
     """Column names by role, where they differ from the role: `{prompt: question, completion: answer}`."""
     keep_columns: tuple[str, ...] = ()
-    """Further columns of a prompt that reward functions are to see, such as `[solution, difficulty]`. Every row must have them."""
+    """Further columns of prompts for reward functions, such as `[solution, difficulty]`. Every row must have them."""
     split: str = "train"
     """Split of a Hub data set, or `train` or `test` of a procedural task."""
     subset: str | None = None
