@@ -16,6 +16,8 @@ from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
 PEER_SECONDS = 3.0
+LETTING_GO_SECONDS = 2.0
+"""How long calls that are still under way may take before their actors are ended rather than kept."""
 RELAYED = 2
 """Payloads between two groups at a time: one is made while the other is taken."""
 
@@ -139,7 +141,7 @@ class ActorGroup(Generic[T]):
             for rank, (place, one) in enumerate(zip(places, environments, strict=True))
         ]
         self.devices = sum(max(1, len(place.bundles)) for place in places)
-        self.broken = False
+        self._failed = False
 
     def prepare(self, function: str) -> None:
         """Have each actor call ``package.module:function`` ahead of ``make``. Nobody waits; ``make`` shows what fails."""
@@ -226,7 +228,7 @@ class ActorGroup(Generic[T]):
         """The first reference that is ready within the ``left`` seconds of a wait that had ``deadline`` seconds in all."""
         ready, _ = self.ray.wait(references, num_returns=1, timeout=max(left, 0.0))
         if not ready:
-            self.broken = True
+            self._failed = True
             raise DeadlineExceeded(
                 f"{len(references)} of {self.size} {self.name} did not answer `{what}` within {deadline:g} seconds "
                 "(resources.wait_timeout_seconds)"
@@ -237,7 +239,7 @@ class ActorGroup(Generic[T]):
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
-            self.broken = True
+            self._failed = True
             cause = error.cause
             if isinstance(cause, AlignmentError):
                 raise cause from error
@@ -247,7 +249,7 @@ class ActorGroup(Generic[T]):
             print(error, file=sys.stderr)  # the actor's own traceback; the message stays one line
             raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:
-            self.broken = True
+            self._failed = True
             raise self._death(what, error) from error
 
     def _death(self, what: str, error: Exception) -> InfrastructureError:
@@ -264,6 +266,19 @@ class ActorGroup(Generic[T]):
                 continue  # busy, not dead
             except self.ray.exceptions.RayError as error:
                 raise self._death(what, error) from error
+
+    def lets_go(self, asked: Call[T, object]) -> bool:
+        """Have every actor leave what it is at by this call; whether they are as good as new, and know so soon.
+
+        They are not after a call that failed: its peers may hang in a collective.
+        """
+        if self._failed:
+            return False
+        try:
+            self.all(asked, LETTING_GO_SECONDS)
+        except (AlignmentError, RuntimeError):
+            return False
+        return True
 
     def kill(self) -> None:
         """End the actors' processes."""

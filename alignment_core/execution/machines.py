@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, Place, cpu_model
-from alignment_core.cluster.group import ActorGroup
+from alignment_core.cluster.group import ActorGroup, Call, call
+from alignment_core.errors import AlignmentError, DeadlineExceeded
 from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.tickets import FIRST, OrderedLock, Ticket
@@ -28,6 +29,8 @@ from alignment_core.user_code.pool import PoolJob
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob
+
+T = TypeVar("T")
 
 TRAINER = "alignment_core.training.worker:TrainWorker"
 ENGINE, ENGINE_IMPORTS = "alignment_core.inference.engine:Engine", "alignment_core.inference.engine:prepare"
@@ -150,9 +153,10 @@ class WarmMachines:
             try:
                 yield trainers
                 trainers.close()
-            except BaseException:
-                group.kill()  # peers may hang in a collective
-                self._trainers = None
+            except BaseException as error:
+                if not _stays_warm(group, error, call(TrainWorker.close)):
+                    group.kill()
+                    self._trainers = None
                 raise
             finally:
                 ticket.used((time.monotonic() - started) * group.devices)
@@ -166,8 +170,9 @@ class WarmMachines:
         group = self._ready_engines(request, alone)
         try:
             yield Engines(group, self._timeout)
-        except BaseException:
-            self._end_engines()
+        except BaseException as error:
+            if not _stays_warm(group, error, call(Engine.let_go)):
+                self._end_engines()
             raise
         finally:
             ticket.used((time.monotonic() - started) * group.devices)
@@ -358,6 +363,13 @@ class _Holding(threading.local):
 
 def _say_whom_it_serves(group: str, ticket: Ticket) -> None:
     print(SERVES.format(group=group, label=ticket.label), flush=True)
+
+
+def _stays_warm(group: ActorGroup[T], error: BaseException, let_go: Call[T, object]) -> bool:
+    """Whether the next stage may use these actors, though the one that had them ended in this error: somebody else's, such as
+    a reward's or that of the other group. A deadline that has passed ends all that the stage had."""
+    somebody_elses = isinstance(error, AlignmentError) and not isinstance(error, DeadlineExceeded)
+    return somebody_elses and group.lets_go(let_go)
 
 
 @contextmanager

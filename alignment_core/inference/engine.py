@@ -103,6 +103,8 @@ class Engine:
         self.under_way: dict[str, _UnderWay] = {}
         self._updates, self._checked = 0, False
         """New weights that it has taken in, and whether :meth:`parity` was asked for after some."""
+        self._half = False
+        """Whether some of new weights are in it, and not all."""
         self._asleep: set[str] = set()
         """What of its memory it gave away."""
         self._tokens = resources.max_tokens_per_microbatch
@@ -136,7 +138,7 @@ class Engine:
         if policy == self.policy:
             return 0.0
         started = time.monotonic()
-        self.policy = ""  # whatever happens now, the engine must not pass for the old policy
+        self.policy, self._half = "", True  # whatever happens now, the engine must not pass for the old policy
         self._wake(WEIGHTS)
         self.llm.collective_rpc("load_checkpoint", args=(model,))
         self._holds(policy, 0)
@@ -144,7 +146,7 @@ class Engine:
 
     def begin_update(self) -> None:
         """Make ready for new weights, which come in buckets; what is being sampled waits, and one that sleeps wakes up."""
-        self.policy = ""
+        self.policy, self._half = "", True
         self._wake(WEIGHTS)
         self.llm.collective_rpc("begin_update")
 
@@ -161,7 +163,7 @@ class Engine:
         """What attention remembers of the old weights goes, also that of completions under way: they are read again."""
         self._wake(CACHE)
         self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
-        self.policy, self.version = policy, version
+        self.policy, self.version, self._half = policy, version, False
         self._updates += 1
 
     def generate(
@@ -237,6 +239,12 @@ class Engine:
         """Forget what is under way."""
         self.llm.llm_engine.abort_request(list(self.under_way), internal=False)
         self.under_way.clear()
+
+    def let_go(self) -> None:
+        """Forget what a stage that failed left under way. Raises RuntimeError where not all of new weights came."""
+        if self._half:
+            raise RuntimeError("the engine holds half-loaded weights")
+        self.drop_all()
 
     @staticmethod
     def _sampling(config: GenerationConfig, stop: int, seed: int, **more: Any) -> Any:
