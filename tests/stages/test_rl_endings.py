@@ -293,7 +293,6 @@ def test_after_its_last_step_nothing_samples_on(run: Callable[..., Any]) -> None
 def test_a_reward_that_fails_ends_the_run_and_leaves_the_actors_warm(
     run: Callable[..., Any], actors: Any, tmp_path: Path
 ) -> None:
-    run(rerun="to start them")
     before = actors()
     (tmp_path / "scores.py").write_text(SCORES.replace("return sum", "return 'many' or sum"))
     with pytest.raises(DataError, match="'many'"):
@@ -307,11 +306,11 @@ def test_engines_with_half_of_new_weights_are_not_kept(
     def fail(*_: Any) -> None:
         raise DataError("between two buckets")
 
-    run(rerun="to start them")
     before = actors()
-    with monkeypatch.context() as patch, pytest.raises(DataError):
+    with monkeypatch.context() as patch:
         patch.setattr(Engines, "end_update", fail)
-        run()
+        with pytest.raises(DataError):
+            run()
     assert actors() == {"trainers": before["trainers"]}
 
 
@@ -319,7 +318,6 @@ def test_engines_with_half_of_new_weights_are_not_kept(
 def test_the_death_of_an_actor_ends_the_run_and_its_own_group_alone(
     dies: str, stays: str, run: Callable[..., Any], actors: Any, machines: Any
 ) -> None:
-    run(rerun="to start them")
     before = actors()
     with pytest.raises(RestartsExhausted):
         run(Killer(machines(2), f"_{dies}", at=2))
