@@ -48,8 +48,7 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
     if any(folder.glob(SHARDS)):
         rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines)
         if scores:
-            names = ("reward", "rewards", "verifier")
-            rows = [{**row, **{n: s.get(n) for n in names}} for row, s in zip(rows, scores, strict=True)]
+            rows = [{**row, **_given(score)} for row, score in zip(rows, scores, strict=True)]
     else:
         steps = sorted([*folder.glob(STEPS), *folder.glob(IN_RUN)])
         if not steps:
@@ -113,6 +112,13 @@ def _has_text(store: Store, reference: Reference) -> bool:
 
 def _inputs(line: StageLine) -> dict[str, Reference]:
     return {role: Reference.parse(text) for role, text in line.key_parts["inputs"].items()}
+
+
+def _given(score: Row) -> Row:
+    """The numbers that were given to a completion; what each reward gave where there are several. Scores of earlier versions
+    do not say that."""
+    rewards = score.get("rewards") or ()
+    return {"reward": score["reward"], "rewards": rewards if len(rewards) > 1 else None, "verifier": score["verifier"]}
 
 
 def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine]) -> list[Row]:

@@ -13,7 +13,7 @@ import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
 from alignment_core.checks import shapes
-from alignment_core.checks.findings import Findings, check
+from alignment_core.checks.findings import Findings, _functions, check
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, Question, TokenizerSource, answers_to
 from alignment_core.data import kinds
@@ -240,6 +240,20 @@ def test_a_function_that_always_fails_is_said_before_any_other_data_set_is_rende
     (problem,) = look(store, recipe).problems
     assert "ZeroDivisionError" in problem
     assert rendered == ["rl/prompts"], "sft/data comes first in the recipe, and takes as long again"
+
+
+def test_functions_of_every_list_of_rewards_are_called_on_the_prompts_that_they_judge(store, rows, tmp_path):
+    (tmp_path / "calls.py").write_text(CALLS)
+    prompts, fails = {"path": str(rows)}, {"function": f"{tmp_path}/calls.py:fails"}
+    recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL}
+    recipe["iterative_dpo"] = {"rounds": 2, "prompts": prompts, "rewards": [{"verifier": "math"}, fails]}
+    recipe["evaluation"] = {"prompts": prompts, "rewards": [fails], "verifier": "math"}
+    parsed = parse_recipe(recipe)
+    found = _functions(plan(parsed, store).stages, parsed.resources)
+    assert {label: set(called) for label, called in found.items()} == {
+        "rounds/prompts": {"iterative_dpo.rewards.0.verifier", "iterative_dpo.rewards.1.function"},
+        "evaluation/prompts": {"evaluation.rewards.0.function", "evaluation.verifier"},
+    }
 
 
 def test_the_reader_of_rows_tells_a_malformed_one_without_transformers_and_without_what_calls_functions(rows):

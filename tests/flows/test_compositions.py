@@ -101,6 +101,56 @@ def test_an_overlap_is_refused_only_where_a_gate_depends_on_it(composed):
     assert composed.configs["evaluation/overlap"].max_overlap == 0.5
 
 
+REWARDS = [
+    {"verifier": "task"},
+    {"reward_model": MODEL, "weight": 0.5, "normalise": "group"},
+    {"reward_model": "ours"},
+]
+
+
+def test_one_list_ranks_the_rounds_and_another_is_what_is_evaluated(composed):
+    section = {**ROUNDS, "rewards": REWARDS}
+    compose(composed, "iterative-dpo", iterative_dpo=section, evaluation={**EVALUATION, "rewards": REWARDS})
+    found, of_round = composed.configs["sft/evaluation/score"], composed.configs["round-1/score"]
+    assert composed.roles("round-1/score") == {
+        "rollouts": "round-1/generate",
+        "tokenizer": "sft",
+        "reward-1": "rounds/reward-1",
+        "reward-2": "reward-model",
+    }
+    assert composed.roles("round-1/evaluation/score") == {
+        "rollouts": "round-1/evaluation/generate",
+        "tokenizer": "round-1/dpo",
+        "reference": "sft",
+        "reward-1": "evaluation/reward-1",
+        "reward-2": "reward-model",
+    }
+    assert (of_round.field, of_round.verifier, found.verifier) == ("iterative_dpo.rewards", None, "task")
+    assert [one.normalise for one in of_round.rewards] == ["none", "group", "none"]
+    assert [one.normalise for one in found.rewards] == ["none"] * 3, "by its own samples every policy would be average"
+
+
+def test_where_no_rewards_are_listed_the_section_reward_model_stands_for_one(composed):
+    compose(composed, "iterative-dpo")
+    by_default = {name: (composed.configs[name], composed.roles(name)) for name in composed.inputs if "score" in name}
+    assert len(by_default) == 3
+    ours = {"rewards": [{"reward_model": "ours"}]}
+    compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, **ours}, evaluation={**EVALUATION, **ours})
+    assert {name: (composed.configs[name], composed.roles(name)) for name in by_default} == by_default
+    selection = {"selection": {"score": "verifier"}}
+    compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, **selection}, reward_model=None)
+    assert (composed.configs["round-1/score"].rewards, composed.configs["round-1/score"].verifier) == ((), "task")
+    assert composed.roles("round-1/score") == {"rollouts": "round-1/generate"}
+
+
+def test_a_policy_may_be_evaluated_by_rewards_that_it_was_not_trained_by(composed):
+    compose(composed, "sft", evaluation={**EVALUATION, "rewards": REWARDS[:2]})
+    assert composed.roles("sft/evaluation/score")["reward-1"] == "evaluation/reward-1"
+    compose(composed, "rl", evaluation={**EVALUATION, "rewards": REWARDS}, reward_model=PAIRS)
+    assert composed.roles("rl/evaluation/score")["reward-2"] == "reward-model"
+    assert not {role for role in composed.roles("rl") if role.startswith("reward")}
+
+
 def model(store: Store, folder: Path, name: str, tokenizer: str = "bytes") -> Reference:
     (folder / name).mkdir()
     (folder / name / "weights").write_text(name)
@@ -151,6 +201,16 @@ def test_a_gate_compares_with_what_the_tag_names_on_the_same_prompts(composed, c
     assert (config.baseline, config.against) == ("start", {"sft against production": "production"})
 
 
+def test_production_is_judged_by_the_same_rewards(composed, compared, tmp_path):
+    move(composed.store, model(composed.store, tmp_path, "production"))
+    compared(model(composed.store, tmp_path, "candidate"), evaluation={**EVALUATION, "rewards": REWARDS[:2]})
+    roles = composed.roles("production/evaluation/score")
+    assert (roles["reward-1"], roles["tokenizer"]) == (
+        "evaluation/reward-1",
+        str(composed.store.tag("policy/production")),
+    )
+
+
 def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_names_the_start(
     composed, compared, tmp_path
 ):
@@ -181,6 +241,8 @@ def test_a_night_is_compared_with_production_or_where_there_is_none_with_its_sta
     arrived: Any = SimpleNamespace(label="arrived")
     production = model(composed.store, tmp_path, "production") if tagged else None
     composed.made["model"] = model(composed.store, tmp_path, "base")
+    content["iterative_dpo"] = {**ROUNDS, "rewards": REWARDS[:2]}
     outputs = night.compose(parse_recipe({"method": "nightly", **content}), production, arrived, number=0)  # type: ignore[arg-type]
+    assert composed.roles("round-1/score")["reward-1"] == "rounds/reward-1"
     assert outputs.baseline == composed.configs["report"].baseline == baseline
     assert composed.configs["report"].policies == (baseline, "candidate")

@@ -75,6 +75,7 @@ class Made:
                 "sample": row["sample"],
                 "verifier": row["prompt"] / 4,  # type: ignore[operator]
                 "reward": float(len(answer)),
+                "rewards": [1.0, len(answer) - 1.0] if label == "round-1" else [float(len(answer))],
             }
             for row in rows
         ]
@@ -103,13 +104,12 @@ def lines() -> dict[str, StageLine]:
 def test_completions_come_with_their_rewards_whichever_stage_of_them_is_asked_for(made: Made) -> None:
     rows = samples(made.store, lines(), "round-1/generate", 2)
     first = {"prompt": "say 0", "completion": "sampled 0 0", "label": "0", "reward": 7.0, "verifier": 0.0}
-    assert rows == [
-        first,
-        {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5},
-    ]
+    third = {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5}
+    assert rows == [{**row, "rewards": [1.0, 6.0]} for row in (first, third)]
     assert samples(made.store, lines(), "round-1/score", 2) == rows
     (one,) = samples(made.store, lines(), "round-1/evaluation", 1)
     assert one["completion"] == "round-1 0 0"
+    assert "rewards" not in one, "of one reward its number is said once"
 
 
 def test_pairs_and_demonstrations_are_shown_as_what_they_are(made: Made) -> None:

@@ -42,6 +42,47 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
             "evaluation={prompts: {task: reverse}, verifier: task}",
             "of `iterative_dpo.prompts` is none; name a function",
         ),
+        (
+            SFT,
+            "evaluation={prompts: p.jsonl, rewards: [{verifier: task}]}",
+            "evaluation: `verifier: task` scores the built-in tasks alone, and",
+        ),
+        (
+            SFT,
+            "evaluation={prompts: p.jsonl, rewards: [{reward_model: judge}, {environment: true}]}",
+            "evaluation: `rewards.1` is what an environment gave in an episode, which `rl.rewards` alone knows: remove it",
+        ),
+        (
+            SFT,
+            "evaluation={prompts: p.jsonl, rewards: [{reward_model: ours}]}",
+            "`evaluation.rewards` asks for the reward model `ours`: `method: sft` has none, so name a model",
+        ),
+        (
+            ROUNDS | {"reward_model": None},
+            "iterative_dpo.rewards=[{reward_model: ours}]",
+            "`iterative_dpo.rewards` asks for the reward model `ours`: add a section `reward_model`",
+        ),
+        (
+            ROUNDS,
+            "iterative_dpo.rewards=[{verifier: math}]",
+            "nothing uses `reward_model`: add `{reward_model: ours}` to",
+        ),
+        (ROUNDS, "iterative_dpo.rewards=[{environment: true}]", "iterative_dpo: `iterative_dpo.rewards.0` is what an"),
+        (
+            ROUNDS | {"iterative_dpo": {"prompts": "p.jsonl", "selection": {"score": "verifier"}}},
+            "iterative_dpo.rewards=[{reward_model: ours}]",
+            "`iterative_dpo.rewards` rank the completions, and so does `iterative_dpo.selection.score: verifier`: remove",
+        ),
+        (
+            SFT | {"evaluation": {"prompts": "p.jsonl", "verifier": "math"}},
+            "promotion={gates: [{metric: accuracy, min: 0.5}, {metric: reward.low, min: 0}]}",
+            "`promotion.gates.1`: nothing measures 'reward.low': add `evaluation.rewards`",
+        ),
+        (
+            SFT | {"evaluation": {"prompts": "p.jsonl"}},
+            "promotion={gates: [{metric: win_rate, min: 0.5}]}",
+            "nothing measures 'win_rate': add `evaluation.rewards` or `evaluation.verifier`",
+        ),
         (JUDGE, "reward_model={model: judge}", "`reward_model.data` is needed here, and `reward_model.model` is not"),
         (JUDGE, "evaluation.prompts=p", "remove `evaluation`, `promotion`"),
     ],
@@ -49,6 +90,23 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
 def test_fields_that_do_not_fit_together_get_one_sentence(load, content, override, sentence):
     (line,) = refusal(load, content, override).splitlines()
     assert sentence in line
+
+
+def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
+    rewards = [
+        {"reward_model": "ours"},
+        {"verifier": "math", "weight": 0.5},
+        {"function": "f.py:f", "normalise": "group"},
+    ]
+    evaluation = {"evaluation": {"prompts": "p.jsonl", "rewards": rewards}}
+    gates = {"promotion": {"gates": [{"metric": "reward", "min_gain": 0}]}}
+    rounds = ROUNDS | evaluation | gates | {"iterative_dpo": {"prompts": "p.jsonl", "rewards": rewards}}
+    night = NIGHT | evaluation | gates | {"reward_model": {"model": "judge"}, "iterative_dpo": rounds["iterative_dpo"]}
+    learnt = RL | evaluation | {"reward_model": {"model": "judge"}, "rl": {"prompts": "p.jsonl", "rewards": rewards}}
+    one, other, third = load(rounds), load(night), load(learnt)
+    assert one.iterative_dpo.rewards == one.evaluation.rewards == other.iterative_dpo.rewards == third.rl.rewards
+    only_evaluated = load(RL | evaluation | {"reward_model": {"model": "judge"}})
+    assert only_evaluated.rl.rewards[0].model is None
 
 
 @pytest.mark.parametrize(

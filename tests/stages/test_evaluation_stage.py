@@ -43,6 +43,16 @@ def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counte
     assert metrics["accuracy.n"] == 1
 
 
+def test_of_several_rewards_the_mean_of_each_is_there_and_what_lacks_one_is_counted(evaluated):
+    given = [([1.0, 4.0], 5.0), ([0.0, 2.0], 2.0), ([1.0, None], None)]
+    scores = [
+        {**ROW, "prompt": i, "verifier": None, "rewards": one, "reward": all} for i, (one, all) in enumerate(given)
+    ]
+    metrics = evaluated(scores)
+    assert (metrics["reward"], metrics["reward.n"], metrics["failed_rewards"]) == (3.5, 2, 1)
+    assert (metrics["reward_0"], metrics["reward_1"]) == (pytest.approx(2 / 3), 3.0)
+
+
 def test_the_report_says_the_level_that_the_recipe_asked_for(evaluated):
     metrics = evaluated([{**ROW, "prompt": i, "verifier": i % 2} for i in range(8)], confidence=0.9)
     content = {

@@ -195,28 +195,30 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
     assert all(np.abs(np.subtract(row["reference_logps"], row["old_logps"])).max() > 1e-4 for row in rows)
 
 
-def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
+def test_two_reward_models_at_once_and_a_verifier_that_fails_now_and_then(
     section: Section, tiny_model: Any, tmp_path: Path, run: RunRl
 ) -> None:
-    judge = tmp_path / "judge"
-    shutil.copytree(tiny_model(), judge)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1)
-    model.save_pretrained(judge)
+    judges, models = (tmp_path / "judge", tmp_path / "another"), []
+    for seed, judge in enumerate(judges):
+        shutil.copytree(tiny_model(), judge)
+        torch.manual_seed(seed)
+        models.append(transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1))
+        models[-1].save_pretrained(judge)
     (tmp_path / "fails.py").write_text(FAILS)
     section |= {
         "steps": 2,
         "rewards": [
             {"reward_model": "ours", "weight": 2.0},
             {"verifier": f"{tmp_path / 'fails.py'}:now_and_then", "max_failed": 0.5},
+            {"reward_model": str(judges[1]), "weight": -0.5},
         ],
         "shaping": {"truncation_penalty": 0.25},
     }
-    made, result = run(section, judges={"reward-0": judge})
+    made, result = run(section, judges={"reward-0": judges[0], "reward-2": judges[1]})
     rows = rows_of(made)
     assert (result.cost["failed_rewards"], len(rows)) == (6, 24), "every fourth of twelve, in two steps"
     missing = [row for row in rows if row["failures"]]
-    assert [row["failures"] for row in missing] == [[None, "raised"]] * 6
+    assert [row["failures"] for row in missing] == [[None, "raised", None]] * 6
     assert all((row["used"], row["reward"], row["rewards"][1]) == (False, None, None) for row in missing)
     rows = [row for row in rows if not row["failures"]]
     assert all(row["used"] and row["advantages"] for row in rows)
@@ -224,10 +226,10 @@ def test_a_reward_model_and_a_verifier_that_fails_now_and_then(
     for row in rows[:6]:
         ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
         with torch.no_grad():
-            score = float(model(ids).logits[0, 0])
+            one, other = (float(model(ids).logits[0, 0]) for model in models)
         text = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
-        expected = 2 * score + len(text) / 100 - 0.25 * (row["finish_reason"] == "length")
-        assert row["rewards"] == pytest.approx([score, len(text) / 100], abs=1e-5)
+        expected = 2 * one + len(text) / 100 - 0.5 * other - 0.25 * (row["finish_reason"] == "length")
+        assert row["rewards"] == pytest.approx([one, len(text) / 100, other], abs=1e-5)
         assert row["reward"] == pytest.approx(expected, abs=1e-4)
 
 

@@ -10,16 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes import ResourcesConfig, SelectionConfig
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
-from alignment_core.stages import score
+from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
 
 COMPLETIONS = [("2+2=", "4"), ("2+2=", "5"), ("2+2=", "4"), ("1+1=", "4"), ("1+1=", "two")]
@@ -146,6 +147,13 @@ def test_two_reward_models_a_verifier_and_a_function_make_one_weighted_sum(
     assert metrics["reward_1"] == 0.75
     assert (metrics["mean_reward"], metrics["failed_rewards"]) == (pytest.approx(np.mean(total[:4]), abs=1e-5), 1)
     assert (context.cost["failed_rewards"], context.cost["failed_rewards_none_given"]) == (1, 1)
+
+    (tmp_path / "pairs").mkdir()
+    folders = {"rollouts": rollouts, "scores": context.output}
+    of_pairs: Any = SimpleNamespace(inputs=folders, output=tmp_path / "pairs", derive=lambda *_: 0)
+    select_pairs.run(of_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
+    (pair,) = pq.read_table(tmp_path / "pairs" / "train.parquet").to_pylist()
+    assert (pair["chosen"], pair["rejected"]) == (("4", "5") if total[0] > total[1] else ("5", "4"))
 
 
 def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any, tmp_path: Path) -> None:
