@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that its name stands for all of it, or is not there: also after a kill or a power cut."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:

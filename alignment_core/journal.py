@@ -6,7 +6,6 @@ decides what a stage gives.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,14 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field, model_validator
 
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.home import align_home
-from alignment_core.processes import ProcessId
+from alignment_core.processes import ProcessId, is_locked, lock
 
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
 PROGRESS_SECONDS = 0.5
@@ -189,9 +188,9 @@ class Journal:
         A process that is stopping keeps it for a while. Raises UserError if it is not free after that.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("ab") as lock:
+        with (self.folder / LOCK).open("ab") as mine:
             deadline = time.monotonic() + STOPPING_SECONDS
-            while not _taken(lock):
+            while not lock(mine):
                 if time.monotonic() > deadline:
                     raise UserError(f"run {self.record.run_id} is running in another process already")
                 time.sleep(0.2)
@@ -217,14 +216,6 @@ def _replace(path: Path, content: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(content)
     os.replace(partial, path)
-
-
-def _taken(lock: BinaryIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def new_record(run_id: str, name: str, recipe: dict[str, Any], store: str, **more: Any) -> RunRecord:
@@ -335,8 +326,8 @@ def prune(days: float) -> int:
     """Remove the journals of runs that no process has had open for so many days; how many they were."""
     before, pruned = time.time() - days * 24 * 3600, 0
     for path in (align_home() / "runs").glob(f"*/{LOCK}"):
-        with suppress(OSError), path.open("ab") as lock:
-            if (path.parent / STAGES).stat().st_mtime < before and _taken(lock):
+        with suppress(OSError), path.open("ab") as theirs:
+            if (path.parent / STAGES).stat().st_mtime < before and lock(theirs):
                 shutil.rmtree(path.parent)
                 pruned += 1
     return pruned
@@ -344,11 +335,8 @@ def prune(days: float) -> int:
 
 def is_alive(record: RunRecord) -> bool:
     """Whether the run's process lives, in whatever container or under whatever host name: it holds the run's lock."""
-    with suppress(FileNotFoundError), (folder_of(record.run_id) / LOCK).open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    with suppress(FileNotFoundError):
+        return is_locked(folder_of(record.run_id) / LOCK)
     return False
 
 

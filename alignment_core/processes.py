@@ -1,11 +1,14 @@
-"""Which process is meant: its number, and what shows that the number has not gone to another one since."""
+"""Which process is meant: its number, what shows that the number has not gone to another one since, and the locks that it
+holds for as long as it lives."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import psutil
 from pydantic import BaseModel, ConfigDict
@@ -50,6 +53,25 @@ def boot_id() -> str:
 def boot() -> str:
     """This machine since its last boot, and this process's namespace of process numbers."""
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def lock(file: IO[bytes] | int) -> bool:
+    """Lock an open file for this process until it is closed; False, at once, if another has locked it."""
+    return _locked(file, fcntl.LOCK_EX)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process that lives holds the lock of a file. Raises FileNotFoundError."""
+    with path.open("rb") as file:
+        return not _locked(file, fcntl.LOCK_SH)
+
+
+def _locked(file: IO[bytes] | int, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _started(pid: int) -> int:

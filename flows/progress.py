@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from alignment_core.execution.base import StageResult
-from alignment_core.tracking import Progress
+from alignment_core.tracking import Listener, Progress
 
 AFTER_SECONDS = 3.0
 EVERY_SECONDS = 5.0
@@ -25,7 +23,7 @@ class _Shown:
     updated: float = 0.0
 
 
-class ProgressArtifacts:
+class ProgressArtifacts(Listener):
     """A listener that keeps one progress artifact for each stage that takes more than a moment, while it runs.
 
     It names the run itself, because Prefect's context does not reach a tracker's thread. About keys: see
@@ -46,12 +44,8 @@ class ProgressArtifacts:
             stage.updated = now
             self._show(label, stage, 100 * min(1.0, progress.done / progress.total))
 
-    def waits(self, label: str, reason: str | None) -> None: ...
-
     def finished(self, result: StageResult) -> None:
         self._take_away(result.label)
-
-    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def ended(self, completed: bool) -> None:
         for label in list(self._stages):

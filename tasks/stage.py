@@ -67,20 +67,19 @@ class Run:
         prepared = stage_task(stage).with_options(
             task_run_name=label, retries=retries, retry_delay_seconds=_delays(retries)
         )
-        settings = config.model_dump(mode="json")
         again = self.runs_again(label, inputs.values())
-        rerun = self.journal.record.rerun if again else ""
-        future = prepared.submit(
-            label=label,
-            config=settings,
-            inputs=given,
-            seed=self.seed,
-            stream=stream,
-            rerun=rerun,
-            needs=needs,
-            order=len(self.steps),
-        )
-        step = Step(label, future, self, again)
+        asked = {
+            "stage": stage,
+            "label": label,
+            "config": config.model_dump(mode="json"),
+            "seed": self.seed,
+            "stream": stream,
+            "rerun": self.journal.record.rerun if again else "",
+            "needs": needs,
+            "accept": self.accept,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        step = Step(label, prepared.submit(asked, given, len(self.steps)), self, again)
         self.steps.append(step)
         return step
 
@@ -152,20 +151,10 @@ def stage_task(stage: str) -> Task[..., Any]:
     while it writes events, so that most stages began 2 seconds late.
     """
 
-    def body(
-        label: str,
-        config: dict[str, Any],
-        inputs: dict[str, Any],
-        seed: int,
-        stream: str,
-        rerun: str,
-        needs: tuple[str, ...],
-        order: int,
-    ) -> dict[str, Any] | State[dict[str, Any]]:
+    def body(asked: dict[str, Any], inputs: dict[str, Any], order: int) -> dict[str, Any] | State[dict[str, Any]]:
         run: Run = CURRENT.get()
-        settings = {"label": label, "config": config, "seed": seed, "stream": stream, "rerun": rerun, "needs": needs}
-        call = _call(stage, {**settings, "inputs": inputs}, run)
-        logger = get_run_logger()
+        call, logger = _call(asked, inputs), get_run_logger()
+        label = call.label
         key = key_of(call)
         run.journal.stage(label, "running", stage=stage, key=key.value, key_parts=key.parts)
         result = cached_result(run.store, call, key)
@@ -213,30 +202,18 @@ def stage_task(stage: str) -> Task[..., Any]:
     )(body)
 
 
-def _call(stage: str, parameters: Mapping[str, Any], run: Run) -> StageCall:
+def _call(asked: Mapping[str, Any], inputs: Mapping[str, Any]) -> StageCall:
     """The stage call; an input is a reference's text, or the result of another stage's task and the name of an output."""
-    inputs: dict[str, Reference] = {}
+    references: dict[str, Reference] = {}
     accepted: dict[str, dict[str, str]] = {}
-    for role, value in parameters["inputs"].items():
+    for role, value in inputs.items():
         if isinstance(value, str):
-            inputs[role] = Reference.parse(value)
+            references[role] = Reference.parse(value)
         else:
             result = StageResult.model_validate(value[0])
-            inputs[role] = result.output(value[1])
+            references[role] = result.output(value[1])
             accepted |= {role: result.accepted} if result.accepted else {}
-    return StageCall(
-        stage=stage,
-        label=parameters["label"],
-        config=parameters["config"],
-        inputs=inputs,
-        seed=parameters["seed"],
-        stream=parameters["stream"],
-        rerun=parameters["rerun"],
-        trust_remote_code=run.trust_remote_code,
-        needs=parameters["needs"],
-        accept=run.accept,
-        accepted=accepted,
-    )
+    return StageCall(**asked, inputs=references, accepted=accepted)
 
 
 def _may_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from alignment_core.files import write_whole
 from alignment_core.models.saving import same_weights
 
 FIRST = "first.json"
@@ -30,9 +31,7 @@ class Course:
         if step <= first:
             self._head.append((weight, metrics))
         if step == first and self._whole:
-            partial = self._file.with_suffix(".partial")
-            partial.write_text(json.dumps(_means(self._head)))
-            partial.replace(self._file)
+            write_whole(self._file, lambda file: file.write(json.dumps(_means(self._head)).encode()))
         if step > last:
             self._tail.append((weight, metrics))
 

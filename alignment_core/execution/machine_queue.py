@@ -19,7 +19,7 @@ from typing import IO, Any
 from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.workspace import open_lock
 from alignment_core.execution.tickets import RunName, Ticket
-from alignment_core.processes import boot_id
+from alignment_core.processes import boot_id, lock
 
 POLL_SECONDS = 0.2
 SILENT_SECONDS = 2.0
@@ -143,8 +143,8 @@ class MachineQueue:
 
     def _place(self, temporary: Path) -> Path:
         """Put a slot at the end of the queue. Its number follows the last one that is there: no clock is asked."""
-        with self._condition, open_lock(self._numbering) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._condition, open_lock(self._numbering) as numbering:
+            fcntl.flock(numbering, fcntl.LOCK_EX)
             last = max((int(slot.name.partition("-")[0]) for slot in self._slots.iterdir()), default=0)
             slot = self._slots / f"{last + 1:020d}-{os.getpid()}-{temporary.name}"
             self._mine.add(slot)
@@ -218,9 +218,7 @@ def _stages(whose: dict[str, Any]) -> str:
 
 def _locked(file: IO[bytes]) -> IO[bytes] | None:
     """The open file, locked for this caller; none, and closed, if somebody else has locked it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if lock(file):
+        return file
+    file.close()
+    return None

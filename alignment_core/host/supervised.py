@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from alignment_core.home import align_home
 from alignment_core.host.supervisor import IN_USE, discard
+from alignment_core.processes import is_locked
 
 YOUNG_SECONDS = 60.0
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
@@ -25,7 +25,7 @@ def fresh_folder(parent: Path, prefix: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not _in_use(old):
+            if time.time() - old.stat().st_mtime > YOUNG_SECONDS and not is_locked(old / IN_USE):  # no mark: not ours
                 discard(old)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
@@ -36,15 +36,6 @@ def short_folder() -> Path:
     if len(str(parent)) <= LONGEST_SOCKET_FOLDER:
         return fresh_folder(parent, "r")
     return fresh_folder(Path(tempfile.gettempdir()), "align-")
-
-
-def _in_use(folder: Path) -> bool:
-    with (folder / IN_USE).open("rb") as mark:  # a folder without the mark is none of ours: the caller leaves it
-        try:
-            fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 class Supervised:

@@ -55,11 +55,7 @@ def architecture_digest(directory: Path) -> str:
 def same_weights(a: Path, b: Path) -> bool:
     """Whether two checkpoints hold the same weights, byte for byte; False where they are cut into files differently."""
     names = [sorted(path.name for path in folder.glob("*.safetensors")) for folder in (a, b)]
-    return bool(names[0]) and names[0] == names[1] and all(_same(a / name, b / name) for name in names[0])
-
-
-def _same(a: Path, b: Path) -> bool:
-    return filecmp.cmp(a, b, shallow=False)
+    return bool(names[0]) and names[0] == names[1] == filecmp.cmpfiles(a, b, names[0], shallow=False)[0]
 
 
 def checkpoint_dtype(directory: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from alignment_core.canonical import digest_of
 from alignment_core.home import align_home
+from alignment_core.processes import lock
 from alignment_core.recipes import BaseRecipe
 
 COMPLETED = "completed"
@@ -44,9 +44,7 @@ def run_folder(recipe: BaseRecipe) -> Iterator[Path]:
 def _hold(folder: Path, held: contextlib.ExitStack) -> bool:
     """Whether no other living process has the folder; then this one has, until ``held`` is closed."""
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock(descriptor):
         os.close(descriptor)
         return False
     held.callback(os.close, descriptor)

@@ -42,7 +42,7 @@ def listening(trackers: Trackers, warn: Warn) -> Iterator[tuple[Listener, ...]]:
             one.join(deadline)
 
 
-class Guarded:
+class Guarded(Listener):
     """A listener that passes each event on to a tracker in a thread of the tracker's own."""
 
     def __init__(self, name: str, opening: Callable[[], Listener], warn: Warn) -> None:

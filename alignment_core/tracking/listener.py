@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from alignment_core.execution.base import StageResult
 from alignment_core.host.pace import Progress
 
 
-class Listener(Protocol):
+class Listener:
     """Someone who watches a run. ``label`` names a stage, as ``round-1/dpo`` does; a stage that is retried starts again.
 
-    Its methods are called one at a time, in the order of events. A cached stage finishes without having started.
+    Its methods are called one at a time, in the order of events. A cached stage finishes without having started. What a
+    listener does not define, it does not hear of.
     """
 
-    def started(self, label: str) -> None: ...
+    def started(self, label: str) -> None:
+        """A stage runs."""
 
-    def progress(self, label: str, progress: Progress) -> None: ...
+    def progress(self, label: str, progress: Progress) -> None:
+        """How far it is."""
 
     def waits(self, label: str, reason: str | None) -> None:
         """What a started stage waits for, in words; None when it goes on."""
 
-    def finished(self, result: StageResult) -> None: ...
+    def finished(self, result: StageResult) -> None:
+        """It is done, or was cached."""
 
     def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Texts to look at at the end of the run: prompts, and completions by what gave them."""

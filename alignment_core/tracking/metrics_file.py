@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from alignment_core.execution.base import StageResult
-from alignment_core.tracking.listener import Progress
+from alignment_core.tracking.listener import Listener, Progress
 
 METRICS = "metrics.jsonl"
 
@@ -19,15 +17,13 @@ Points = list[tuple[float, dict[str, float]]]
 """(step, metrics by name) of one stage, in the order of steps."""
 
 
-class MetricsFile:
+class MetricsFile(Listener):
     """A listener that writes ``metrics.jsonl`` into ``folder``: ``at``, ``stage``, ``unit``, ``step`` and ``metrics``."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / METRICS).open("a")
         if self._file.tell():
             self._file.write("\n")  # ends a line that a kill may have cut
-
-    def started(self, label: str) -> None: ...
 
     def progress(self, label: str, progress: Progress) -> None:
         if not progress.metrics:
@@ -36,12 +32,6 @@ class MetricsFile:
         line = {"at": at, "stage": label, "unit": progress.unit, "step": progress.done, "metrics": {**progress.metrics}}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-
-    def waits(self, label: str, reason: str | None) -> None: ...
-
-    def finished(self, result: StageResult) -> None: ...
-
-    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def ended(self, completed: bool) -> None:
         self._file.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.execution.base import StageResult
-from alignment_core.tracking.listener import Progress, numbers
+from alignment_core.tracking.listener import Listener, Progress, numbers
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 5
 
 
-class TensorBoard:
+class TensorBoard(Listener):
     """A listener that writes below ``folder``. What a stage reports is a curve; its result is a point ``result/…``."""
 
     def __init__(self, folder: Path) -> None:
@@ -35,8 +35,6 @@ class TensorBoard:
         self._last[label] = step
         if progress.metrics:
             self._write(label, step, dict(numbers(progress.metrics)))
-
-    def waits(self, label: str, reason: str | None) -> None: ...
 
     def finished(self, result: StageResult) -> None:
         values = {f"result/{name}": value for name, value in numbers(result.metrics)}

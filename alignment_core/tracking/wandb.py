@@ -20,13 +20,13 @@ from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.inherited import inherited
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.sections.tracking import WandbConfig
-from alignment_core.tracking.listener import Progress, numbers
+from alignment_core.tracking.listener import Listener, Progress, numbers
 
 GRACE_SECONDS = 5.0
 """What W&B has to write down its last news when the flow was killed."""
 
 
-class WandbRun:
+class WandbRun(Listener):
     """The W&B run named by ``folder``; a run of that id that exists already is continued. Its files are in ``folder``."""
 
     def __init__(self, settings: WandbConfig, recipe: BaseRecipe, folder: Path, warn: Callable[[str], None]) -> None:
@@ -50,13 +50,9 @@ class WandbRun:
             | {"id": folder.name, "name": recipe.name, "folder": str(folder), "recipe": recipe.model_dump(mode="json")}
         )
 
-    def started(self, label: str) -> None: ...
-
     def progress(self, label: str, progress: Progress) -> None:
         if progress.metrics:
             self._send({"label": label, "step": progress.done, "metrics": dict(numbers(progress.metrics))})
-
-    def waits(self, label: str, reason: str | None) -> None: ...
 
     def finished(self, result: StageResult) -> None:
         summary = {**dict(numbers(result.metrics)), "reference": str(result.reference), "state": result.state}

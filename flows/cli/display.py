@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -14,7 +13,7 @@ from rich.table import Table
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.pace import headline
 from alignment_core.stages.report import COLUMNS, cell, confidence
-from alignment_core.tracking import Progress
+from alignment_core.tracking import Listener, Progress
 from flows.cli.stream import EventStream
 from flows.console import err, print_json, print_line
 from flows.costs import COSTS, cost_cells, run_cost, step_rows
@@ -29,7 +28,7 @@ def display_of(as_json: bool) -> LiveDisplay | EventStream:
     return EventStream(lambda event: print_line(event["text"]))
 
 
-class LiveDisplay:
+class LiveDisplay(Listener):
     """Progress bars while a run goes on: a listener, to be used as a context manager."""
 
     def __init__(self, console: Console) -> None:
@@ -89,10 +88,6 @@ class LiveDisplay:
         self.console.print(f"{mark} {result.label:<28} {seconds}  {key_metrics(result)}  [dim]{result.reason}[/]")
         for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}")
-
-    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def ended(self, completed: bool) -> None: ...
 
     def left(self, report: str) -> None:
         """The run ends before it is complete, and this is its report."""

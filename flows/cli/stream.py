@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.pace import MOST_SECONDS, Clock, Pace, headline
-from alignment_core.tracking import Progress
+from alignment_core.tracking import Listener, Progress
 
 TICK_SECONDS = 0.5
 Event = dict[str, Any]
 
 
-class EventStream:
+class EventStream(Listener):
     """A listener that says what happens, and now and then how far each stage is; to be used as a context manager.
 
     ``emit`` gets each event: plain data, whose ``text`` is the event as a line. One event comes after the other.
@@ -72,10 +72,6 @@ class EventStream:
         self._say("stage_finished", text, **result.model_dump(mode="json"))
         for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}", stage=result.label)
-
-    def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def ended(self, completed: bool) -> None: ...
 
     def left(self, report: str) -> None:
         """The run ends before it is complete, and this is its report."""

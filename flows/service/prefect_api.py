@@ -11,8 +11,8 @@ import os
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
+from contextlib import suppress
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.home import align_home
@@ -41,6 +41,13 @@ def server_command(listener: int, log_level: str) -> list[str]:
     return [sys.executable, *application, *options]
 
 
+def answers(url: str, seconds: float) -> bool:
+    """Whether a server at this address says, within so many seconds, that it is well."""
+    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=seconds) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
 class PrefectApi:
     """The server, starting or started. Its database lies below ALIGN_HOME and outlives it; its token does not."""
 
@@ -62,12 +69,9 @@ class PrefectApi:
         """Until it answers. Raises EnvironmentFault if it does not start."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.server.process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=START_SECONDS) as answer:
-                    if answer.status == 200:
-                        return
-            except (urllib.error.URLError, OSError):
-                time.sleep(POLL_SECONDS)
+            if answers(self.url, START_SECONDS):
+                return
+            time.sleep(POLL_SECONDS)
         raise EnvironmentFault(f"Prefect's own server did not start; see {self.log}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.home import align_home
-from alignment_core.processes import ProcessId
+from alignment_core.processes import ProcessId, is_locked
 from flows import access
 from flows.service.environment import at_home
 
@@ -94,11 +93,8 @@ def _digest(token: str) -> str:
 def running() -> State | None:
     """The services of this ALIGN_HOME, if their process lives."""
     state = latest()
-    with suppress(OSError), (folder() / "lock").open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return state
+    with suppress(OSError):
+        return state if is_locked(folder() / "lock") else None
     return None
 
 

@@ -7,7 +7,6 @@ below it; runs that are under way save their work first and go on when the servi
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,11 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import psutil
 
@@ -29,10 +26,10 @@ from alignment_core import journal
 from alignment_core.errors import AlignmentError, EnvironmentFault
 from alignment_core.home import align_home
 from alignment_core.host.supervised import Supervised, fresh_folder
-from alignment_core.processes import ProcessId
+from alignment_core.processes import ProcessId, lock
 from flows import access
 from flows.console import say
-from flows.service.prefect_api import server_command
+from flows.service.prefect_api import answers, server_command
 from flows.service.prefect_worker import TEMPORARY
 from flows.service.services import (
     SQLITE,
@@ -209,9 +206,8 @@ class Services:
     def _wait_for_server(self, server: _Service) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not self.stopping.is_set():
-            with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
+            if answers(self.url, 5):
+                return
             process = server._running
             if process is None or process.process.poll() is not None or time.monotonic() > deadline:
                 raise EnvironmentFault(f"the Prefect server did not start; see {log_of('server')}")
@@ -277,15 +273,6 @@ def _lives(record: journal.RunRecord) -> bool:
     return False
 
 
-def _lock() -> BinaryIO | None:
-    lock = (folder() / "lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
-    return lock
-
-
 def _were_killed_at(url: str) -> bool:
     """Whether the services before these had this address and did not end by themselves."""
     before = latest()
@@ -308,8 +295,8 @@ def _listen(port: int, patience: float) -> socket.socket:
 def main() -> int:
     """Entry point of the background process."""
     database = json.loads(sys.stdin.read() or "{}")
-    lock = _lock()
-    if lock is None:
+    held = (folder() / "lock").open("ab")  # until this process ends
+    if not lock(held):
         say("other services of this ALIGN_HOME run already")
         return EnvironmentFault.exit_code
     services = Services(int(sys.argv[1]), database)

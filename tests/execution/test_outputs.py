@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,12 +135,10 @@ def test_a_task_takes_the_chosen_output_out_of_what_it_waited_for(run: Any) -> N
     result = run(call(*OUTPUTS))
     plain = result.model_dump(mode="json")
     assert plain["reference"] == str(result.reference), "what `align run --json` prints"
-    settings = {"label": "next", "config": {}, "seed": 0, "stream": "", "rerun": "", "needs": ()}
     older = plain | {"accepted": {"torch": "2.12.0"}}
     inputs = {"best": [older, "best"], "default": [plain, None], "given": str(result.outputs["trajectories"])}
-    asks = SimpleNamespace(accept=("torch",), trust_remote_code=False)
-    taken = _call("learn", {**settings, "inputs": inputs}, asks)  # type: ignore[arg-type]
-    assert (taken.accept, taken.accepted) == (("torch",), {"best": {"torch": "2.12.0"}})
+    taken = _call({"stage": "learn", "label": "next", "config": {}}, inputs)
+    assert taken.accepted == {"best": {"torch": "2.12.0"}}
     assert taken.inputs == {
         "best": result.outputs["best"],
         "default": result.outputs["policy"],

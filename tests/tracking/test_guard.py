@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from alignment_core.tracking import Progress, guard, listening
+from alignment_core.tracking import Listener, Progress, guard, listening
 from tests.tracking.watched import result
 
 HALF = Progress(5, 10, "steps", {"loss": 0.5})
 
 
-class Heard:
+class Heard(Listener):
     """A tracker that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -25,10 +25,6 @@ class Heard:
 
     def progress(self, label: str, progress: Progress) -> None:
         self.events.append(("progress", progress.done))
-
-    def waits(self, label: str, reason: str | None) -> None: ...
-
-    def texts(self, title: str, rows: Any) -> None: ...
 
     def finished(self, result: Any) -> None:
         self.events.append(("finished", result.label))
