@@ -6,9 +6,9 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,8 @@ class _Files:
 class Store:
     """Artifacts, stage records and tags in one place, with a verified cache on this machine.
 
-    ``open_store`` makes one. A Store may be pickled and used from several threads.
+    ``open_store`` makes one. A Store may be pickled and used from several threads. What stages keep on this machine until
+    they publish lies in its ``workspace``.
     """
 
     def __init__(self, backend: Backend, workspace: Workspace) -> None:
@@ -251,30 +252,6 @@ class Store:
     def tags(self) -> dict[str, Reference]:
         """Every tag and the artifact that it names."""
         return {move.name: move.to for move in tags.all_moves(self.backend)}
-
-    # ---------------------------------------------------------------- local directories and garbage
-
-    def progress(self, key: str) -> Path:
-        """The directory for in-stage checkpoints of a stage key, created when it is missing."""
-        return self.workspace.progress(key)
-
-    def claim(
-        self, key: str, waits: Callable[[str | None], None] = lambda _: None, who: str = ""
-    ) -> AbstractContextManager[Path]:
-        """The progress directory of a key for one caller of this machine at a time; the end of a process frees it.
-
-        ``waits`` is called with what it waits for when another caller holds it, and with None when the wait is over;
-        ``who`` is what others are told about this caller.
-        """
-        return self.workspace.claim(key, waits, who)
-
-    def drop_progress(self, key: str) -> None:
-        """Delete the in-stage checkpoints of a key, once its artifact is published."""
-        self.workspace.drop_progress(key)
-
-    def scratch(self) -> AbstractContextManager[Path]:
-        """A fresh directory on the file system of the store's local side, removed at the end of the ``with``."""
-        return self.workspace.scratch()
 
     # ---------------------------------------------------------------- inside
 

@@ -79,12 +79,17 @@ class Workspace:
         return began
 
     def progress(self, key: str) -> Path:
-        """For this user alone: checkpoints are pickled, and to read one is to run what is in it."""
+        """The directory for in-stage checkpoints of a stage key, created when it is missing, for this user alone: checkpoints
+        are pickled, and to read one is to run what is in it."""
         return make_private(self.all_progress / check_key(key))
 
     @contextmanager
-    def claim(self, key: str, waits: Callable[[str | None], None], who: str) -> Iterator[Path]:
-        """The progress directory of a key for this caller alone, until it is done or dies; see :meth:`Store.claim`."""
+    def claim(self, key: str, waits: Callable[[str | None], None] = lambda _: None, who: str = "") -> Iterator[Path]:
+        """The progress directory of a key for one caller of this machine at a time; the end of a process frees it.
+
+        ``waits`` is called with what it waits for when another caller holds it, and with None when the wait is over;
+        ``who`` is what others are told about this caller.
+        """
         waiting = False
         while True:
             directory = self.progress(key)
@@ -124,6 +129,7 @@ class Workspace:
             yield free
 
     def drop_progress(self, key: str) -> None:
+        """Delete the in-stage checkpoints of a key, once its artifact is published."""
         self.discard(self.all_progress / check_key(key))
 
     def discard(self, tree: Path) -> None:

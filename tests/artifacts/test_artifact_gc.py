@@ -51,21 +51,21 @@ def test_the_cache_of_a_deleted_artifact_goes_with_it(store, write):
 
 
 def test_progress_goes_when_its_stage_is_finished(store, write, draft):
-    (store.progress(KEY) / "step").write_text("state")
-    (store.progress("b" * 64) / "step").write_text("state")
+    (store.workspace.progress(KEY) / "step").write_text("state")
+    (store.workspace.progress("b" * 64) / "step").write_text("state")
     store.publish(write("d"), "model", draft())
     assert collect(store, delete=True, older_than=-1).of("progress") == [f"progress/{KEY}"]
-    assert (store.progress("b" * 64) / "step").exists()
+    assert (store.workspace.progress("b" * 64) / "step").exists()
 
 
 def test_scratch_of_a_killed_process_goes_and_of_a_living_one_stays(store, in_children):
     def die():
-        with store.scratch() as fresh:
+        with store.workspace.scratch() as fresh:
             (fresh / "half").write_text("x")
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_children(die) == [-signal.SIGKILL]
-    with store.scratch() as mine:
+    with store.workspace.scratch() as mine:
         assert len(collect(store, delete=True, older_than=-1).of("temporary")) == 1
         assert mine.is_dir()
 
@@ -130,7 +130,7 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
     with monkeypatch.context() as hooks:
         for module, name in ((os, "link"), (shutil, "copyfile"), (shutil, "rmtree"), (tempfile, "mkdtemp")):
             hooks.setattr(module, name, collecting(getattr(module, name)))
-        with store.claim(KEY) as progress, store.scratch() as output:
+        with store.workspace.claim(KEY) as progress, store.workspace.scratch() as output:
             (progress / "step-1").write_text("state")
             (output / "weights").write_text("trained")
             reference = store.publish(output, "model", draft())

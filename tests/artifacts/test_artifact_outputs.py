@@ -176,7 +176,7 @@ def test_progress_of_a_stage_that_has_to_make_dropped_trajectories_again_is_no_g
     store.publish_outputs(outputs, draft())
     age(store, 2)
     prune(store, None, 1, delete=True)
-    (store.progress(KEY) / "step-1").write_text("half of it")
+    (store.workspace.progress(KEY) / "step-1").write_text("half of it")
     assert collect(store, older_than=-1).of("progress") == []
     store.publish_outputs(outputs, draft())
     assert collect(store, older_than=-1).of("progress") == [f"progress/{KEY}"]

@@ -25,17 +25,17 @@ def test_progress_is_closed_to_others_also_that_of_before(store):
     (store.workspace.all_progress / KEY).mkdir(parents=True, mode=0o775)
     before = os.umask(0o002)
     try:
-        for directory in (store.progress(KEY), store.progress("b" * 64)):
+        for directory in (store.workspace.progress(KEY), store.workspace.progress("b" * 64)):
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     finally:
         os.umask(before)
-    with store.claim(KEY) as progress:
+    with store.workspace.claim(KEY) as progress:
         assert stat.S_IMODE(progress.stat().st_mode) == 0o700
 
 
 @AS_ROOT
 def test_what_somebody_else_made_is_not_read(store, monkeypatch):
-    theirs = store.progress(KEY)
+    theirs = store.workspace.progress(KEY)
     (theirs / "state").write_bytes(b"a pickle")
     os.chown(theirs / "state", 4242, 4242)
     with pytest.raises(
@@ -43,7 +43,7 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
     ):
         check_ours(theirs)
     os.chown(theirs, 4242, 4242)
-    with pytest.raises(EnvironmentFault, match=rf"{KEY} belongs to user 4242"), store.claim(KEY):
+    with pytest.raises(EnvironmentFault, match=rf"{KEY} belongs to user 4242"), store.workspace.claim(KEY):
         pass
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     assert make_private(theirs) == check_ours(theirs) == theirs
@@ -52,10 +52,10 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
 @AS_ROOT
 def test_root_reads_and_goes_on_with_what_the_owner_of_the_store_made(store):
     give(store.backend.root, 4242)
-    with store.claim(KEY) as progress:
+    with store.workspace.claim(KEY) as progress:
         (progress / "state").write_bytes(b"a pickle")
     give(progress, 4242)
-    with store.claim(KEY) as again:
+    with store.workspace.claim(KEY) as again:
         assert check_ours(again) == progress
     os.chown(progress / "state", 4343, 4343)
     with pytest.raises(EnvironmentFault, match="state belongs to user 4343"):
@@ -69,7 +69,7 @@ def test_root_reads_and_goes_on_with_what_the_owner_of_the_store_made(store):
 @AS_ROOT
 def test_root_whom_the_file_system_calls_nobody_trusts_itself(store, monkeypatch):
     lstat, fstat = Path.lstat, os.fstat  # stand for NFS with root_squash, which needs a server
-    real = store.progress(KEY)
+    real = store.workspace.progress(KEY)
 
     def squashed(found: os.stat_result) -> os.stat_result:
         return os.stat_result((*found[:4], 65534, 65534, *found[6:]))
@@ -97,7 +97,7 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
         return done
 
     def publish():
-        with open_store().scratch() as model:
+        with open_store().workspace.scratch() as model:
             (model / "weights").write_text("w")
             open_store().publish(model, "model")
 
@@ -152,4 +152,4 @@ def test_a_directory_that_goes_while_it_is_made_private_is_made_again(store, mon
         return lstat(path)
 
     monkeypatch.setattr(Path, "lstat", gone_first)
-    assert store.progress(KEY).is_dir()
+    assert store.workspace.progress(KEY).is_dir()

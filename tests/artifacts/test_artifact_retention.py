@@ -114,14 +114,14 @@ def test_the_collector_leaves_what_is_pruned_known_and_takes_its_mark_with_it(st
 
 def test_forgotten_progress_goes_and_what_is_claimed_or_fresh_stays(store):
     for key in (KEY, OTHER_KEY, "c" * 64):
-        with store.claim(key) as progress:
+        with store.workspace.claim(key) as progress:
             (progress / "step-00000001").mkdir()
             (progress / "step-00000001" / "state").write_text("weights")
     for key in (KEY, OTHER_KEY):
         tree = store.workspace.all_progress / key
         for path in (tree, *tree.rglob("*")):
             os.utime(path, (0, 0))
-    with store.claim(OTHER_KEY) as progress:
+    with store.workspace.claim(OTHER_KEY) as progress:
         for path in (progress, *progress.rglob("*")):
             os.utime(path, (0, 0))  # nothing was written for years, but its stage runs
         assert [one.path for one in prune(store, 7, None)] == [f"progress/{KEY}"]
@@ -133,8 +133,8 @@ def test_forgotten_progress_goes_and_what_is_claimed_or_fresh_stays(store):
 
 
 def test_a_clock_that_jumps_prunes_nothing_that_a_live_run_works_with(store, rollouts, monkeypatch):
-    (store.progress(OTHER_KEY) / "step-00000001").mkdir()
-    with store.claim(OTHER_KEY):
+    (store.workspace.progress(OTHER_KEY) / "step-00000001").mkdir()
+    with store.workspace.claim(OTHER_KEY):
         pass  # the stage's turn has not come again yet
     monkeypatch.setattr("time.time", lambda now=time.time: now() + 8 * 86400)
     assert prune(store, 7, 7, delete=True, used={OTHER_KEY, str(rollouts)}) == []

@@ -145,7 +145,7 @@ def test_a_hostile_tag_name_is_refused(store, write, name):
 
 @pytest.mark.parametrize("key", ["", "../x", "a" * 63, "A" * 64, "a" * 64 + "\n"])
 def test_a_hostile_key_is_refused(store, key):
-    for use in (store.find, store.progress, store.drop_progress):
+    for use in (store.find, store.workspace.progress, store.workspace.drop_progress):
         with pytest.raises(UserError, match="not a stage key"):
             use(key)
 
@@ -176,25 +176,25 @@ def test_a_hostile_manifest_is_not_materialised(store, write, tmp_path):
 
 
 def test_progress_belongs_to_a_key_and_is_dropped(store):
-    (store.progress(KEY) / "step-10").write_text("state")
-    assert (store.progress(KEY) / "step-10").read_text() == "state"
-    assert store.progress(OTHER_KEY) != store.progress(KEY)
-    store.drop_progress(KEY)
-    store.drop_progress(KEY)
-    assert list(store.progress(KEY).iterdir()) == []
+    (store.workspace.progress(KEY) / "step-10").write_text("state")
+    assert (store.workspace.progress(KEY) / "step-10").read_text() == "state"
+    assert store.workspace.progress(OTHER_KEY) != store.workspace.progress(KEY)
+    store.workspace.drop_progress(KEY)
+    store.workspace.drop_progress(KEY)
+    assert list(store.workspace.progress(KEY).iterdir()) == []
 
 
 def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(store, write, draft):
     order, waited = [], []
 
     def second() -> None:
-        with store.claim(KEY, waited.append) as progress:
+        with store.workspace.claim(KEY, waited.append) as progress:
             order.append("second" if store.find(KEY) else "too early")
             assert progress.is_dir()
 
     with (
-        store.claim(KEY, who="run 12345678 (nightly)") as progress,
-        store.claim(OTHER_KEY),
+        store.workspace.claim(KEY, who="run 12345678 (nightly)") as progress,
+        store.workspace.claim(OTHER_KEY),
     ):  # another key waits for nobody
         other = threading.Thread(target=second)
         other.start()
@@ -203,30 +203,30 @@ def test_a_key_is_claimed_by_one_at_a_time_and_the_next_finds_what_was_made(stor
         (progress / "step-10").write_text("state")
         store.publish(write("d"), "model", draft())
         order.append("first")
-        store.drop_progress(KEY)
+        store.workspace.drop_progress(KEY)
     other.join(10)
     assert order == ["first", "second"]
     assert waited == ["the same stage in run 12345678 (nightly)", None]
 
 
 def test_a_missing_file_inside_a_claim_is_the_callers_error(store):
-    with pytest.raises(FileNotFoundError, match="the stage's own"), store.claim(KEY):
+    with pytest.raises(FileNotFoundError, match="the stage's own"), store.workspace.claim(KEY):
         raise FileNotFoundError("the stage's own")
 
 
 def test_a_claim_ends_with_its_process(store, in_children):
-    (code,) = in_children(lambda: (store.claim(KEY).__enter__(), os.kill(os.getpid(), signal.SIGKILL)))
+    (code,) = in_children(lambda: (store.workspace.claim(KEY).__enter__(), os.kill(os.getpid(), signal.SIGKILL)))
     assert code == -signal.SIGKILL
-    with store.claim(KEY, lambda _: pytest.fail("the holder is dead")):
+    with store.workspace.claim(KEY, lambda _: pytest.fail("the holder is dead")):
         pass
 
 
 def test_scratch_is_fresh_and_removed(store):
-    with store.scratch() as one, store.scratch() as two:
+    with store.workspace.scratch() as one, store.workspace.scratch() as two:
         (one / "file").write_text("x")
         assert list(two.iterdir()) == []
     assert not one.exists()
-    with pytest.raises(KeyError), store.scratch() as failed:
+    with pytest.raises(KeyError), store.workspace.scratch() as failed:
         raise KeyError
     assert not failed.exists()
 

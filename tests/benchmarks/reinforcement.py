@@ -10,10 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import Engines
+from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models.buckets import Share
 from alignment_core.models.handle import Model
 from alignment_core.models.scratch import create_model

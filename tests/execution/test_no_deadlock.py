@@ -20,11 +20,11 @@ from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
 from alignment_core.execution import machine_queue, tickets
 from alignment_core.execution import machines as module
-from alignment_core.execution.base import EngineRequest
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import _claimed
 from alignment_core.execution.tickets import FIRST, OrderedLock, RunName, Ticket
+from alignment_core.inference.engines import EngineRequest
 from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig
 

@@ -21,7 +21,7 @@ def recipe(**retention: float) -> BaseRecipe:
 
 
 def forgotten_progress(store: Store) -> Path:
-    with store.claim(KEY) as progress:
+    with store.workspace.claim(KEY) as progress:
         (progress / "step-00000001").write_text("weights")
     for path in (*progress.iterdir(), progress):
         os.utime(path, (0, 0))

@@ -11,9 +11,8 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.group import call
-from alignment_core.execution.base import EngineRequest
 from alignment_core.inference.engine import Engine, Request
-from alignment_core.inference.engines import Engines
+from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models import buckets
 from alignment_core.models.adapters import add_adapters, merged
 from alignment_core.models.handle import Model

@@ -8,8 +8,9 @@ from typing import Any
 
 from alignment_core.environments.environments import Environments
 from alignment_core.errors import DataError
-from alignment_core.execution.base import EngineRequest, StageContext
+from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.inference.engines import EngineRequest
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards.base import Opening
