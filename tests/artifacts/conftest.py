@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.artifacts.paths import BLOBS, MANIFESTS
 from tests.processes import ended, in_child
 
 KEY = "a" * 64
@@ -34,6 +37,18 @@ def draft() -> Callable[..., ProvenanceDraft]:
         return ProvenanceDraft.model_validate({"key": key, "stage": "sft", "label": "round-1/sft"} | fields)
 
     return make
+
+
+def age(store: Store, days: float) -> None:
+    """Let all blobs and manifests be so many days old."""
+    then = time.time() - days * 86400
+    for prefix in (BLOBS, MANIFESTS):
+        for found in store.backend.list(prefix):
+            os.utime(Path(store.workspace.root, found.path), (then, then))
+
+
+def is_whole(store: Store, reference: Reference) -> bool:
+    return all(store.content.is_intact(entry) for entry in store.manifest(reference).files)
 
 
 @pytest.fixture

@@ -16,41 +16,11 @@ import pytest
 from alignment_core.artifacts import collect, open_store
 from alignment_core.artifacts.paths import blob_path, manifest_path
 from alignment_core.errors import Conflict, Corrupt, EnvironmentFault, NotFound
-from tests.processes import kill_at
 
 KEY = "a" * 64
 
 
 # ------------------------------------------------------------------ killed publishers
-
-
-def test_killed_publisher_leaves_no_visible_artifact(tmp_path, write, draft, in_children):
-    directory = write("d")
-    whole = open_store(tmp_path / "whole").publish(directory, "model", draft())
-    for step in range(1, 200):
-        uri = tmp_path / f"store-{step}"
-        store = open_store(uri)
-
-        def publish(step=step, store=store):
-            kill_at(step)
-            store.publish(directory, "model", draft())
-
-        (code,) = in_children(publish)
-        reader = open_store(uri)
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        visible = [manifest.reference for manifest in reader.artifacts()]
-        assert visible in ([], [whole])  # all or nothing,
-        assert all(reader.verify(reference) == [] for reference in visible)  # and all means every byte
-        assert reader.find(KEY) is None or visible == [whole]
-        finished = reader.find(KEY) is not None
-        collect(reader, delete=True, older_than=-1)
-        leftovers = [found.path for found in reader.backend.list("") if found.path not in ("format.json", "lock")]
-        assert finished or leftovers == []  # what a crash leaves, gc finds
-        assert reader.publish(directory, "model", draft()) == whole
-        assert reader.find(KEY).output == whole
-    assert step > 15  # every blob, the manifest and the record were each cut at several points
 
 
 def test_fsync_and_link_order_survives_power_loss(store, write, draft, monkeypatch):

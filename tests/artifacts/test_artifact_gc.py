@@ -132,13 +132,16 @@ def test_nothing_in_flight_goes_however_young_the_collector_may_take_things(stor
             hooks.setattr(module, name, collecting(getattr(module, name)))
         with store.workspace.claim(KEY) as progress, store.workspace.scratch() as output:
             (progress / "step-1").write_text("state")
-            (output / "weights").write_text("trained")
-            reference = store.publish(output, "model", draft())
+            outputs = {name: (output / name, "model") for name in ("policy", "best", "average")}
+            for name, (folder, _) in outputs.items():
+                folder.mkdir()
+                (folder / "weights").write_text(name)
+            made = store.publish_outputs(outputs, draft())
             assert (progress / "step-1").exists(), "its stage has not said that it is done"
-        assert (store.fetch(reference) / "weights").read_text() == "trained"
+        assert (store.fetch(made["best"]) / "weights").read_text() == "best"
     assert len(collections) > 8
-    assert store.find(KEY).output == reference
-    assert store.verify(reference) == []
+    assert store.find(KEY).outputs == made
+    assert all(store.verify(reference) == [] for reference in made.values())
 
 
 def test_what_a_publisher_reuses_is_young_again(store, write):

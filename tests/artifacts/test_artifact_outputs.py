@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import time
 
 import pytest
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.artifacts.gc import collect
-from alignment_core.artifacts.paths import BLOBS, MANIFESTS, blob_path, stage_path
+from alignment_core.artifacts.paths import blob_path, stage_path
 from alignment_core.artifacts.retention import prune
 from alignment_core.errors import UserError
 from alignment_core.lineage import Graph, text_tree, to_json
+from tests.artifacts.conftest import age, is_whole
 from tests.processes import kill_at
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
@@ -32,21 +31,10 @@ def outputs(write):
     }
 
 
-def age(store, days: float) -> None:
-    then = time.time() - days * 86400
-    for prefix in (BLOBS, MANIFESTS):
-        for found in store.backend.list(prefix):
-            os.utime(store.backend.root / found.path, (then, then))
-
-
-def is_whole(store, reference) -> bool:
-    return all(store.content.is_intact(entry) for entry in store.manifest(reference).files)
-
-
 # ------------------------------------------------------------------ one record
 
 
-def test_a_stage_killed_while_it_publishes_is_finished_with_all_outputs_or_with_none(
+def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_collection(
     tmp_path, outputs, draft, in_children
 ):
     whole = open_store(tmp_path / "whole").publish_outputs(outputs, draft())
@@ -78,22 +66,6 @@ def test_a_stage_killed_while_it_publishes_is_finished_with_all_outputs_or_with_
         assert reader.find(KEY).outputs == whole
     assert code == 0
     assert visible_without_record > 3, "it was killed between the outputs and the record, too"
-
-
-def test_the_collector_takes_none_of_the_outputs_in_flight(store, outputs, draft, monkeypatch):
-    collections, link = [], os.link
-
-    def link_after_a_collection(*args, **kwargs):
-        monkeypatch.setattr(os, "link", link)
-        collections.append(collect(open_store(store.uri, writes=False), delete=True, older_than=0))
-        monkeypatch.setattr(os, "link", link_after_a_collection)
-        return link(*args, **kwargs)
-
-    monkeypatch.setattr(os, "link", link_after_a_collection)
-    made = store.publish_outputs(outputs, draft())
-    assert len(collections) > 3
-    assert all(store.verify(reference) == [] for reference in made.values())
-    assert store.find(KEY).outputs == made
 
 
 def test_outputs_of_the_same_bytes_are_one_artifact_under_two_names(store, outputs, draft):

@@ -13,23 +13,12 @@ from alignment_core.artifacts import collect, open_store, prune
 from alignment_core.artifacts.paths import BLOBS, MANIFESTS, blob_path, manifest_path
 from alignment_core.errors import NotFound
 from alignment_core.lineage import Graph
+from tests.artifacts.conftest import age, is_whole
 from tests.processes import kill_at
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
 CHANGES = ("fsync", "link", "rename", "unlink", "utime")
 ROWS = {"part-0.parquet": "many", "part-1.parquet": "completions"}
-
-
-def age(store, days: float, *prefixes: str) -> None:
-    """Let everything below these prefixes be so many days old."""
-    then = time.time() - days * 86400
-    for prefix in prefixes or (BLOBS, MANIFESTS):
-        for found in store.backend.list(prefix):
-            os.utime(store.backend.root / found.path, (then, then))
-
-
-def is_whole(store, reference) -> bool:
-    return all(store.content.is_intact(entry) for entry in store.manifest(reference).files)
 
 
 @pytest.fixture

@@ -15,17 +15,12 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import METHODS
 from alignment_core.recipes.methods.dpo import DpoRecipe
 from alignment_core.recipes.methods.iterative_dpo import IterativeDpoRecipe
-from alignment_core.recipes.methods.sft import SftRecipe
 from tests.recipes.contents import ROUNDS, SFT
 
 SHIPPED = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 
 
 # ---------------------------------------------------------------- shorthand and defaults
-
-
-def test_a_bare_string_is_the_name_of_a_model():
-    assert SftRecipe.model_validate(SFT).model.name == "some/model"
 
 
 @pytest.mark.parametrize(
