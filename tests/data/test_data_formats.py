@@ -26,53 +26,36 @@ def parse(values: dict[str, Any], format: str, columns: dict[str, str], kind: st
     return kinds.load(kind).formats[format].parse(Fields(values, columns))
 
 
-@pytest.mark.parametrize(
-    ("values", "format", "kind", "example"),
-    [
-        ({"prompt": "a", "completion": "b"}, "prompt_completion", "demonstrations", Demonstration("a", "b")),
-        (
-            {"prompt": "hi", "completion": [HELLO]},
-            "prompt_completion",
-            "demonstrations",
-            Demonstration([USER], [HELLO]),
-        ),
-        ({"messages": [USER, HELLO]}, "messages", "demonstrations", Demonstration([], [USER, HELLO])),
-        ({"text": "a"}, "text", "demonstrations", Text("a")),
-        (
-            {"chosen": HH + "b", "rejected": HH + "c"},
-            "hh",
-            "demonstrations",
-            Demonstration([USER], [{**HELLO, "content": "b"}]),
-        ),
-        (
-            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2},
-            "preference",
-            "preferences",
-            Preference("a", "b", "c", 2.0),
-        ),
-        (
-            {"chosen": [USER, HELLO], "rejected": [USER, BYE]},
-            "preference",
-            "preferences",
-            Preference([USER], [HELLO], [BYE]),
-        ),
+READ: dict[str, list[tuple[dict[str, Any], str, Any]]] = {
+    "demonstrations": [
+        ({"prompt": "a", "completion": "b"}, "prompt_completion", Demonstration("a", "b")),
+        ({"prompt": "hi", "completion": [HELLO]}, "prompt_completion", Demonstration([USER], [HELLO])),
+        ({"messages": [USER, HELLO]}, "messages", Demonstration([], [USER, HELLO])),
+        ({"text": "a"}, "text", Text("a")),
+        ({"chosen": HH + "b", "rejected": HH + "c"}, "hh", Demonstration([USER], [{**HELLO, "content": "b"}])),
+    ],
+    "preferences": [
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2}, "preference", Preference("a", "b", "c", 2.0)),
+        ({"chosen": [USER, HELLO], "rejected": [USER, BYE]}, "preference", Preference([USER], [HELLO], [BYE])),
         (
             {"prompt": "hi", "chosen": [USER, HELLO], "rejected": [USER, BYE]},
             "preference",
-            "preferences",
             Preference([USER], [HELLO], [BYE]),
         ),
-        (
-            {"chosen": HH + "hello", "rejected": HH + " bye\n"},
-            "hh",
-            "preferences",
-            Preference([USER], [HELLO], [BYE]),
-        ),
-        ({"prompt": "a", "label": 72}, "prompts", "prompts", Prompt("a", "72")),
-        ({"prompt": [USER], "label": None}, "prompts", "prompts", Prompt([USER])),
-        ({"messages": [USER, HELLO]}, "messages", "prompts", Prompt([USER])),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", "prompts", Prompt("a")),
+        ({"chosen": HH + "hello", "rejected": HH + " bye\n"}, "hh", Preference([USER], [HELLO], [BYE])),
     ],
+    "prompts": [
+        ({"prompt": "a", "label": 72}, "prompts", Prompt("a", "72")),
+        ({"prompt": [USER], "label": None}, "prompts", Prompt([USER])),
+        ({"messages": [USER, HELLO]}, "messages", Prompt([USER])),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", Prompt("a")),
+    ],
+}
+"""By kind of rows: a row, the format that it is in, and what it is read as."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "format", "example"), [(kind, *case) for kind, cases in READ.items() for case in cases]
 )
 def test_row_is_read(values: dict[str, Any], format: str, kind: str, example: Any) -> None:
     detected = detect(values, "auto", {}, kinds.load(kind))
@@ -95,94 +78,64 @@ def test_fields_of_a_message_that_are_null_are_absent_as_parquet_cannot_leave_th
     assert message == USER
 
 
-@pytest.mark.parametrize(
-    ("values", "format", "kind", "sentence"),
-    [
-        (
-            {"prompt": None, "completion": "b"},
-            "prompt_completion",
-            "demonstrations",
-            "`prompt` is null; text or a list",
-        ),
-        (
-            {"prompt": 3, "completion": "b"},
-            "prompt_completion",
-            "demonstrations",
-            "`prompt` is the number 3; text or a list",
-        ),
-        ({"prompt": "", "completion": "b"}, "prompt_completion", "demonstrations", "`prompt` is empty"),
-        ({"prompt": "a"}, "prompt_completion", "demonstrations", "there is no `completion`; the row has prompt"),
-        ({"prompt": "a", "completion": {"x": 1}}, "prompt_completion", "demonstrations", "`completion` is an object"),
-        ({"prompt": "a", "completion": [USER]}, "prompt_completion", "demonstrations", "has no assistant message"),
-        (
-            {"prompt": ["a"], "completion": "b"},
-            "prompt_completion",
-            "demonstrations",
-            "`prompt[0]` is the text 'a'; an object",
-        ),
-        ({"text": ["a"]}, "text", "demonstrations", "`text` is a list of 1; text is needed"),
-        ({"text": HALF}, "text", "demonstrations", r"`text` is not valid Unicode: '\ud83d' at character 1"),
-        ({"messages": "hi"}, "messages", "demonstrations", "`messages` is the text 'hi'; a list of messages is needed"),
-        ({"messages": []}, "messages", "demonstrations", "`messages` is an empty list"),
-        (
-            {"messages": [None]},
-            "messages",
-            "demonstrations",
-            "`messages[0]` is null; an object with `role` and `content`",
-        ),
-        ({"messages": [{"role": "user"}]}, "messages", "demonstrations", "`messages[0]` has no `content`; it has role"),
-        (
-            {"messages": [{**USER, "content": None}]},
-            "messages",
-            "demonstrations",
-            "`messages[0].content` is null; text is needed",
-        ),
-        (
-            {"messages": [{**USER, "content": [1]}]},
-            "messages",
-            "demonstrations",
-            "`messages[0].content` is a list of 1",
-        ),
-        (
-            {"messages": [{**USER, "role": "human"}]},
-            "messages",
-            "demonstrations",
-            "`messages[0].role` is 'human'; roles are",
-        ),
-        ({"messages": [USER]}, "messages", "demonstrations", "nothing to train on"),
-        ({"messages": [HELLO]}, "messages", "demonstrations", "begins with an assistant message"),
-        ({"messages": [HELLO]}, "messages", "prompts", "only assistant messages"),
-        ({"chosen": "a", "rejected": "b"}, "preference", "preferences", "there is no `prompt`"),
-        ({"chosen": [USER, HELLO], "rejected": [HELLO]}, "preference", "preferences", "`rejected` must hold a prompt"),
-        ({"chosen": [USER, HELLO], "rejected": [USER, USER]}, "preference", "preferences", "end with an assistant"),
+MALFORMED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
+    "demonstrations": [
+        ({"prompt": None, "completion": "b"}, "prompt_completion", "`prompt` is null; text or a list"),
+        ({"prompt": 3, "completion": "b"}, "prompt_completion", "`prompt` is the number 3; text or a list"),
+        ({"prompt": "", "completion": "b"}, "prompt_completion", "`prompt` is empty"),
+        ({"prompt": "a"}, "prompt_completion", "there is no `completion`; the row has prompt"),
+        ({"prompt": "a", "completion": {"x": 1}}, "prompt_completion", "`completion` is an object"),
+        ({"prompt": "a", "completion": [USER]}, "prompt_completion", "has no assistant message"),
+        ({"prompt": ["a"], "completion": "b"}, "prompt_completion", "`prompt[0]` is the text 'a'; an object"),
+        ({"text": ["a"]}, "text", "`text` is a list of 1; text is needed"),
+        ({"text": HALF}, "text", r"`text` is not valid Unicode: '\ud83d' at character 1"),
+        ({"messages": "hi"}, "messages", "`messages` is the text 'hi'; a list of messages is needed"),
+        ({"messages": []}, "messages", "`messages` is an empty list"),
+        ({"messages": [None]}, "messages", "`messages[0]` is null; an object with `role` and `content`"),
+        ({"messages": [{"role": "user"}]}, "messages", "`messages[0]` has no `content`; it has role"),
+        ({"messages": [{**USER, "content": None}]}, "messages", "`messages[0].content` is null; text is needed"),
+        ({"messages": [{**USER, "content": [1]}]}, "messages", "`messages[0].content` is a list of 1"),
+        ({"messages": [{**USER, "role": "human"}]}, "messages", "`messages[0].role` is 'human'; roles are"),
+        ({"messages": [USER]}, "messages", "nothing to train on"),
+        ({"messages": [HELLO]}, "messages", "begins with an assistant message"),
+    ],
+    "prompts": [
+        ({"messages": [HELLO]}, "messages", "only assistant messages"),
+        ({"prompt": "x", "label": True}, "prompts", "`label` is true; text is needed"),
+        ({"prompt": "x", "label": ["a"]}, "prompts", "`label` is a list of 1; text is needed"),
+    ],
+    "preferences": [
+        ({"chosen": "a", "rejected": "b"}, "preference", "there is no `prompt`"),
+        ({"chosen": [USER, HELLO], "rejected": [HELLO]}, "preference", "`rejected` must hold a prompt"),
+        ({"chosen": [USER, HELLO], "rejected": [USER, USER]}, "preference", "end with an assistant"),
         (
             {"chosen": [USER, HELLO], "rejected": [USER, BYE, USER, BYE]},
             "preference",
-            "preferences",
             "differ before their last message",
         ),
         (
             {"prompt": "x", "chosen": [USER, HELLO], "rejected": "b"},
             "preference",
-            "preferences",
             "`chosen` must be one assistant message after the prompt, this is user, assistant",
         ),
         (
             {"prompt": "x", "chosen": "a", "rejected": "b", "margin": "much"},
             "preference",
-            "preferences",
             "`margin` is the text 'much'; a number is needed",
         ),
         (
             {"prompt": "x", "chosen": "a", "rejected": "b", "margin": float("nan")},
             "preference",
-            "preferences",
             "`margin` is nan; a finite number is needed",
         ),
-        ({"chosen": "hi", "rejected": HH}, "hh", "preferences", r"`chosen` does not begin with '\n\nHuman:': 'hi'"),
-        ({"prompt": "x", "label": True}, "prompts", "prompts", "`label` is true; text is needed"),
-        ({"prompt": "x", "label": ["a"]}, "prompts", "prompts", "`label` is a list of 1; text is needed"),
+        ({"chosen": "hi", "rejected": HH}, "hh", r"`chosen` does not begin with '\n\nHuman:': 'hi'"),
     ],
+}
+"""By kind of rows: a row, the format that it is to be in, and what is wrong with it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "format", "sentence"), [(kind, *case) for kind, cases in MALFORMED.items() for case in cases]
 )
 def test_malformed_row_gets_its_sentence(values: dict[str, Any], format: str, kind: str, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the sentence is compared below, without escapes)
