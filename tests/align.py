@@ -70,3 +70,13 @@ def align_here(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             os.environ.clear()
             os.environ.update(variables)
     return subprocess.CompletedProcess(["align", *arguments], code, said.getvalue(), complained.getvalue())
+
+
+def states(outcome: dict[str, Any]) -> dict[str, str]:
+    """What became of each stage of a run, by label."""
+    return {stage["label"]: stage["state"] for stage in outcome["stages"]}
+
+
+def references(outcome: dict[str, Any]) -> dict[str, str]:
+    """The default output of each stage, by label."""
+    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}

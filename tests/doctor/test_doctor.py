@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ import pytest
 
 from alignment_core import doctor
 from alignment_core.doctor import machine, surroundings
+from tests.answering import answering
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,23 +129,10 @@ def test_a_check_that_raises_or_hangs_has_failed_and_the_others_still_answer(mon
 
 @pytest.mark.parametrize(("code", "state"), [(200, "ok"), (401, "ok"), (404, "failed")])
 def test_prefect_is_asked_for_its_health(monkeypatch, code, state):
-    asked = []
-
-    class Api(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(code)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api/")
-    assert surroundings.prefect()[0] == state
+    with answering(code) as (port, asked):
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
+        assert surroundings.prefect()[0] == state
     assert asked == ["/api/health"]
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.mark.parametrize("url", ["localhost:4200/api", "file:///etc/passwd", "http:///api"])

@@ -12,12 +12,10 @@ from alignment_core.environments.environments import environment_content
 from alignment_core.errors import UserError
 from alignment_core.execution.base import StageCall, StageResult
 from alignment_core.execution.key import check_unchanged, key_of
-from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rollout.records import rollout_schema, write_table
 from alignment_core.user_code.counted import code_of
-from tests.stages.calls import HostAlone
+from tests.stages.calls import run_alone
 
 VERIFIER = """
 from pathlib import Path
@@ -42,7 +40,7 @@ def scored(store: Store, folder: Path, edits: dict[str, str]) -> tuple[StageCall
     (folder / "reward.py").write_text(VERIFIER.format(edits=edits))
     inputs = {"rollouts": store.publish(rollouts, "rollouts")}
     call = StageCall(stage="score", label="score", config={"verifier": f"{folder / 'reward.py'}:score"}, inputs=inputs)
-    return call, run_stage(StageRequest(store, call, HostAlone(), ResourcesConfig(), lambda *_: None))  # type: ignore[arg-type]
+    return call, run_alone(store, call)
 
 
 @pytest.mark.parametrize("name", ["reward.py", "helper.py"])

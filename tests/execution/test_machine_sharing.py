@@ -33,9 +33,9 @@ class Group:
     def __init__(self) -> None:
         self.killed = threading.Event()
 
-    def all(self, *_: Any, **__: Any) -> None: ...
+    def all(self, *_: Any) -> None: ...
 
-    def make(self, *_: Any) -> None: ...
+    make = all
 
     def kill(self) -> None:
         self.killed.set()

@@ -45,11 +45,9 @@ class Group:
 
     devices = size = 1
 
-    def all(self, *_: Any, **__: Any) -> None: ...
+    def all(self, *_: Any) -> None: ...
 
-    def make(self, *_: Any) -> None: ...
-
-    def kill(self) -> None: ...
+    make = kill = all
 
 
 class Script:

@@ -9,13 +9,12 @@ import pytest
 from alignment_core.artifacts import Store
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.execution import key
-from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import StageKey, key_of, packages_named
-from alignment_core.execution.runner import StageRequest, cached_result, run_stage
+from alignment_core.execution.runner import cached_result
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.render import text_tree
-from alignment_core.recipes import ResourcesConfig
-from tests.stages.calls import HostAlone
+from tests.stages.calls import run_alone
 
 
 @pytest.fixture
@@ -37,25 +36,21 @@ def evaluation(store: Store, folder: Path, accept: tuple[str, ...] = (), **accep
     return StageCall(stage="evaluate", label="eval", config={}, inputs=inputs, accept=accept, accepted=accepted)
 
 
-def run(store: Store, call: StageCall, given: StageKey | None = None) -> StageResult:
-    return run_stage(StageRequest(store, call, HostAlone(), ResourcesConfig(), lambda *_: None, key=given))  # type: ignore[arg-type]
-
-
 def test_after_an_upgrade_a_stage_runs_again_and_says_of_what(
     store: Store, tmp_path: Path, installed: dict[str, str]
 ) -> None:
     call = evaluation(store, tmp_path / "scores")
-    run(store, call)
-    assert run(store, call).state == "cached"
+    run_alone(store, call)
+    assert run_alone(store, call).state == "cached"
     installed["numpy"] = "2.4.0"
-    again = run(store, call)
+    again = run_alone(store, call)
     assert (again.state, again.reason) == ("run", "changed since eval: numpy 2.3.5 → 2.4.0")
 
 
 def test_a_result_of_another_version_is_reused_where_the_recipe_accepts_it_and_says_so(
     store: Store, tmp_path: Path, installed: dict[str, str]
 ) -> None:
-    first = run(store, evaluation(store, tmp_path / "scores"))
+    first = run_alone(store, evaluation(store, tmp_path / "scores"))
     installed["numpy"] = "2.4.0"
     call = evaluation(store, tmp_path / "scores", accept=("numpy",))
     reused = cached_result(store, call, key_of(call))
@@ -70,7 +65,7 @@ def test_a_result_of_another_version_is_reused_where_the_recipe_accepts_it_and_s
 
 
 def test_what_was_accepted_is_in_the_lineage_of_what_is_made_from_it(store: Store, tmp_path: Path) -> None:
-    result = run(store, evaluation(store, tmp_path / "scores", scores={"vllm": "0.32.0"}))
+    result = run_alone(store, evaluation(store, tmp_path / "scores", scores={"vllm": "0.32.0"}))
     assert "accepted input scores, though it was made with vllm 0.32.0" in text_tree(
         Graph.of(store).up(result.reference)
     )
@@ -95,7 +90,7 @@ def test_a_key_that_the_flow_has_worked_out_is_taken_over_and_refused_by_a_host_
     with pytest.raises(
         EnvironmentFault, match=r"eval: packages\.numpy: 2.3.5 → 2.4.0: this is not what the run started with"
     ):
-        run(store, call, given)
+        run_alone(store, call, given)
     installed["numpy"] = "2.3.5"
     monkeypatch.setattr("alignment_core.execution.runner.key_of", None)
-    assert run(store, call, given).key == given.value
+    assert run_alone(store, call, given).key == given.value

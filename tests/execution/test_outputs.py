@@ -16,12 +16,10 @@ from alignment_core.checks.plan import Plan
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
 from alignment_core.execution.key import key_of
-from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.journal import StageLine
-from alignment_core.recipes import ResourcesConfig
 from tasks.graph import CURRENT, artifact, submit
 from tasks.stage import _call
-from tests.stages.calls import HostAlone, offer
+from tests.stages.calls import offer, run_alone
 
 OUTPUTS = {"policy": "model", "best": "model", "trajectories": "trajectories"}
 
@@ -50,7 +48,7 @@ def call(*makes: str, **more: Any) -> StageCall:
 
 @pytest.fixture
 def run(store: Store) -> Callable[..., StageResult]:
-    return lambda one: run_stage(StageRequest(store, one, HostAlone(), ResourcesConfig(), lambda *_: None))  # type: ignore[arg-type]
+    return lambda one: run_alone(store, one)
 
 
 @pytest.fixture

@@ -22,9 +22,7 @@ from alignment_core.errors import (
 )
 from alignment_core.execution import restarts
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
-from alignment_core.execution.runner import StageRequest, run_stage
-from alignment_core.recipes import ResourcesConfig
-from tests.stages.calls import HostAlone, offer
+from tests.stages.calls import offer, run_alone
 
 CALL = StageCall(stage="patient", label="round-1/patient", config={}, inputs={})
 Behaviour = Callable[[StageContext], None]
@@ -48,7 +46,7 @@ def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StageRes
             return {"attempts": number + 1}
 
         offer(monkeypatch, Stage("patient", 1, {"thing": "thing"}, StageConfig, body))
-        return run_stage(StageRequest(store, CALL, HostAlone(), ResourcesConfig(**resources), lambda *_: None))  # type: ignore[arg-type]
+        return run_alone(store, CALL, **resources)
 
     return run
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
+from contextlib import suppress
 
 from alignment_core.execution.tickets import OrderedLock, Ticket
-
-
-def wait_until(condition: object, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+from tests.processes import wait_until
 
 
 def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
@@ -26,7 +20,7 @@ def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
     with turnstile.hold(Ticket(7)):
         for number, thread in enumerate(threads, start=1):
             thread.start()
-            wait_until(lambda number=number: len(waiting) == number)
+            assert wait_until(lambda number=number: len(waiting) == number, 10)  # type: ignore[misc]
     for thread in threads:
         thread.join(10)
     assert waiting == [5, 3, 9, 1]
@@ -39,7 +33,7 @@ def test_a_wait_is_told_from_its_start_to_its_end_and_no_wait_is_not() -> None:
         assert told == []
         later = threading.Thread(target=lambda: _pass(turnstile, Ticket(1, told.append, "dpo")))
         later.start()
-        wait_until(lambda: len(told) == 1)
+        assert wait_until(lambda: len(told) == 1, 10)
     later.join(10)
     assert told == ["the trainers, in use by sft", None]
 
@@ -57,7 +51,7 @@ def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
         went.append(5)
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(waiting) == 2)
+        assert wait_until(lambda: len(waiting) == 2, 10)
         give_way()
         went.append(5)
     for thread in threads:
@@ -67,11 +61,8 @@ def test_giving_way_lets_an_earlier_stage_through_and_no_later_one() -> None:
 
 def test_a_stage_that_fails_frees_its_place() -> None:
     turnstile = OrderedLock()
-    try:
-        with turnstile.hold(Ticket(0)):
-            raise RuntimeError("broken")
-    except RuntimeError:
-        pass
+    with suppress(RuntimeError), turnstile.hold(Ticket(0)):
+        raise RuntimeError("broken")
     _pass(turnstile, Ticket(1))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.align import Align, align_here, run_align
+from tests.align import Align, align_here, references, run_align, states
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deployments" / "recipes" / "quickstart.yaml"
@@ -38,14 +38,6 @@ def run_small(align: Align, home: Path, *overrides: str) -> dict[str, Any]:
     """Its gate refuses, which is exit code 4."""
     changes = (part for one in [*SMALL, *overrides] for part in ("--set", one))
     return align(home, "run", str(RECIPE), *changes, expect=4)
-
-
-def states(outcome: dict[str, Any]) -> dict[str, str]:
-    return {stage["label"]: stage["state"] for stage in outcome["stages"]}
-
-
-def digests(outcome: dict[str, Any]) -> dict[str, str]:
-    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +107,7 @@ def test_lineage_leads_from_the_policy_to_its_sources_and_back(align: Align, fir
         assert f'"{label}"' in up
     assert '"path": "task:reverse/train"' in up
     assert '"training.max_steps": 30' in up
-    base = digests(first)["model"]
+    base = references(first)["model"]
     assert first["outputs"]["policy"] in json.dumps(align(home, "lineage", base, "--down"))
 
 
@@ -124,7 +116,7 @@ def test_the_same_recipe_again_is_all_cached_without_prefects_database(first: di
     shutil.rmtree(home / "prefect")
     again = run_small(run_align, home)
     assert set(states(again).values()) == {"cached"}
-    assert digests(again) == digests(first)
+    assert references(again) == references(first)
     assert not (home / "logs" / f"{again['run_id']}.log").exists(), "a host has written it, which starts Ray"
 
 
@@ -176,10 +168,10 @@ def test_another_process_with_another_store_makes_the_same_digests(
     align: Align, first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Up to the end of the first round, which is all that both have."""
-    other = digests(run_small(align, tmp_path_factory.mktemp("other"), "iterative_dpo.rounds=1"))
+    other = references(run_small(align, tmp_path_factory.mktemp("other"), "iterative_dpo.rounds=1"))
     del other["report"]
     assert {"sft", "reward-model", "round-1/dpo", "round-1/evaluation"} <= other.keys()
-    assert other == {label: digests(first)[label] for label in other}
+    assert other == {label: references(first)[label] for label in other}
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from flows.access import TOKEN, URL
-from tests.align import Align
+from tests.align import Align, references, states
 from tests.processes import processes_of, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +29,6 @@ resources: {{trainers: 1, engines: 1, progress_seconds: 1}}
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def states(outcome: dict[str, Any]) -> dict[str, str]:
-    return {stage["label"]: stage["state"] for stage in outcome["stages"]}
-
-
-def references(outcome: dict[str, Any]) -> dict[str, str]:
-    return {stage["label"]: stage["reference"] for stage in outcome["stages"]}
 
 
 @pytest.fixture(scope="module")

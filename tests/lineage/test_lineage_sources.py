@@ -14,22 +14,21 @@ from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.execution.base import StageCall, StageConfig
-from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.lineage import Graph, text_tree
 from alignment_core.lineage.sources import settings_of, sources_of
 from alignment_core.models.tokenizer import byte_tokenizer
-from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, TrainingConfig
+from alignment_core.recipes import DataConfig, DataSource, ModelConfig, TrainingConfig
 from alignment_core.stages.base_model import BaseModelConfig, pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.sft import SftStageConfig
-from tests.stages.calls import HostAlone
+from tests.stages.calls import run_alone
 
 
 @pytest.fixture
 def run(store: Store) -> tuple[Store, Callable[..., Reference]]:
     def stage(name: str, config: StageConfig, **inputs: Reference) -> Reference:
         call = StageCall(stage=name, label=name, config=config.model_dump(mode="json"), inputs=inputs, seed=3)
-        return run_stage(StageRequest(store, call, HostAlone(), ResourcesConfig(), lambda *_: None)).reference  # type: ignore[arg-type]
+        return run_alone(store, call).reference
 
     return store, stage
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from contextlib import contextmanager, nullcontext
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +22,7 @@ from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.report import markdown
 from alignment_core.tracking import Progress
 from alignment_core.tracking.metrics_file import MetricsFile
+from tests.answering import answering
 from tests.tracking.watched import result
 
 EARLIER, NOW = "0" * 8, "1" * 8
@@ -140,22 +139,11 @@ def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
 
     from flows import run_page
 
-    class Refuses(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_error(401)
-
-        do_GET = do_POST
-
-        def log_message(self, *_: object) -> None: ...
-
     logger = logging.Logger("run")  # there is no run here, and Prefect may take the root logger's handlers
     logger.addHandler(caplog.handler)
     monkeypatch.setattr(run_page, "get_run_logger", lambda: logger)
-    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
-        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api"}):
-            run_page.leave_tables([], {})
-        server.shutdown()
+    with answering(401) as (port, _), temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
+        run_page.leave_tables([], {})
     assert "the run's tables: not on the run's page: PrefectHTTPStatusError" in caplog.text
 
 

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from alignment_core import plugins
-from alignment_core.artifacts import Reference
-from alignment_core.execution.base import STAGES, Stage, StageCall
+from alignment_core.artifacts import Reference, Store
+from alignment_core.execution.base import STAGES, Stage, StageCall, StageResult
+from alignment_core.execution.key import StageKey
+from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.recipes import ResourcesConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +34,12 @@ class HostAlone:
     @contextlib.contextmanager
     def processor(self, *_: Any) -> Any:
         yield lambda: None
+
+
+def run_alone(store: Store, call: StageCall, key: StageKey | None = None, **resources: Any) -> StageResult:
+    """Run a stage that needs no actors."""
+    machines: Any = HostAlone()
+    return run_stage(StageRequest(store, call, machines, ResourcesConfig(**resources), lambda *_: None, key=key))
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, stage: Stage[Any]) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from alignment_core.errors import EnvironmentFault
 from alignment_core.journal import Journal, new_record
 from flows import access
 from flows.service import follow
+from tests.answering import answering
 
 RUN = """
 import sys, time
@@ -81,18 +81,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(code: int, body: bytes) -> None:
-            class Answer(BaseHTTPRequestHandler):
-                def do_GET(self) -> None:
-                    self.send_response(code)
-                    self.end_headers()
-                    self.wfile.write(body)
-
-                def log_message(self, *_: object) -> None: ...
-
-            server = stack.enter_context(HTTPServer(("127.0.0.1", 0), Answer))
-            threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-            stack.callback(server.shutdown)
-            monkeypatch.setenv(access.URL, access.url_of(server.server_port))
+            port, _ = stack.enter_context(answering(code, body))
+            monkeypatch.setenv(access.URL, access.url_of(port))
 
         yield start
 
