@@ -12,11 +12,11 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field, model_validator
@@ -25,6 +25,7 @@ from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.home import align_home
 from alignment_core.processes import ProcessId, is_locked, lock
 
+M = TypeVar("M", bound=BaseModel)
 RUN, STAGES, PROGRESS, WAITS, LOCK = "run.json", "stages.jsonl", "progress.json", "waits.json", "lock"
 PROGRESS_SECONDS = 0.5
 LAST = "last"
@@ -156,9 +157,7 @@ class Journal:
             self._progress[label] = StageProgress(since=since, done=done, total=total, unit=unit)
             if moment - self._progress_written > PROGRESS_SECONDS:
                 self._progress_written = moment
-                content = {name: one.model_dump() for name, one in self._progress.items()}
-                with suppress(OSError):
-                    _replace(self.folder / PROGRESS, json.dumps(content))
+                self._write_by_label(PROGRESS, self._progress)
 
     def waits(self, label: str, reason: str | None) -> None:
         """Say what a stage waits for, or that it waits no longer."""
@@ -166,9 +165,11 @@ class Journal:
             before = self._waits.pop(label, None)
             if reason is not None:
                 self._waits[label] = StageWait(reason=reason, since=before.since if before else time.time())
-            content = {name: one.model_dump() for name, one in self._waits.items()}
-            with suppress(OSError):
-                _replace(self.folder / WAITS, json.dumps(content))
+            self._write_by_label(WAITS, self._waits)
+
+    def _write_by_label(self, file: str, found: Mapping[str, BaseModel]) -> None:
+        with suppress(OSError):  # a full disk ends no run
+            _replace(self.folder / file, json.dumps({label: one.model_dump() for label, one in found.items()}))
 
     def end(self, status: str | None = None, error: BaseException | None = None) -> None:
         """Say how the run ended; without a ``status``, the ``error`` decides between failed and stopped."""
@@ -299,11 +300,7 @@ def stages(run_id: str) -> dict[str, StageLine]:
 
 def progress(run_id: str) -> dict[str, StageProgress]:
     """How far each stage is, or was, that the last attempt worked on, by label."""
-    try:
-        content = json.loads((folder_of(run_id) / PROGRESS).read_text())
-        return {label: StageProgress.model_validate(one) for label, one in content.items()}
-    except (OSError, ValueError):  # none yet, or it was cut when the machine lost its power
-        return {}
+    return _by_label(run_id, PROGRESS, StageProgress)
 
 
 def in_use(but: str = "") -> set[str]:
@@ -315,11 +312,15 @@ def in_use(but: str = "") -> set[str]:
 
 def waits(run_id: str) -> dict[str, StageWait]:
     """What the stages wait for that wait for something, by label."""
+    return _by_label(run_id, WAITS, StageWait)
+
+
+def _by_label(run_id: str, file: str, kind: type[M]) -> dict[str, M]:
     try:
-        content = json.loads((folder_of(run_id) / WAITS).read_text())
-    except OSError:
+        content = json.loads((folder_of(run_id) / file).read_text())
+        return {label: kind.model_validate(one) for label, one in content.items()}
+    except (OSError, ValueError):  # none yet, or it was cut when the machine lost its power
         return {}
-    return {label: StageWait.model_validate(one) for label, one in content.items()}
 
 
 def prune(days: float) -> int:

@@ -1,5 +1,5 @@
-"""Which process is meant: its number, what shows that the number has not gone to another one since, and the locks that it
-holds for as long as it lives."""
+"""Which process is meant: its number, what shows that the number has not gone to another one since, the locks that it
+holds for as long as it lives, and what those that it starts know of its environment."""
 
 from __future__ import annotations
 
@@ -53,6 +53,15 @@ def boot_id() -> str:
 def boot() -> str:
     """This machine since its last boot, and this process's namespace of process numbers."""
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def inherited(**changes: str) -> dict[str, str]:
+    """What a process that we start may know of our environment, with changes: all but Prefect's variables.
+
+    They may hold a token or the password of a database, and below us runs anybody's code: reward functions, tokenizers,
+    stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`flows.access`.
+    """
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}, **changes}
 
 
 def lock(file: IO[bytes] | int) -> bool:

@@ -41,7 +41,6 @@ NEVER_COMPUTES = (
     "alignment_core.execution.tickets",
     "alignment_core.home",
     "alignment_core.imports",
-    "alignment_core.inherited",
     "alignment_core.journal",
     "alignment_core.plugins",
     "alignment_core.processes",

@@ -24,7 +24,7 @@ from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
-from alignment_core.inherited import inherited
+from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from alignment_core.artifacts import open_store
 from alignment_core.doctor import machine, surroundings
-from alignment_core.doctor.answer import SECONDS, Answer, Check, State
+from alignment_core.doctor.machine import SECONDS, Answer, Check, State
 from alignment_core.doctor.surroundings import discreet
 from alignment_core.errors import AlignmentError
 from alignment_core.home import align_home

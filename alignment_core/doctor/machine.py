@@ -9,16 +9,25 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
-from alignment_core.doctor.answer import SECONDS, Answer
 from alignment_core.home import align_home
 from alignment_core.host.supervised import LONGEST_SOCKET_FOLDER
-from alignment_core.inherited import inherited
+from alignment_core.processes import inherited
+
+State = Literal["ok", "warning", "failed"]
+Answer = tuple[State, str]
+"""The state, and one sentence: what was found and, where that is not good, the cure."""
+Check = Callable[[], Answer]
+
+SECONDS = 4.0
+"""What has not answered by then has failed."""
 
 GIB = 1 << 30
 LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
@@ -100,8 +109,6 @@ def accelerators() -> Answer:
 
 
 def memory() -> Answer:
-    import psutil
-
     found, limit = psutil.virtual_memory(), cgroup_limit()
     sentence = f"{found.available / GIB:.1f} GiB free of {found.total / GIB:.1f} GiB"
     if limit is not None and limit < found.total:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from alignment_core.artifacts import open_store
 from alignment_core.artifacts.paths import TEMPORARY
-from alignment_core.doctor.answer import SECONDS, Answer, Check
+from alignment_core.doctor.machine import SECONDS, Answer, Check
 
 
 def loopback() -> Answer:

@@ -19,7 +19,7 @@ from alignment_core.home import align_home
 from alignment_core.host.logs import LogTail, OnLines
 from alignment_core.host.protocol import Channel, rebuild
 from alignment_core.host.supervised import Supervised, short_folder
-from alignment_core.inherited import inherited
+from alignment_core.processes import inherited
 from alignment_core.recipes import ResourcesConfig
 
 OnProgress = Callable[[dict[str, Any]], None]

@@ -12,7 +12,7 @@ from alignment_core.models.saving import checkpoint_dtype
 if TYPE_CHECKING:
     import torch
 
-    from alignment_core.models.packed import Head
+    from alignment_core.models.packed import Head, PackedModel
 
 
 @dataclass(frozen=True)
@@ -41,3 +41,9 @@ class Model:
         from alignment_core.models.packed import load_model
 
         return load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
+
+    def frozen(self, head: Head, dtype: torch.dtype, device: str) -> PackedModel:
+        """Its weights on a device, for forward passes alone."""
+        from alignment_core.models.packed import PackedModel
+
+        return PackedModel(self.load(head, dtype), head).to(device).eval()

@@ -17,7 +17,7 @@ from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult
 from alignment_core.host.protocol import Channel
 from alignment_core.host.supervised import Supervised, short_folder
-from alignment_core.inherited import inherited
+from alignment_core.processes import inherited
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.sections.tracking import WandbConfig
 from alignment_core.tracking.listener import Listener, Progress, numbers

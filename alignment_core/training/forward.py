@@ -12,7 +12,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Row, TokenSequence
-from alignment_core.models.packed import Head, PackedModel, run_packed
+from alignment_core.models.packed import Head, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
 
@@ -36,9 +36,8 @@ class Forward:
     """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
 
     def __init__(self, model: Model, head: Head, token_budget: int, device: Device) -> None:
-        loaded = model.load(head, torch.bfloat16 if model.bf16 else torch.float32)
         self.head, self.token_budget, self.device = head, token_budget, device
-        self.packed = PackedModel(loaded, head).to(device.torch_device).eval()
+        self.packed = model.frozen(head, torch.bfloat16 if model.bf16 else torch.float32, device.torch_device)
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.

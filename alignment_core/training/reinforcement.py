@@ -36,7 +36,7 @@ from alignment_core.models import buckets
 from alignment_core.models.buckets import Bucket, Share
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
-from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.batches import epoch_order
@@ -114,8 +114,7 @@ class PolicyTrainer:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
         elif job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
-            model = job.policy.load("lm", dtype)
-            self.reference = PackedModel(model, "lm").to(device.torch_device).eval()
+            self.reference = job.policy.frozen("lm", dtype, device.torch_device)
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
         self.temperature = job.section.generation.temperature
 

@@ -20,7 +20,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch
-from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import batch_of_step, steps_per_epoch
 from alignment_core.training.checkpoints import complete, newest_progress, step_of
@@ -104,8 +104,7 @@ class Trainer:
         if self.job.reference is None:
             return self.engine
         dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
-        model = self.job.reference.load("lm", dtype)
-        return PackedModel(model, "lm").to(self.device.torch_device).eval()
+        return self.job.reference.frozen("lm", dtype, self.device.torch_device)
 
     def train(self, steps: int, seconds: float) -> StepReport:
         """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""

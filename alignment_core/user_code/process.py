@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from alignment_core.errors import Stopped, UserError
-from alignment_core.inherited import inherited
+from alignment_core.processes import inherited
 from alignment_core.user_code import counted as user_code
 from alignment_core.user_code import modules as user_modules
 from alignment_core.user_code.conventions import called_with_rows

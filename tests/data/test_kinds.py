@@ -16,8 +16,8 @@ from alignment_core.data import kinds
 from alignment_core.data.build import write
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
-from alignment_core.inherited import inherited
 from alignment_core.lineage.samples import of_data
+from alignment_core.processes import inherited
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.stages.dataset import DatasetConfig
 from tests.data.conftest import Build, Write

@@ -26,9 +26,7 @@ from tests.stages.calls import ROOT, call, python
 from tests.stages.reach import PACKAGES_THAT_DO_NOT_COMPUTE, computing, imported_packages
 
 HEAVY = ["torch", "vllm", "ray", "deepspeed"]
-HELPERS = {"best", "stopping"}
-MODULES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
-STAGES = sorted(set(MODULES) - HELPERS)
+STAGES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.stages.__path__))
 
 
 def copy_of_the_package(folder: Path) -> Path:
@@ -299,7 +297,7 @@ def test_stages_and_their_keys_need_no_machine_learning_package():
     loaded = python(
         "import importlib, json, sys\nfrom alignment_core.execution.key import code_digests\n"
         "from alignment_core.execution.base import StageConfig, load_stage\n"
-        f"for name in {MODULES}: importlib.import_module(f'alignment_core.stages.{{name}}')\n"
+        f"for name in {STAGES}: importlib.import_module(f'alignment_core.stages.{{name}}')\n"
         f"for name in {STAGES}: code_digests(load_stage(name), StageConfig())\n"
         f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
     )

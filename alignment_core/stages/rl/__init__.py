@@ -63,7 +63,7 @@ CODE = (
     *below("alignment_core.models", "adapters buckets handle microbatch packed saving"),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
-    *below("alignment_core.stages.rl", "best driver metrics names rewarding session stopping"),
+    *below("alignment_core.stages.rl", "best driver names rewarding session"),
     *below(
         "alignment_core.training",
         "average batches checkpoints forward learner memory policy_ranks pretraining ranks reinforcement schedule",

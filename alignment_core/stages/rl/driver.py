@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +24,10 @@ from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.records import write_table
 from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages.rl.best import Best
-from alignment_core.stages.rl.metrics import averages
 from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS, TRAJECTORIES
 from alignment_core.stages.rl.rewarding import Rewarding
 from alignment_core.training.checkpoints import drop_older
+from alignment_core.training.learner import StepReport
 from alignment_core.training.policy_ranks import PolicyRanks
 
 
@@ -128,7 +128,7 @@ class Driver:
             reports = self.trainers.update(path, coefficient)
         if not _is_kept(section.trajectories, step, section.steps):
             path.unlink()
-        found |= averages(reports)
+        found |= _averages(reports)
         if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
             ahead = section.execution.max_staleness
             why = (
@@ -214,3 +214,20 @@ def _is_kept(trajectories: TrajectoriesConfig, step: int, steps: int) -> bool:
     if trajectories.keep == "last":
         return step >= steps - trajectories.steps
     return trajectories.keep == "all" or step % trajectories.steps == 0
+
+
+def _averages(reports: Sequence[dict[str, StepReport]]) -> dict[str, float]:
+    """Of the learners' reports, rank by rank: losses over their normalisers, everything else over trained tokens."""
+    metrics: dict[str, float] = {}
+    for learner in reports[0]:
+        ranks = [report[learner] for report in reports]
+        sums = {name: sum(rank.sums.get(name, 0.0) for rank in ranks) for rank in ranks for name in rank.sums}
+        tokens = max(sums.pop("trained_tokens", 0.0), 1.0)
+        normaliser = max(sum(rank.normaliser for rank in ranks), 1.0)
+        prefix = "" if learner == "policy" else f"{learner}_"
+        for name, value in sums.items():
+            metrics[f"{prefix}{name}"] = value / (normaliser if name in ("loss", "aux_loss") else tokens)
+        if ranks[0].steps:  # none of its own for what is mixed into another's steps
+            metrics[f"{prefix}grad_norm"] = ranks[0].grad_norm
+            metrics[f"{prefix}learning_rate"] = ranks[0].learning_rate
+    return metrics

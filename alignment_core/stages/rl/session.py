@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.driver import Driver
 from alignment_core.stages.rl.names import BEST, FIELD, TRAJECTORIES
 from alignment_core.stages.rl.rewarding import Rewarding
-from alignment_core.stages.rl.stopping import ended_when
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
 from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
+
+END_SECONDS = 0.2
+"""How long a call that is under way goes on when the run is stopped."""
 
 
 def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     ):
         sampling = Sampling(engines, environments, draws, tokenizer, str(policy.reference), context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
-        with closing(_sampler(context, section, sampling, rewarding)) as sampler, ended_when(context.stopping, *ends):
+        with closing(_sampler(context, section, sampling, rewarding)) as sampler, _ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)
             driver = Driver(context, section, engines, ranks, sampling, sampler, rewarding, best, watch)
             metrics = driver.run()
@@ -132,3 +136,21 @@ def _read_prompts(data: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataError("there are no prompts to sample for")
     return pq.read_table(path).to_pylist()
+
+
+@contextmanager
+def _ended_when(stopping: threading.Event, *end: Callable[[], None]) -> Iterator[None]:
+    """Once ``stopping`` is set, call all of ``end`` from another thread, again and again: a next call has no time either."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(END_SECONDS):
+            if stopping.is_set():
+                for one in end:
+                    one()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
