@@ -47,5 +47,5 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):  # of pydantic, which processes of the user's functions need not import
         return _plain(value.model_dump(mode="json"))
     if isinstance(value, Path):
-        raise TypeError(f"a path has no place in canonical content: {value}")
+        raise TypeError(f"canonical content must not contain a path: {value}")
     return value

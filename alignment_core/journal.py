@@ -249,7 +249,7 @@ def read(run_id: str) -> RunRecord:
     try:
         return RunRecord.model_validate_json((folder_of(run_id) / RUN).read_text())
     except (OSError, ValidationError):
-        raise NotFound(f"no run {run_id!r} below {align_home() / 'runs'}") from None
+        raise NotFound(f"no run {run_id!r} in {align_home() / 'runs'}") from None
 
 
 def runs() -> list[RunRecord]:
@@ -265,12 +265,12 @@ def find(text: str) -> RunRecord:
     """The run that ``text`` means: an id, the first digits of one, or ``last``. Raises UserError."""
     known = runs()
     if not known:
-        raise UserError(f"no run yet below {align_home()}; ALIGN_HOME says where to look")
+        raise UserError(f"no run yet in {align_home()}; ALIGN_HOME says where to look")
     chosen = known[-1:] if text == LAST else [record for record in known if record.run_id.startswith(text)]
     if len(chosen) == 1:
         return chosen[0]
     shown = ", ".join(f"{record.run_id[:8]} ({record.name})" for record in (chosen or known)[-5:])
-    problem = "means several runs" if chosen else "is no run"
+    problem = "matches several runs" if chosen else "is not a run"
     raise UserError(f"{text!r} {problem}; give the first digits of one of: {shown}")
 
 

@@ -77,7 +77,7 @@ class Group:
         """Raises TypeError for what those who go through all plug-ins would stumble over."""
         wanted = resolve(self.type)
         if not isinstance(found, wanted):
-            raise TypeError(f"it is no {wanted.__name__}")
+            raise TypeError(f"it is not a {wanted.__name__}")
         if missing := [name for name in inspect.get_annotations(wanted) if not hasattr(found, name)]:
             raise TypeError(f"every {wanted.__name__} needs {', '.join(f'`{name}`' for name in missing)}")
         return found
@@ -91,7 +91,7 @@ class Group:
         place, *others = known[name.replace("_", "-")]
         if others:
             raise UserError(
-                f"installed packages bring several of the {self.what} {name!r}: {', '.join([place, *others])}; "
+                f"several installed packages provide the {self.what} {name!r}: {', '.join([place, *others])}; "
                 "uninstall all but one"
             )
         return place

@@ -323,7 +323,7 @@ def _source(module: str) -> tuple[Path, Source]:
         return own
     spec = None if module.partition(".")[0] == PACKAGE else spec_of(module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise EnvironmentFault(f"{module}, which a stage says that its result follows from, has no Python source here")
+        raise EnvironmentFault(f"{module}, which a stage declares as its code, has no Python source here")
     path = Path(spec.origin)
     if (stamp := stamp_of(path)) is not None:
         _READ.setdefault(path, stamp)

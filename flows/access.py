@@ -94,11 +94,11 @@ def lost_server(error: BaseException | None) -> str | None:
         refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
         lost = isinstance(error, httpx.TransportError) or (refused and TOKEN in os.environ)
         if lost and _address(error).startswith(os.environ.get(URL, "none")):
-            what = "does not know this run's token any more" if refused else "does not answer any more"
-            why = "where the process behind `align up` ends, its token ends with it"
+            what = "no longer accepts this run's token" if refused else "no longer answers"
+            why = "when the process behind `align up` ends, its token becomes invalid"
             return (
                 f"the Prefect server at {os.environ[URL]} {what} ({why}); finished stages are kept, and `align resume "
-                "last` goes on with the server that runs then"
+                "last` continues with whatever server is running then"
             )
         error = error.__cause__
     return None

@@ -55,10 +55,12 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
     try:
         if candidate is not None:
             if current.kind != candidate.kind:
-                raise UserError(f"{section.tag} names a {current.kind}")
+                raise UserError(f"{section.tag} points to a {current.kind}")
             check_same_tokenizer(store, candidate, current)
     except UserError:
-        why = f"{section.tag} names {current.short}, which has another tokenizer or is of another kind: it cannot be compared"
+        why = (
+            f"{section.tag} points to {current.short}, of another kind or with another tokenizer: it cannot be compared"
+        )
         return Compared(current, *own, problem=f"{why}; align promote moves the tag by hand")
     final, report = outputs.evaluations.against(outputs.final, current)
     return Compared(current, final, PRODUCTION, report)

@@ -70,7 +70,7 @@ def schedule(cron: str, timezone: str) -> CronSchedule:
     except ValidationError as error:
         option = "--timezone" if error.errors()[0]["loc"] == ("timezone",) else "--cron"
         given, example = (timezone, "Europe/Berlin") if option == "--timezone" else (cron, "0 2 * * *")
-        raise UserError(f"{option} {given!r}: is none; write it like {example!r}") from None
+        raise UserError(f"{option} {given!r}: is not valid; write it like {example!r}") from None
 
 
 def register_recipe(

@@ -66,7 +66,7 @@ def _ended(night: Night, outcome: dict[str, Any]) -> Night:
     """The entry that closes a night."""
     state, reasons = outcome["promotion"]["state"], outcome["promotion"]["reasons"]
     if state == "unchanged":
-        state, reasons = "refused", ["the training left production as it was"]
+        state, reasons = "refused", ["the training did not change production"]
     found = {"candidate": Reference.parse(outcome["outputs"]["policy"]), "metrics": outcome["metrics"]["policies"]}
     return night.model_copy(update={"state": state, "reasons": tuple(reasons), **found})
 

@@ -33,7 +33,7 @@ def page(recipe: NightlyRecipe, night: Night) -> str:
     named = {"rows": night.batch, "production": night.production, "candidate": night.candidate}
     lines += [f"- {name}: `{reference}`" for name, reference in named.items() if reference]
     if night.state == "promoted":
-        lines.append(f"- `{recipe.promotion.tag}` names the candidate now")
+        lines.append(f"- `{recipe.promotion.tag}` points to the candidate now")
     if night.metrics:
         shown = [(name, title) for name, title in COLUMNS if any(name in one for one in night.metrics.values())]
         lines += ["", "| policy | " + " | ".join(title for _, title in shown) + " |", "|---" * (len(shown) + 1) + "|"]
@@ -42,6 +42,6 @@ def page(recipe: NightlyRecipe, night: Night) -> str:
     if night.inbox:
         lines += ["", "Looked for new rows in", "", *(f"- {place}" for place in night.inbox)]
     if night.malformed:
-        lines += ["", f"{night.malformed_rows} malformed; mend them and they are taken:", ""]
+        lines += ["", f"{night.malformed_rows} malformed; the next night takes them once they are fixed:", ""]
         lines += [f"- {one}" for one in night.malformed]
     return "\n".join(lines) + "\n"

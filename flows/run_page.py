@@ -62,7 +62,7 @@ def leave_unfinished(name: str, run: Run, error: BaseException, cancelled: bool 
 
 def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str) -> Unfinished:
     """Why a run is not complete, and how it goes on."""
-    resume = f"`align resume {run_id[:8]}` goes on"
+    resume = f"`align resume {run_id[:8]}` continues"
     kept = "finished stages are kept"
     if cancelled:
         return Unfinished("was cancelled", None, f"{resume} where it stopped: {kept}.", log)
@@ -72,7 +72,7 @@ def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str)
     known = str(error) if isinstance(error, AlignmentError) else access.lost_server(error)
     sentence = known or f"{type(error).__name__}: {error}"
     if isinstance(error, UserError):
-        how = f"Once that is mended, {resume}, and so does `align run` with a recipe that was changed: {kept}."
+        how = f"Once that is fixed, {resume}, and so does `align run` with a recipe that was changed: {kept}."
         return Unfinished("failed", sentence, how, log)
     return Unfinished("failed", sentence, f"{resume} where it stopped: {kept}.", log)
 

@@ -103,7 +103,7 @@ def run_recipe(
                     cause = _cause(run, error)
                     _leave_unfinished(recipe, run, cause, cancelled)
                     if cancelled:
-                        return Cancelled(message="Cancelled; a later attempt goes on from here.")
+                        return Cancelled(message="Cancelled; a later attempt continues from here.")
                     if isinstance(error, Exception):  # whoever interrupts does not want to wait
                         _prune(recipe, run)
                     raise cause from None

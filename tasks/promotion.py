@@ -36,7 +36,9 @@ def promote(
         return {**outcome, "state": "unchanged", "reasons": []}
     earlier = next((move for move in history if move.to == policy), None)
     if earlier and history[-1].to == expected:
-        said = f"{section.tag} named it before (move {earlier.number}) and has moved on; align rollback goes back to it"
+        said = (
+            f"{section.tag} pointed to it before (move {earlier.number}) and was moved on; go back with align rollback"
+        )
         logger.warning("not promoted: %s", said)
         return {**outcome, "state": "refused", "reasons": [said]}
     failed = [problem] if problem else refusals(section.gates, metrics, baseline, beside)

@@ -174,7 +174,7 @@ def stage_task(stage: str) -> Task[..., Any]:
                 run.journal.waits(label, reason)
                 for listener in run.listeners:
                     listener.waits(label, reason)
-                logger.info("%s waits for %s", label, reason) if reason else logger.info("%s goes on", label)
+                logger.info("%s waits for %s", label, reason) if reason else logger.info("%s continues", label)
 
             try:
                 result = run.host.run(call, on_progress, order, on_wait, key)

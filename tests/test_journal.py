@@ -1,4 +1,4 @@
-"""The journal of runs: read back while a run goes on, after it was killed, and by whoever takes it up again."""
+"""The journal of runs: read back while a run goes on, after it was killed, and by whoever continues it."""
 
 from __future__ import annotations
 
@@ -177,16 +177,16 @@ def test_what_live_runs_work_with_is_in_use(start: Start) -> None:
 
 
 def test_runs_are_found_by_their_first_digits_or_as_the_last(home: Path) -> None:
-    with pytest.raises(UserError, match="no run yet below"):
+    with pytest.raises(UserError, match="no run yet in"):
         journal.find("last")
     for run_id, started in (("abc1", "2026-01-01"), ("abc2", "2026-01-02"), ("def3", "2026-01-03")):
         with Journal(record(run_id, started_at=started)).open():
             pass
     assert journal.find("last").run_id == "def3"
     assert journal.find("d").run_id == "def3"
-    with pytest.raises(UserError, match=r"'abc' means several runs.*abc1 \(small\), abc2 \(small\)"):
+    with pytest.raises(UserError, match=r"'abc' matches several runs.*abc1 \(small\), abc2 \(small\)"):
         journal.find("abc")
-    with pytest.raises(UserError, match="'x' is no run"):
+    with pytest.raises(UserError, match="'x' is not a run"):
         journal.find("x")
     (home / "runs" / "def3" / journal.RUN).write_text("{")
     assert [one.run_id for one in journal.runs()] == ["abc1", "abc2"]

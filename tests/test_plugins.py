@@ -80,7 +80,7 @@ def test_an_unknown_name_gets_the_list_and_the_nearest(install):
 def test_two_of_one_name_are_refused_to_who_asks_for_it_and_to_nobody_else(install):
     install("one", things(cap="one_caps"), {"one_caps.py": "THING = 1"})
     install("two", things(cap="two_caps"), {"two_caps.py": "THING = 2"})
-    with pytest.raises(UserError, match="bring several of the thing 'cap': one_caps:THING, two_caps:THING; uninstall"):
+    with pytest.raises(UserError, match="provide the thing 'cap': one_caps:THING, two_caps:THING; uninstall"):
         GROUP.load("cap")
     assert GROUP.load("old-hat") == "felt"
 
@@ -107,9 +107,9 @@ def test_a_choice_between_plug_ins_is_without_the_broken_and_says_so_where_none_
 def test_an_object_of_another_type_does_not_load(install):
     install("theirs", things(cap="their_caps"), {"their_caps.py": "THING = 3"})
     texts = Group(GROUP.name, "our_things", "THING", "thing", "builtins:str")
-    problem = "the thing 'cap' (their_caps:THING, group alignment.things) does not load: TypeError: it is no str"
+    problem = "the thing 'cap' (their_caps:THING, group alignment.things) does not load: TypeError: it is not a str"
     assert texts.loaded() == ({"old-hat": "felt"}, [problem])
-    with pytest.raises(UserError, match="it is no str"):
+    with pytest.raises(UserError, match="it is not a str"):
         texts.load("cap")
 
 
@@ -117,7 +117,7 @@ def test_ours_stays_where_a_distribution_brings_one_of_its_name(install):
     install("theirs", things(old_hat="their_hats"), {"their_hats.py": "THING = 'wool'"})
     found, (problem,) = GROUP.loaded()
     assert found == {"old-hat": "felt"}
-    assert "bring several of the thing 'old-hat': our_things.old_hat:THING, their_hats:THING; uninstall" in problem
+    assert "provide the thing 'old-hat': our_things.old_hat:THING, their_hats:THING; uninstall" in problem
 
 
 def test_what_does_not_load_is_tried_once(install, tmp_path):
@@ -170,13 +170,13 @@ assert kinds.formats() and "verifier" in CHOICE.kinds
     )
     assert done.returncode == 0, done.stderr
     for said in (
-        "it is no RewardKind",
+        "it is not a RewardKind",
         "dict is no RewardConfig",
-        "several of the kind of reward 'verifier'",
-        "it is no Kind",
+        "provide the kind of reward 'verifier'",
+        "it is not a Kind",
         "every Origin needs `description`",
         "AttributeError: not today",
-        "dict is no BaseRecipe",
+        "dict is not a BaseRecipe",
     ):
         assert done.stdout.count(said) == 1, (said, done.stdout)
     assert done.stdout.count("tried") == 1
@@ -225,5 +225,7 @@ def test_a_broken_method_is_said_to_who_uses_it_and_the_others_go_on(install, co
 
 
 def test_a_recipe_whose_method_is_not_installed_any_more_gets_a_sentence_that_names_it():
-    with pytest.raises(UserError, match=r"the run r1: method: is 'zzz'.*; a plug-in that brings it must be installed"):
+    with pytest.raises(
+        UserError, match=r"the run r1: method: is 'zzz'.*; a plug-in that provides it must be installed"
+    ):
         parse_recipe({"method": "zzz", "name": "one", "model": "m"}, origin="the run r1")

@@ -87,7 +87,7 @@ class FolderBackend:
     def stat(self, path: str) -> Object | None:
         target = self._locate(path)
         try:
-            with explained("look at", target):
+            with explained("access", target):
                 found = target.lstat()
         except NotFound:
             return None

@@ -41,7 +41,7 @@ def check_backend(backend: Backend, writes: bool = True) -> None:
         for found in backend.list(""):
             if not found.path.startswith(LAYOUT):
                 raise UserError(
-                    f"{backend.uri} holds other files ({found.path}) and is not a store: name an empty or new place"
+                    f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new folder"
                 )
         if not writes:
             return
@@ -65,7 +65,7 @@ def _probe(backend: Backend) -> None:
         if not backend.put_new(probe, b"first") or backend.put_new(probe, b"second"):
             raise EnvironmentFault(
                 f"{backend.uri} ignores conditional writes, so that two writers could overwrite each other: "
-                "use a place that can create an object only if it is absent"
+                "use storage that can create an object only if it is absent"
             )
     finally:
         backend.delete(probe)

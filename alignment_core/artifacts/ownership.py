@@ -50,7 +50,7 @@ def make_like_parent(directory: Path) -> Path:
 
 def check_ours(tree: Path) -> Path:
     """The tree, if all that is in it was written by trusted users. Raises EnvironmentFault that names what was not."""
-    with explained("look at", tree):
+    with explained("access", tree):
         owners = {path.lstat().st_uid: path for path in (tree, *tree.rglob("*"))}
     for owner, path in owners.items():
         _check(path, tree, owner)
@@ -60,7 +60,7 @@ def check_ours(tree: Path) -> Path:
 def _check(path: Path, tree: Path, owner: int) -> None:
     if owner not in _trusted(tree):
         raise EnvironmentFault(
-            f"{path} belongs to user {owner}, and what somebody else wrote there is not read, because it could run code: "
+            f"{path} belongs to user {owner}; files of another user are not read, because they could run code: "
             "remove it, or use a store of your own"
         )
 

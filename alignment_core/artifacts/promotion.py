@@ -19,8 +19,8 @@ def promote(store: Store, name: str, to: Reference, expected: Reference | None, 
     moves = store.tag_history(name)
     if moves and moves[-1].to.kind != to.kind:
         raise UserError(
-            f"the tag {name} names a {moves[-1].to.kind}, and {to.short} is a {to.kind}: name a {moves[-1].to.kind}, or "
-            "give another tag"
+            f"the tag {name} points to a {moves[-1].to.kind}, but {to.short} is a {to.kind}: give a "
+            f"{moves[-1].to.kind}, or another tag"
         )
     _check_whole(store, to)
     if moves and moves[-1].to == to == expected:
@@ -44,13 +44,17 @@ def rollback(store: Store, name: str, number: int | None = None, reason: str = "
     if number is None:
         target = tags.before(moves)
         if target is None:
-            raise UserError(f"the tag {name} named nothing before {present.short}: there is nothing to go back to")
+            raise UserError(
+                f"the tag {name} pointed to nothing before {present.short}: there is nothing to roll back to"
+            )
     elif 1 <= number <= len(moves):
         target = tags.origin(moves, moves[number - 1])
     else:
         raise UserError(f"the tag {name} has no move {number}: its history has the moves 1 to {len(moves)}")
     if target.to == present:
-        raise UserError(f"move {number} of the tag {name} names {present.short}, as the tag does now: nothing to do")
+        raise UserError(
+            f"move {number} of the tag {name} points to {present.short}, as the tag does now: nothing to do"
+        )
     _check_whole(store, target.to)
     said = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
     return tags.move(store.backend, name, target.to, present, said, back_to=target.number)
@@ -63,4 +67,4 @@ def _check_whole(store: Store, reference: Reference) -> None:
         raise NotFound(f"the bytes of {reference.short} were pruned; {MAKE_IT_AGAIN}")
     problems = store.verify(reference)
     if problems:
-        raise StoreError(f"{reference.short} is damaged, the tag stays: {'; '.join(problems)}")
+        raise StoreError(f"{reference.short} is damaged, so the tag was not moved: {'; '.join(problems)}")

@@ -16,7 +16,7 @@ class ProvenanceDraft(BaseModel):
 
     key: str = Field(pattern=f"^{DIGEST.pattern}$", description="stage key, 64 hex digits: same key, same result")
     stage: str = Field(description="name of the stage, such as train_dpo")
-    label: str = Field(description="what people call this run of the stage, such as round-1/dpo")
+    label: str = Field(description="label of this run of the stage, such as round-1/dpo")
     key_parts: dict[str, Any] = Field(
         default_factory=dict,
         description="what went into the key: stage name and version, config, input references, seed, code digest",

@@ -119,7 +119,7 @@ class Store:
                 if not self.is_pruned(reference):
                     raise
                 raise NotFound(f"the bytes of {reference.short} were pruned; {MAKE_IT_AGAIN}") from error
-        raise StoreError(f"{final} changes while it is read: does something else write into the cache?")
+        raise StoreError(f"{final} changed while it was read: is something else writing to the cache?")
 
     def manifest(self, reference: Reference) -> Manifest:
         """The files of an artifact. Raises NotFound or Corrupt."""
@@ -173,7 +173,7 @@ class Store:
             near = difflib.get_close_matches(text, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(known) or 'none yet'})"
             raise UnknownName(
-                f"{text!r} names nothing in {self.uri}: expected kind@sha256:<digest>, the first 4 or more digits of "
+                f"{text!r} matches nothing in {self.uri}: expected kind@sha256:<digest>, the first 4 or more digits of "
                 f"a digest, or a tag{hint}"
             )
         prefix, kind = match["digest"], match["kind"]
@@ -301,7 +301,7 @@ class Store:
                 for name, reference in record.outputs.items():
                     if first.outputs[name] != reference:
                         log.warning(
-                            "stage %s (key %s) has made %s before; it stands, and %s is left to the garbage collector",
+                            "stage %s (key %s) already has the result %s, which is kept; %s is left to the garbage collector",
                             record.stage,
                             record.key[:12],
                             first.outputs[name].short,
@@ -322,7 +322,7 @@ class Store:
         except ValidationError as error:
             raise Corrupt(f"{path} in {self.uri} is not a manifest: {error}") from error
         if manifest.digest != digest or canonical_json(manifest) != data:
-            raise Corrupt(f"{path} in {self.uri} does not have the digest that it is named by")
+            raise Corrupt(f"{path} in {self.uri} does not have the digest in its name")
         return manifest
 
     def record_at(self, path: str) -> Provenance:

@@ -20,8 +20,8 @@ class TagMove(BaseModel):
 
     name: str = Field(description="the tag, such as policy/production")
     number: int = Field(ge=1, description="1 for the first move; no number is ever skipped or used twice")
-    to: Reference = Field(description="the artifact that the tag names from this move on")
-    previous: Reference | None = Field(description="the artifact that it named before; empty for the first move")
+    to: Reference = Field(description="the artifact that the tag points to from this move on")
+    previous: Reference | None = Field(description="the artifact that it pointed to before; empty for the first move")
     reason: str = Field(description="why the tag was moved")
     back_to: int | None = Field(default=None, ge=1, description="for a rollback: number of the move that it repeats")
     at: str = Field(description="when, ISO 8601 in UTC")
@@ -84,8 +84,8 @@ def move(
             return entry
         current = history(backend, name)[-1].to
     raise Conflict(
-        f"the tag {name} now names {current.short if current else 'nothing'}, not the expected "
-        f"{expected.short if expected else 'nothing'}: look at its history and decide again"
+        f"the tag {name} points to {current.short if current else 'nothing'} instead of the expected "
+        f"{expected.short if expected else 'nothing'}: check its history (`align tags history`) and decide again"
     )
 
 

@@ -47,8 +47,8 @@ class Device:
             gpus = 0
         if wanted == "cuda" and not gpus:
             raise EnvironmentFault(
-                "resources.device is `cuda`, but there is no GPU that Ray and this build of torch can use; take `auto` "
-                "or `cpu`, or install the extra `cuda`"
+                "resources.device is `cuda`, but there is no GPU that Ray and this build of torch can use; "
+                "set it to `auto` or `cpu`, or install the extra `cuda`"
             )
         if gpus and wanted != "cpu":
             return cls("cuda", gpus, private)

@@ -245,7 +245,7 @@ class ActorGroup(Generic[T]):
                 raise cause from error
             self._check_alive(what)  # a peer that dies breaks the collective of the others first
             if _is_of_a_collective(cause):
-                raise InfrastructureError(f"{self.name}: a collective broke during `{what}`: {cause}") from error
+                raise InfrastructureError(f"{self.name}: a collective failed during `{what}`: {cause}") from error
             print(error, file=sys.stderr)  # the actor's own traceback; the message stays one line
             raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:

@@ -77,7 +77,7 @@ def connect(temporary: Path) -> Any:
         if is_private():
             raise InfrastructureError(f"Ray did not start: {error}") from error
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
-        raise EnvironmentFault(f"no Ray to work with at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {reason}") from error
+        raise EnvironmentFault(f"no usable Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {reason}") from error
     return ray
 
 

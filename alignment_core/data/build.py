@@ -182,7 +182,7 @@ def _digests(example: Example, kept: str | None) -> tuple[str, tuple[str, ...]]:
     try:
         return digest_of([*content, kept] if kept else content), example.prompts()
     except TypeError as error:
-        raise ValueError(f"a message holds a value that JSON cannot hold: {error}") from None
+        raise ValueError(f"a message contains a value that JSON cannot represent: {error}") from None
 
 
 def _hold_out(rows: list[_Kept], count: int, ledger: statistics.Ledger) -> tuple[list[_Kept], list[_Kept]]:
@@ -211,8 +211,8 @@ def _hold_out(rows: list[_Kept], count: int, ledger: statistics.Ledger) -> tuple
     train = [row for row in rows if row.prompts[-1] not in held]
     if count and not (train and test):
         raise DataError(
-            f"test_rows: {count} of {len(rows)} usable rows are to be held out, and rows of one prompt stay together: of "
-            f"{len(groups)} different prompts that leaves {'none to train on' if test else 'none to hold out'}"
+            f"test_rows: cannot hold out {count} of {len(rows)} usable rows: all rows of a prompt go to the same split, "
+            f"and with {len(groups)} different prompts that leaves {'none to train on' if test else 'none to hold out'}"
         )
     return train, test
 

@@ -37,7 +37,7 @@ def longest_trained(shape: dict[str, Any]) -> int | None:
     for rope in _scalings(shape):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in KNOWN:
-            log.warning("the model's rope type %r is not known, so no row is too long for it", kind)
+            log.warning("the model's RoPE type %r is unknown, so rows are not checked against its context", kind)
             return None
         original = rope.get("original_max_position_embeddings") or shape.get("original_max_position_embeddings")
         if kind != "default":

@@ -159,7 +159,7 @@ def _checked_text(value: Any, name: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} is not valid Unicode: {value[error.start]!a} at character {error.start + 1} is half a character"
+            f"{name} is not valid Unicode: {value[error.start]!a} at character {error.start + 1} is an unpaired surrogate"
         ) from None
     return value
 

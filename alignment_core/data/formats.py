@@ -24,9 +24,9 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def check_format(format: str, kind: Kind) -> None:
-    """Raise UserError if rows of this format cannot give rows of this kind."""
+    """Raise UserError if this format does not provide rows of this kind."""
     if format != AUTO and format not in kind.formats:
-        raise UserError(f"format {format!r} cannot give {kind.gives}; choose one of {', '.join(kind.formats)}")
+        raise UserError(f"format {format!r} does not provide {kind.gives}; choose one of {', '.join(kind.formats)}")
 
 
 def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], kind: Kind) -> str:
@@ -40,7 +40,7 @@ def detect(values: Mapping[str, Any], format: str, columns: Mapping[str, str], k
         if not row.holds(role):
             near = difflib.get_close_matches(column, list(map(str, values)), n=1, cutoff=0.6)
             raise UserError(
-                f"columns: `{role}` is to come from column {column!r}, but {found}"
+                f"columns: `{role}` is mapped to column {column!r}, but {found}"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
     candidates = kind.formats if format == AUTO else {format: kind.formats[format]}

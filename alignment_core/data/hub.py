@@ -34,14 +34,14 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
         raise UserError(f"{name}: this Hub {kind} has no revision {wanted!r}") from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"{name}: neither a file or folder{hint} ({BEGINS}) nor a {kind} on the Hub that you may see "
-            "(a private or gated one asks for HF_TOKEN)"
+            f"{name}: neither a file or folder{hint} ({BEGINS}) nor a {kind} on the Hub that you can access (private and "
+            "gated ones need HF_TOKEN)"
         ) from None
     except Exception as error:  # the client's transport errors have no common base of their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{name}: no such file or folder{hint} ({BEGINS}), and the Hub cannot be asked for a {kind} of this name "
-            f"({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
+            f"{name}: no such file or folder{hint} ({BEGINS}), and the Hub could not be reached to look for a {kind} of this "
+            f"name ({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
         ) from None
     _remember(_ref(name, wanted, kind), commit)
     return commit

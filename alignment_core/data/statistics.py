@@ -128,7 +128,7 @@ def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
         if source["unused"] > WARNING_SHARE * drawable:
             said.append(
                 f"{source['name']}: {source['unused']} of {_rows(drawable)} ({source['unused'] / drawable:.0%}) are never "
-                f"drawn, as `mixing: {mixing}` ends with the first source that runs dry; see also `weight`"
+                f"used, because `mixing: {mixing}` stops when the first source is exhausted; see also `weight`"
             )
     return said
 

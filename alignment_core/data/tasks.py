@@ -16,7 +16,7 @@ VOWELS = "aeiou"
 CONSONANTS = "bdklmnprst"
 DIGITS = "0123456789"
 SPLITS = ("train", "test")
-OPTIONS = {"correct": "share of right demonstrations, between 0 and 1"}
+OPTIONS = {"correct": "share of correct demonstrations, between 0 and 1"}
 TEST_SHARE = 0.1
 """Share of all possible prompts that belongs to the test split."""
 

@@ -86,7 +86,7 @@ class Renderer:
         before = self._render(turn, add_generation_prompt=False)
         after = self._render([*turn, *messages], add_generation_prompt=True)
         if not after.startswith(before):
-            raise UserError("the chat template shows an assistant's turn otherwise once it was answered")
+            raise UserError("the chat template renders an assistant turn differently once a reply follows")
         behind = before[before.rindex("!") + 1 :]
         return self.encode((behind.removeprefix(self._eos) if closed else behind) + after.removeprefix(before))
 
@@ -102,7 +102,7 @@ class Renderer:
         after = self._render([*user("?"), *messages], add_generation_prompt=True)
         waits = asked.removeprefix(before)
         if not (asked.startswith(before) and after.startswith(before) and prompt.endswith(waits)):
-            raise UserError("the chat template shows a prompt otherwise once somebody else speaks after it")
+            raise UserError("the chat template renders a prompt differently once another message follows")
         return self.encode(prompt.removesuffix(waits) + after.removeprefix(before))
 
     def encode(self, text: str) -> Ids:
@@ -131,8 +131,8 @@ class Renderer:
         after = self._render(messages[: turn + 1], add_generation_prompt=False)
         if not after.startswith(before):
             raise ValueError(
-                "the chat template renders an assistant turn otherwise than it prompts for one: the prompt ends with "
-                f"{before[-40:]!r}, which the rendered turn does not go through"
+                "the chat template renders an assistant turn differently from its generation prompt: the rendered "
+                f"turn does not begin with the prompt, which ends with {before[-40:]!r}"
             )
         return before, after
 

@@ -48,7 +48,7 @@ def python() -> Answer:
     version, wanted = ".".join(map(str, sys.version_info[:3])), metadata.metadata("alignment")["Requires-Python"]
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return "ok", version
-    return "failed", f"{version} is not {wanted}: make the environment with another Python"
+    return "failed", f"{version} is not {wanted}: create the environment with another Python version"
 
 
 def packages() -> Answer:
@@ -70,7 +70,7 @@ def packages() -> Answer:
     if not engines:
         wrong.append("vllm is missing")
     if wrong:
-        return "failed", f"{'; '.join(wrong)}: install the lock file again (`make demo` does, requirements/ holds it)"
+        return "failed", f"{'; '.join(wrong)}: install the lock file again (`make demo` does; it is in requirements/)"
     shown = [f"{name} {version}" for name in SHOWN if (version := _version(name))]
     return "ok", f"alignment {_version('alignment')}, {', '.join(shown)}, all in the locked ranges"
 
@@ -87,13 +87,13 @@ def _version(package: str) -> str | None:
 
 def processors() -> Answer:
     usable, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count()
-    return "ok", f"{usable} of {all_of_them} cores may be used"
+    return "ok", f"{usable} of {all_of_them} cores are usable"
 
 
 def accelerators() -> Answer:
     """GPUs as the driver lists them; torch is not imported."""
     if shutil.which("nvidia-smi") is None:
-        return "ok", "no GPU driver here (nvidia-smi): everything runs on the processors"
+        return "ok", "no GPU driver (no nvidia-smi): everything runs on CPUs"
     query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS - 0.5)
@@ -142,9 +142,9 @@ def own_disk(directory: Path) -> Answer:
     kind = next(mounts[parent] for parent in (place, *place.parents) if parent in mounts)
     if kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
         cure = (
-            "set ALIGN_HOME to a folder on a disk of this machine; the store alone can be shared (`store` in a recipe)"
+            "set ALIGN_HOME to a folder on a disk of this machine; only the store can be shared (`store` in a recipe)"
         )
-        return "failed", f"{directory} is on a network file system ({kind}), whose locks do not hold: {cure}"
+        return "failed", f"{directory} is on a network file system ({kind}), whose locks are not reliable: {cure}"
     if directory.exists() and (mode := stat.S_IMODE(directory.stat().st_mode)) & 0o077:
         cure = f"`chmod 700 {directory}`, unless others are meant to read artifacts there"
         return "warning", f"{directory} is open to other users (mode {mode:04o}), and holds logs and recipes: {cure}"
@@ -161,13 +161,13 @@ def disk(directory: Path) -> Answer:
     usage, found = shutil.disk_usage(place), os.statvfs(place)
     sentence = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB at {directory}"
     if not os.access(place, os.W_OK | os.X_OK):
-        return "failed", f"{place} may not be written: give this user access, or choose another directory"
+        return "failed", f"{place} is not writable: give this user access, or choose another directory"
     if usage.free < LEAST_DISK:
         return "failed", f"{sentence}: free space (`align artifacts gc`), or choose another directory"
     if usage.free < COMFORTABLE_DISK:
         return "warning", f"{sentence}: models and checkpoints soon need more; `align artifacts gc` frees some"
     if found.f_files and found.f_favail < LEAST_INODES:
-        return "warning", f"only {found.f_favail:,} files can be made at {directory}: remove small files"
+        return "warning", f"only {found.f_favail:,} files can be created at {directory}: remove small files"
     return "ok", sentence
 
 
@@ -177,7 +177,10 @@ def shared_memory(directory: Path = Path("/dev/shm")) -> Answer:
     usage = shutil.disk_usage(directory)
     sentence = f"{usage.free / GIB:.2f} GiB free of {usage.total / GIB:.2f} GiB at {directory}"
     if usage.free < 2 * OBJECT_STORE_BYTES:
-        return "warning", f"{sentence}: remove what dead programs left there, or start the container with --shm-size=2g"
+        return (
+            "warning",
+            f"{sentence}: remove what ended programs left there, or start the container with --shm-size=2g",
+        )
     return "ok", sentence
 
 
@@ -186,7 +189,7 @@ def open_files() -> Answer:
     if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
         return (
             "warning",
-            f"a process may open {soft} files, Ray wants {LEAST_OPEN_FILES}: `ulimit -n {min(hard, 65536)}`",
+            f"a process may open {soft} files, but Ray needs {LEAST_OPEN_FILES}: `ulimit -n {min(hard, 65536)}`",
         )
     return "ok", f"a process may open {soft:,} files"
 

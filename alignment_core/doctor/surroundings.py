@@ -28,18 +28,18 @@ def loopback() -> Answer:
             client.sendall(b"?")
             accepted.settimeout(SECONDS / 2)
             heard = accepted.recv(1)
-    return ("ok", "a port on 127.0.0.1 was bound and reached") if heard else ("failed", "127.0.0.1 swallows data")
+    return ("ok", "a port on 127.0.0.1 was bound and reached") if heard else ("failed", "127.0.0.1 loses data")
 
 
 def prefect() -> Answer:
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
-        return "ok", "PREFECT_API_URL is not set: `align run` starts an API of its own"
+        return "ok", "PREFECT_API_URL is not set: `align run` starts its own server"
     parts = urlsplit(url)
     server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")  # without a password
     cure = "start the server, or unset PREFECT_API_URL"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "failed", "PREFECT_API_URL is no http address: write it as http://host:4200/api"
+        return "failed", "PREFECT_API_URL is not an http address: write it as http://host:4200/api"
     try:
         urllib.request.urlopen(f"{server}{parts.path.rstrip('/')}/health", timeout=SECONDS - 0.5).close()
     except urllib.error.HTTPError as error:
@@ -57,15 +57,15 @@ def store_probe(uri: str | None) -> Answer:
     path, content = f"{TEMPORARY}doctor-{uuid.uuid4().hex}", os.urandom(1024)
     try:
         if not store.backend.put_new(path, content):
-            return "failed", f"{store.uri} says that a new object exists: it is no place for a store"
+            return "failed", f"{store.uri} reports a new object as existing: it cannot hold a store"
         if store.backend.put_new(path, b"second"):
             return "failed", f"{store.uri} let a second writer overwrite the first: choose another place"
         if store.backend.read(path) != content:
-            return "failed", f"{store.uri} gave back other bytes than were written: choose another place"
+            return "failed", f"{store.uri} returned different bytes than were written: choose another place"
     finally:
         store.backend.delete(path)
     if store.backend.stat(path) is not None:
-        return "failed", f"{store.uri} keeps what was deleted: choose another place"
+        return "failed", f"{store.uri} still has a deleted object: choose another place"
     return "ok", f"{store.uri} wrote, refused to overwrite, read and deleted in {time.monotonic() - began:.2f} s"
 
 
@@ -77,7 +77,7 @@ def discreet(check: Check) -> Answer:
     try:
         return check()
     except Exception as error:
-        return "warning", f"cannot be read ({type(error).__name__}); look at the file or variable yourself"
+        return "warning", f"cannot be read ({type(error).__name__}); check the file or variable"
 
 
 def hub_credentials() -> Answer:
@@ -98,7 +98,7 @@ def wandb_credentials() -> Answer:
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     if file.is_file() and host in netrc.netrc(str(file)).hosts:
         return "ok", f"present ({file.name})"
-    return "ok", "none: WANDB_API_KEY or `wandb login` to send anything there"
+    return "ok", "none: set WANDB_API_KEY or run `wandb login` to send runs there"
 
 
 def aws_credentials() -> Answer:
@@ -120,5 +120,5 @@ def proxies() -> Answer:
     if not given:
         return "ok", "none"
     if not urllib.request.proxy_bypass("127.0.0.1"):
-        return "warning", f"{', '.join(given)} also hold for 127.0.0.1: set NO_PROXY=127.0.0.1,localhost"
+        return "warning", f"{', '.join(given)} also apply to 127.0.0.1: set NO_PROXY=127.0.0.1,localhost"
     return "ok", f"{', '.join(given)}, but not for 127.0.0.1"

@@ -50,7 +50,7 @@ class Agent:
         self._running = asyncio.create_task(self._run(prompt, label, url, self._place.token))
         event = await self._next()
         if event.get("done"):
-            raise Failed("wrong_shape", "ended before it asked the policy anything")
+            raise Failed("wrong_shape", "ended without sending a request to the policy")
         return event["observation"]
 
     async def step(self, turn: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class Agent:
         """Answer a request for the policy's next turn. Raises Refused, and fails the episode if it is not its next turn."""
         messages, limit = _messages(body), body.get("max_completion_tokens") or body.get("max_tokens")
         if body.get("n") not in (None, 1):
-            raise Refused("`n` above 1 is not for an agent that a policy learns from")
+            raise Refused("`n` above 1 is not supported")
         if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise Refused("`max_tokens` is a number from 1 on")
+            raise Refused("`max_tokens` must be 1 or more")
         known = len(self._conversation)
         if problem := self._problem(messages, body.get("tools")):
             self._events.put_nowait(Failed("wrong_shape", problem))
@@ -111,13 +111,13 @@ class Agent:
         """Why a request does not go on with the conversation of the episode; empty if it does."""
         known = len(self._conversation)
         if self._said:
-            return "asked again before it was answered; an episode is one conversation, one request at a time"
+            return "sent a request while another one was open; an episode is one conversation, one request at a time"
         if messages[:known] != self._conversation:
-            return "changed what was said before; an episode is one conversation that only grows"
+            return "changed earlier messages; an episode is one conversation that only grows"
         if not messages[known:]:
-            return "asked for another turn without a new message"
+            return "requested another turn without a new message"
         if known and (strange := [one["role"] for one in messages[known:] if one["role"] not in ANSWERING]):
-            return f"put words of the role {strange[0]!r} behind the policy's own"
+            return f"added a message of the role {strange[0]!r} after the policy's own"
         if known and tools != self._tools:
             return "changed its tools within a conversation"
         return ""
@@ -128,7 +128,7 @@ def _messages(body: dict[str, Any]) -> list[Message]:
     if not isinstance(given, list) or not all(
         isinstance(one, dict) and isinstance(one.get("role"), str) for one in given
     ):
-        raise Refused("`messages` is a list of objects with a `role`")
+        raise Refused("`messages` must be a list of objects with a `role`")
     return [_canonical(one) for one in given]
 
 
@@ -137,10 +137,10 @@ def _canonical(message: Message) -> Message:
     content = message.get("content") or ""
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise Refused("the policy reads text alone")
+            raise Refused("the policy reads only text")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise Refused("`content` is a text, or a list of parts with a `text`")
+        raise Refused("`content` must be a text, or a list of parts with a `text`")
     found: Message = {"role": message["role"], "content": content}
     found |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
     if calls := message.get("tool_calls"):
@@ -225,7 +225,7 @@ class Place:
 
         given = request.headers.get("authorization", "")
         if not secrets.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-            return JSONResponse(_error("the bearer token is not that of this run"), 401)
+            return JSONResponse(_error("the bearer token is not valid for this run"), 401)
         agent = self._agents.get(request.path_params["name"])
         if agent is None:
             return JSONResponse(_error("there is no such episode, or it is over"), 404)

@@ -32,7 +32,7 @@ async def reset(
     _EPISODES[episode] = one
     observation = await called(one.reset, prompt, label)
     if environment is not None and observation is not None and not _is_said(observation):
-        raise TypeError(f"`reset` answered {observation!r}; a text, a list of texts or None is needed")
+        raise TypeError(f"`reset` returned {observation!r}; a text, a list of texts or None is needed")
     return {"observation": observation}
 
 
@@ -50,7 +50,7 @@ async def step(episode: str, turn: dict[str, Any]) -> dict[str, Any]:
     done = isinstance(answer, dict) and bool(answer.get("done", False))
     if not isinstance(answer, dict) or not (done or is_agent or _is_said(answer.get("observation"))):
         wanted = "a dict with `observation` (a text or a list of texts) or `done: true` is needed"
-        raise TypeError(f"`step` answered {answer!r}; {wanted}")
+        raise TypeError(f"`step` returned {answer!r}; {wanted}")
     reward = float(answer.get("reward", 0.0))
     if not math.isfinite(reward):
         raise ValueError(f"the reward is {reward}; a finite number is needed")

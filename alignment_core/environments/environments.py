@@ -173,7 +173,7 @@ class Environments:
         if answer.get("done") or (episode.turns and episode.turns == self.config.max_turns):
             episode.over = True
         elif time.monotonic() - (episode.began or 0.0) > self.config.episode_seconds:
-            late = f"was not over within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
+            late = f"did not end within {self.config.episode_seconds:g} seconds (rl.environment.episode_seconds)"
             raise Failed("timeout", late)
         elif len(episode.ids) >= episode.room:
             episode.over = True
@@ -181,7 +181,7 @@ class Environments:
             try:
                 self._tell(episode, answer["observation"])
             except ValueError as error:
-                raise Failed("wrong_shape", f"said what cannot be told: {error}") from None
+                raise Failed("wrong_shape", f"returned an observation that cannot be rendered: {error}") from None
 
     def _tell(self, episode: Episode, said: Any) -> None:
         """Let the policy hear this before its next turn, if there is room for both: texts, or the request of an agent."""

@@ -35,5 +35,5 @@ def _call(text: str) -> Call:
         return Call(problem='not of the form {"name": …, "arguments": {…}}')
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
-        return Call(problem="`arguments` is no object")
+        return Call(problem="`arguments` is not an object")
     return Call(value["name"], arguments)

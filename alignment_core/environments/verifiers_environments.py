@@ -39,7 +39,7 @@ async def rollout(prompt: str, label: str | None, base_url: str, api_key: str, *
         raise RuntimeError(f"{error.type}: {error.message}")
     rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
     if len(rewards) != 1:
-        raise RuntimeError(f"{len(rewards)} conversations of the policy; an episode to learn from is one")
+        raise RuntimeError(f"{len(rewards)} conversations with the policy; an episode must be one")
     return rewards[0]
 
 
@@ -95,6 +95,6 @@ def _task(taskset: Any, label: str | None) -> Any:
         tasks.append(task)
     if not 0 <= number < len(tasks):
         raise ValueError(
-            f"the label {label!r} is no number of a task of {taskset.config.id!r}; they are counted from 0"
+            f"the label {label!r} is not the number of a task of {taskset.config.id!r} (numbers start at 0)"
         )
     return tasks[number]

@@ -23,15 +23,15 @@ def refusals(
             f" against {beside}" if gate.metric.startswith("win_rate") else ""
         )
         if gate.min is not None and not value >= gate.min:
-            failed.append(f"{measured}, {gate.min - value:.4g} below the least of {gate.min:g}")
+            failed.append(f"{measured}, {gate.min - value:.4g} below the minimum of {gate.min:g}")
         if gate.max is not None and not value <= gate.max:
-            failed.append(f"{measured}, {value - gate.max:.4g} above the most of {gate.max:g}")
+            failed.append(f"{measured}, {value - gate.max:.4g} above the maximum of {gate.max:g}")
         if gate.min_gain is not None:
             gain = value - _measured(gate.metric, baseline)
             if not gain >= gate.min_gain:
                 failed.append(
                     f"{gate.metric} gained {gain:.4g} over {beside}, {gate.min_gain - gain:.4g} less than the "
-                    f"{gate.min_gain:g} that is asked for"
+                    f"required {gate.min_gain:g}"
                 )
     return failed
 
@@ -39,5 +39,5 @@ def refusals(
 def _measured(name: str, metrics: Mapping[str, float]) -> float:
     if name not in metrics:
         known = ", ".join(sorted(metrics)) or "none"
-        raise UserError(f"promotion.gates: metric {name!r} was not measured; there are: {known}")
+        raise UserError(f"promotion.gates: metric {name!r} was not measured; measured are: {known}")
     return float(metrics[name])

@@ -48,7 +48,7 @@ def unmoved(start: Path, result: Path) -> list[str]:
     """A warning if a stage gave back the weights that it was given."""
     if not same_weights(start, result):
         return []
-    return ["the policy is exactly what it was at the start: no step has changed a weight"]
+    return ["the policy is identical to the initial one: no step changed any weight"]
 
 
 def _means(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

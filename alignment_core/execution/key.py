@@ -80,8 +80,8 @@ def check_source() -> None:
     changed += edited_plugins()
     if changed:
         raise EnvironmentFault(
-            f"{changed[0]} changed since this run started, so its results could not be told from those of the "
-            "old source: start the run again; finished stages are kept"
+            f"{changed[0]} changed since this run started, so its results could not be told apart from those of the old source"
+            ": start the run again; finished stages are kept"
         )
 
 
@@ -141,7 +141,7 @@ def packages_named(names: Iterable[str], field: str) -> tuple[str, ...]:
     found = {name: called.get(one, one) for name, one in asked.items()}
     unknown = [name for name, one in found.items() if package_versions([one])[one] == ABSENT]
     if unknown:
-        raise UserError(f"{field}: {unknown[0]!r} is no installed package; name it as pip does, such as torch or vllm")
+        raise UserError(f"{field}: {unknown[0]!r} is not an installed package; use its pip name, such as torch or vllm")
     return tuple(found.values())
 
 
@@ -172,15 +172,15 @@ def check_unchanged(call: StageCall, key: StageKey) -> None:
     except Exception as error:  # the user's code runs here
         changed = next(edited(key.files), None)
         if changed is None:
-            log.warning("%s: its key cannot be checked, and its files are what they were: %s", call.label, error)
+            log.warning("%s: its key cannot be checked again, but its files are unchanged: %s", call.label, error)
     else:
         before = key.parts["config"]
         differs = digest_of(found) != digest_of(before)
         changed = (next(edited(key.files), None) or "; ".join(changes(before, found, "config"))) if differs else None
     if changed is not None:
         raise UserError(
-            f"{changed} changed while {call.label} ran, so its result could not be told from that of the other version: run "
-            "it again; finished stages are kept"
+            f"{changed} changed while {call.label} ran, so its result could not be told apart from that of the other version: "
+            "run it again; finished stages are kept"
         )
 
 

@@ -113,7 +113,7 @@ class MachineQueue:
             try:
                 self._give_up()
             except Exception:
-                log.exception("not all that ran on the machine could be ended before it went to another run")
+                log.exception("not all actors on the machine could be ended before it was handed to another run")
             with contextlib.suppress(OSError):
                 self._holder.unlink()
             self._lock.close()

@@ -58,15 +58,15 @@ def with_restarts(
             restarts += 1
             log.warning("%s: %s; restart %d of %d", label, error, restarts, resources.actor_restarts)
             if stopping.wait(_pause(restarts)):
-                raise Stopped(f"{label}: stopped before it began again") from error
+                raise Stopped(f"{label}: stopped before it restarted") from error
         except OutOfMemory as error:
             if budget // 2 < LEAST_TOKENS:
                 raise OutOfMemory(
-                    f"{label}: {error}, and no smaller ones are left to try; lower the data's max_length, set "
+                    f"{label}: {error}, and no smaller size is left to try; lower the data's max_length, set "
                     "resources.gradient_checkpointing or resources.zero_stage: 3, or use devices with more memory"
                 ) from error
             resources = resources.model_copy(update={"max_tokens_per_microbatch": budget // 2})
-            log.warning("%s: %s; again with resources.max_tokens_per_microbatch %d", label, error, budget // 2)
+            log.warning("%s: %s; retrying with resources.max_tokens_per_microbatch %d", label, error, budget // 2)
         except AlignmentError:
             raise
         except Exception as error:

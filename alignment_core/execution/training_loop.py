@@ -145,7 +145,7 @@ def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
         newest = newest_progress(progress)
         kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
         raise NumericError(
-            f"{error}. Look at these rows, or lower training.learning_rate; {kept}, and nothing later is saved"
+            f"{error}. Check these rows, or lower training.learning_rate; {kept}, and nothing later is saved"
         ) from error
 
 

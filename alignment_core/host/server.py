@@ -89,7 +89,9 @@ class Server:
         """End this process when Ray's daemons die: the supervisor ends the rest, and the flow starts another host."""
         name = ray_cluster.daemon_that_dies()
         if not self.stopping.is_set():
-            print(f"Ray's {name} died, so this run host ends; stages go on in a new one", file=sys.stderr, flush=True)
+            print(
+                f"Ray's {name} died, so this run host ends; stages continue in a new one", file=sys.stderr, flush=True
+            )
             os._exit(RAY_DIED)
 
     def _warm_up(self) -> None:
@@ -135,7 +137,7 @@ class Server:
             self.channel.send(message)
         except OSError:
             if not self.stopping.is_set():
-                logging.warning("the flow is gone; nobody takes the answer")
+                logging.warning("the flow process is gone; the answer is discarded")
 
     def _waiter(self, number: int) -> Callable[[str | None], None]:
         """What a stage tells when it begins to wait, waits for something else, or goes on."""

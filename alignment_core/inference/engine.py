@@ -200,7 +200,7 @@ class Engine:
     def _begin_batch(self, policy: str) -> None:
         """Forget all that could make the next completions differ from those of another engine with these weights."""
         if policy != self.policy:
-            raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, asked for {policy}")
+            raise RuntimeError(f"engine holds {self.policy or 'half-loaded weights'}, but the request is for {policy}")
         self.drop_all()
         self.llm.reset_prefix_cache()
 

@@ -55,7 +55,7 @@ class WeightUpdate:
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_head(model)
         if self.missing:
-            raise RuntimeError(f"an update of weights had none for {', '.join(sorted(self.missing))}")
+            raise RuntimeError(f"a weight update had no weights for {', '.join(sorted(self.missing))}")
 
 
 def _stored(model: str) -> Iterator[tuple[str, Any]]:

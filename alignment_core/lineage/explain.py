@@ -41,7 +41,7 @@ def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation
     shared = line.model_dump(include={"label", "state", "key", "seconds", "reference"})
     if line.state == "cached":
         maker = next((record for record in records if record.key == line.key), None)
-        gone = "same key as a record that is gone by now"
+        gone = "same key as a record that no longer exists"
         instead = gone if line.reason in ("", "same key") else line.reason  # made with other versions of packages
         made = f"same key as {_name(maker)}{_where(maker)}" if maker else instead
         return Explanation(**shared, why=made)

@@ -48,7 +48,7 @@ def diff_text(difference: Difference) -> str:
         "metrics": _table([_pair_cells(pair) for pair in difference.metrics]),
         "cost": _table([_pair_cells(pair) for pair in difference.cost]),
         "packages": _table([[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.packages]),
-        "hardware (in no key, changes rounding)": _table(
+        "hardware (not in the key; changes rounding)": _table(
             [[pair.name, _value(pair.a), _value(pair.b)] for pair in difference.hardware]
         ),
         "files": _table([_file_cells(change) for change in difference.files]),

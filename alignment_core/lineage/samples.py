@@ -42,7 +42,7 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
     if found is None:
         with_text = [name for name, one in lines.items() if _folder_of(store, one) is not None]
         near = difflib.get_close_matches(label, with_text, n=3, cutoff=0.4) or with_text
-        problem = "is no stage of this run" if line is None else "has no text" if line.reference else "is not done"
+        problem = "is not a stage of this run" if line is None else "has no text" if line.reference else "is not done"
         raise UserError(f"--stage {label}: it {problem}; stages with text are {', '.join(near) or 'none so far'}")
     folder, rollouts = found
     if any(folder.glob(SHARDS)):

@@ -48,11 +48,11 @@ def _targets(model: nn.Module, head: nn.Module, config: LoraConfig) -> list[str]
     found = {one: [name for name in linear if f".{name}".endswith(f".{one}")] for one in wanted}
     if unknown := [one for one, names in found.items() if not names]:
         raise UserError(
-            f"training.lora.target_modules: beside its head this model has no linear layer {unknown[0]!r}; it has "
+            f"training.lora.target_modules: apart from its head, this model has no linear layer {unknown[0]!r}; it has "
             f"{', '.join(kinds)}"
         )
     if not linear:
-        raise UserError("training.lora: this model has no linear layer beside its head; train all of its weights")
+        raise UserError("training.lora: this model has no linear layer apart from its head; train all of its weights")
     return sorted({name for names in found.values() for name in names})
 
 

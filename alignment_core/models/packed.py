@@ -121,7 +121,7 @@ def load_model(
     )
     if head != "lm" and any(name.startswith("score") for name in info["missing_keys"]):
         if head_seed is None:
-            raise UserError("the model that should score completions has no score head: it is no reward model")
+            raise UserError("the model that should score completions has no score head: it is not a reward model")
         generator = torch.Generator().manual_seed(head_seed)
         weight = model.score.weight.data
         weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)

@@ -22,7 +22,7 @@ from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
 from alignment_core.recipes.paths import fixed_part
 
 STORE = "store:"
-NO_FILES = "no files are there"
+NO_FILES = "no files found"
 
 
 @dataclass(frozen=True)

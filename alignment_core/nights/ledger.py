@@ -143,7 +143,7 @@ class Ledger:
                 continue
             if not self._hold(batch, held):
                 if entry is mine and entry.state == "claimed":
-                    raise AlreadyRuns(f"the night {draft.night} is being run by another process: let it end")
+                    raise AlreadyRuns(f"the night {draft.night} is being run by another process: wait until it ends")
                 continue
             if self.store.tag(self.tag) != head:
                 raise Conflict("its night has ended since")
@@ -153,7 +153,7 @@ class Ledger:
             if tired:
                 reason = f"the process of its night died each of the {ATTEMPTS} times that these rows were taken"
                 given_up.append(self._append(entry.model_copy(update={"state": "failed", "reasons": (reason,)}), head))
-                raise Conflict("the ledger has moved")
+                raise Conflict("the ledger has changed")
             update = {"batch": batch, "attempt": entry.attempt + 1, "rows": entry.rows, "production": production}
             return Claim(self._append(draft.model_copy(update=update), head), number, tuple(given_up))
         return self._take_new(draft, head, set(last), held, tuple(given_up))
@@ -169,7 +169,7 @@ class Ledger:
             return Claim(self._append(draft.model_copy(update={**found, "state": "empty"}), head), given_up=given_up)
         batch = self._publish(inbox, draft)
         if not self._hold(batch, held):
-            raise Conflict("another night takes the same rows at this moment")
+            raise Conflict("another night is taking the same rows")
         production = self.store.tag(self.recipe.promotion.tag)
         night = draft.model_copy(update={**found, "batch": batch, "attempt": 1, "production": production})
         return Claim(self._append(night, head), len(taken), given_up)
@@ -247,7 +247,7 @@ def summary(night: Night) -> str:
     rows = f"{night.rows} row{'' if night.rows == 1 else 's'}"
     waiting = f"empty, {rows} waiting" if night.rows else "empty"
     text = {"claimed": f"takes {rows}", "empty": waiting}.get(night.state, f"{night.state}, {rows}")
-    again = f", time {night.attempt} of {ATTEMPTS}" if night.attempt > 1 else ""
+    again = f", attempt {night.attempt} of {ATTEMPTS}" if night.attempt > 1 else ""
     malformed = f", {night.malformed_rows} malformed" if night.malformed_rows else ""
     reasons = f": {'; '.join(night.reasons)}" if night.reasons else ""
     looked = f" ({'; '.join(night.inbox)})" if night.inbox else ""

@@ -59,7 +59,7 @@ class OneOf:
                 value, field = left.pop(name), other.model_fields[name]
                 default = None if field.is_required() else field.get_default(call_default_factory=True)
                 if REFUSES_UNUSED.get() and value and value != default:
-                    raise ValueError(f"`{name}` has no effect with `{kind}`: it is for `{key}`")
+                    raise ValueError(f"`{name}` has no effect with `{kind}`: it belongs to `{key}`")
         return left
 
     def _listed(self) -> str:

@@ -26,15 +26,13 @@ _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: of a field that is there twice, the usual loader silently takes the last."""
+    """YAML without surprises: of a field that occurs twice, the usual loader silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the field {key.value!r} is there twice", problem_mark=key.start_mark
-                )
+                raise yaml.MarkedYAMLError(problem=f"the field {key.value!r} occurs twice", problem_mark=key.start_mark)
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
         return super().construct_mapping(node, deep)
 
@@ -101,7 +99,7 @@ def _no_method(name: Any) -> str:
     hint = (
         f"; did you mean {meant[near[0]]!r}?"
         if near
-        else "; a plug-in that brings it must be installed"
+        else "; a plug-in that provides it must be installed"
         if name
         else ""
     )
@@ -140,7 +138,7 @@ def _with(node: Any, steps: list[str], value: Any, override: str) -> Any:
             *node[index + 1 :],
         ]
     if node is not None and not isinstance(node, dict):
-        raise UserError(f"--set {override}: there is nothing below {node!r}, so {step!r} cannot be set")
+        raise UserError(f"--set {override}: there is nothing inside {node!r}, so {step!r} cannot be set")
     node = node or {}
     return {**node, step: _with(node.get(step), rest, value, override) if rest else value}
 

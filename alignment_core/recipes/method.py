@@ -32,7 +32,7 @@ class Method:
     def __post_init__(self) -> None:
         if not issubclass(self.recipe, BaseRecipe) or not isinstance(self.recipe.model_fields["method"].default, str):
             raise TypeError(
-                f"{self.recipe.__name__} is no BaseRecipe whose field `method` has a default, the method's name"
+                f"{self.recipe.__name__} is not a BaseRecipe whose field `method` has a default, the method's name"
             )
 
     @property

@@ -19,7 +19,7 @@ ROW_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 STORE = "store:"
 """Before the prefix of tags whose artifacts hold rows."""
 
-BEGINS = "relative paths begin at the recipe's file, those of --set at the working folder"
+BEGINS = "relative paths are relative to the recipe's file, those of --set to the working folder"
 """What errors about a missing file add."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -113,11 +113,11 @@ def _located(value: Any, is_path: Callable[[str, Path], bool], text: str | None 
         only_elsewhere = place != other and not _there(place) and _there(other)
     except (OSError, RuntimeError) as error:  # too long a name, no permission; no such user
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ValueError(f"{text}: cannot be looked at: {reason}") from None
+        raise ValueError(f"{text}: cannot be accessed: {reason}") from None
     if only_elsewhere:
-        named = "" if found else f"; if {text} is meant as a name, give the command in another folder"
+        named = "" if found else f"; if {text} is meant as a name, run the command in another folder"
         raise ValueError(
-            f"there is no {place} ({BEGINS}), but {other} in the working folder: write "
+            f"there is no {place} ({BEGINS}), but {other} exists in the working folder: write "
             f"{os.path.relpath(other, value.folder)}, or set the field with --set{named}"
         )
     return f"{place}{str(value)[len(text) :]}" if found else str(value)

@@ -73,7 +73,7 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
         inner = section_of(info.annotation)
         if inner is None:
             if steps[number + 1 :]:
-                raise UserError(f"{path}: `{step}` is no section, so there is nothing below it")
+                raise UserError(f"{path}: `{step}` is not a section, so it has no fields")
             return owner, [one for one in _all_fields(owner, defaults) if one.name == step]
         given = getattr(defaults, step, None) if isinstance(defaults, BaseModel) else info.default
         roots = [(inner, given)]

@@ -39,7 +39,7 @@ def unfinished_report(store: Store, name: str, run_id: str, labels: Sequence[str
     rows = []
     for label in dict.fromkeys([*lines, *labels]):
         line, far = lines.get(label), progress.get(label)
-        state = "not begun" if line is None else "not finished" if line.state == "running" else line.state
+        state = "not started" if line is None else "not finished" if line.state == "running" else line.state
         came = "" if far is None else f"{far.done:g}{f' of {far.total:g}' if far.total else ''} {far.unit}"
         rows.append(done.get(label, (label, state, "", came)))
     report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), rows))

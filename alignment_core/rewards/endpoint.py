@@ -191,7 +191,7 @@ def _rewards(response: httpx.Response, count: int) -> list[Any]:
         answer = response.json()
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list):
-        raise Failed("wrong_shape", 'answered no JSON object with a list "rewards"')
+        raise Failed("wrong_shape", 'did not answer with a JSON object that has a list "rewards"')
     if len(rewards) != count:
         raise Failed("wrong_shape", f"answered {len(rewards)} rewards for {count} completions")
     return rewards

@@ -57,7 +57,7 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
         if not (context.output / name).is_file() or digest_of_file(context.output / name) != digest:
             raise UserError(f"model: {source / name} changed while the run was starting; run again")
     if not list(context.output.glob("*.safetensors")):
-        raise UserError(f"model: {model.name} holds no *.safetensors; convert it first, pickled weights are not loaded")
+        raise UserError(f"model: {model.name} has no *.safetensors; convert it first: pickled weights are not loaded")
     check_weights(context.output, source)
     _tidy(context.output, model)
     return {"parameters": _parameters(context.output)}
@@ -101,7 +101,7 @@ def check_weights(directory: Path, named: Path | None = None) -> None:
         except SafetensorError as error:
             where = (named or directory) / path.name
             raise UserError(
-                f"model: {where}: is no whole safetensors file ({error}); copy or download it again"
+                f"model: {where}: is not a complete safetensors file ({error}); copy or download it again"
             ) from None
 
 
@@ -154,7 +154,7 @@ def check_same_tokenizer(store: Store, base: Reference, policy: Reference) -> No
     ours, theirs = ({e.path: e.sha256 for e in store.manifest(one).files} for one in (base, policy))
     if any(ours.get(name) != theirs.get(name) for name in ("tokenizer.json", "tokenizer.model")):
         raise UserError(
-            f"model: {policy.short}, which is to be trained on, has another tokenizer than {base.short}: name a model with "
+            f"model: {policy.short}, the policy to train further, has another tokenizer than {base.short}: name a model with "
             "the tokenizer of production, such as the one that it descends from"
         )
 

@@ -103,7 +103,7 @@ def _check_parity(
     if not difference <= tolerance:
         raise NumericError(
             f"after the weight update vLLM's log-probabilities differ from the model's by {difference:.2g} nats "
-            f"(at most {tolerance:g} is right): the engine does not hold the policy"
+            f"(at most {tolerance:g} is allowed): the engine does not hold the policy"
         )
     return {"parity": difference}
 

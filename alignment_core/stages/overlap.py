@@ -31,8 +31,8 @@ def run(context: StageContext, config: OverlapConfig) -> dict[str, Any]:
     said = sentence(len(held_out), count, by_data)
     if config.max_overlap is not None and count > config.max_overlap * len(held_out):
         raise DataError(
-            f"{config.field}: {said}, so a gate would measure what was learnt by heart: hold out other prompts, or say with "
-            f"evaluation.max_overlap that you know (it allows {config.max_overlap:.3g} of them)"
+            f"{config.field}: {said}, so a gate would measure memorisation: hold out other prompts, "
+            f"or raise evaluation.max_overlap (it allows {config.max_overlap:.3g} of them)"
         )
     found: dict[str, Any] = {"prompts": len(held_out), "overlap": count, "shared": by_data}
     (context.output / FILE).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")

@@ -76,7 +76,7 @@ class Guarded(Listener):
         """Wait until the tracker has heard everything, or until ``deadline`` (of the monotonic clock)."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._say("does not come to an end; the run goes on without it")
+            self._say("does not finish; the run continues without it")
 
     def _tell(self, event: Callable[[Listener], None]) -> None:
         if not self._failed:
@@ -89,7 +89,7 @@ class Guarded(Listener):
                 event(tracker)
         except BaseException as error:  # SystemExit, too, would otherwise end the thread without a word
             self._failed = True
-            self._say(f"{str(error) or type(error).__name__}; it is told no more of this run")
+            self._say(f"{str(error) or type(error).__name__}; it gets no further updates of this run")
 
     def _say(self, sentence: str) -> None:
         with contextlib.suppress(Exception):

@@ -38,7 +38,7 @@ def file_trackers(recipe: BaseRecipe, warn: Warn) -> Iterator[Trackers]:
             try:
                 folder = held.enter_context(run_folder(recipe))
             except OSError as error:
-                warn(f"no W&B and no TensorBoard: {error}")
+                warn(f"W&B and TensorBoard are off: {error}")
             else:
                 trackers = _trackers(recipe, folder, warn)
         yield trackers

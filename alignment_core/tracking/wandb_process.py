@@ -33,7 +33,7 @@ def main() -> None:
         run = _open(opening, complain)
         _record(run, messages)
     except TimeoutError:
-        complain(f"not all was uploaded within {FINISH_SECONDS:g} s after the run; {_cure(opening)}")
+        complain(f"the upload did not finish within {FINISH_SECONDS:g} s after the run; {_cure(opening)}")
     except Exception as error:
         traceback.print_exc()
         complain(f"{type(error).__name__}: {error}")

@@ -294,7 +294,7 @@ class Learner:
     def check_sound(self) -> None:
         """Raise NumericError after a step that failed."""
         if not self.sound:
-            raise NumericError(f"step {self.steps} failed half-way: what it left of the weights is not saved")
+            raise NumericError(f"step {self.steps} failed half-way: the half-updated weights are not saved")
 
     def restore(self, target: Path, steps: int) -> None:
         """Read what :meth:`save` wrote after so many steps. Raises EnvironmentFault where somebody else wrote it."""

@@ -33,7 +33,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
         known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
         raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, known)}")
     if not callable(found):
-        raise UserError(f"{field}: {name!r} is no function")
+        raise UserError(f"{field}: {name!r} is not a function")
     return found
 
 

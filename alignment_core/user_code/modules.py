@@ -111,7 +111,7 @@ class _Loader(SourceFileLoader):
         data = self.get_data(self.path)
         if EXPECTED and EXPECTED.get(self.path) != digest_of_source(data, docstrings=True):
             raise UserError(
-                f"{self.path} changed since this stage began, so what it would give is not what the key says"
+                f"{self.path} changed since this stage began, so its results would not match the stage's key"
             )
         return self.source_to_code(data, self.path)
 
@@ -174,7 +174,7 @@ class Finder:
         file = file_of(found)
         if file is not None and file not in self._named and _of_the_user(file):
             raise Uncounted(
-                f"{file} is imported in a way that cannot be seen in the source; write `import {name}`, and if the code itself "
+                f"{file} is imported in a way that is not visible in the source; write `import {name}`, and if the code itself "
                 "adds the folder to sys.path, put that on PYTHONPATH instead"
             )
 

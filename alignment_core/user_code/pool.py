@@ -178,7 +178,7 @@ class FunctionPool:
                 if leads or self._closed or member.worker is not worker:  # as nobody waits for it any more
                     raise
                 member.is_out = True
-            log.warning("%s; the processes that have loaded it go on without another", error)
+            log.warning("%s; the processes that have loaded it continue without further ones", error)
         return not member.is_out
 
     def _find_nodes(self, queue: _Queue) -> None:

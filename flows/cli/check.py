@@ -50,8 +50,8 @@ def check(
         dropped += f", {answer.shortened} shortened" if answer.shortened else ""
         out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
     if planned.not_promoted:
-        return out.print(f"[yellow]not to be promoted:[/] {escape(planned.not_promoted)}")
-    return out.print("nothing is wrong so far")
+        return out.print(f"[yellow]cannot be promoted:[/] {escape(planned.not_promoted)}")
+    return out.print("no problem found")
 
 
 WORDS = {"cached": "cached", "runs": "runs", "depends": "is decided by "}

@@ -19,11 +19,11 @@ from flows.service import services
 
 
 def deploy(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML); it is read now, and what is in it is kept.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML); its present content is stored.")],
     name: Annotated[str, typer.Option(help="Name of the deployment: `alignment/NAME`.")],
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
-    cron: Annotated[str | None, typer.Option(help="When to run it by itself, such as '0 2 * * *'.")] = None,
-    timezone: Annotated[str, typer.Option(help="What --cron is meant in, such as Europe/Berlin.")] = "UTC",
+    cron: Annotated[str | None, typer.Option(help="Cron schedule, such as '0 2 * * *'.")] = None,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
     as_json: JsonOption = False,
 ) -> None:
     """Register a recipe as a deployment of the services' server, or replace it; without --cron its schedule stays."""
@@ -32,7 +32,9 @@ def deploy(
     chosen = load_recipe(recipe, overrides)
     services.use_if_running()
     if not os.environ.get(access.URL):
-        raise EnvironmentFault("no services run; start them with `align up`, or name a server with PREFECT_API_URL")
+        raise EnvironmentFault(
+            "no services are running; start them with `align up`, or name a server with PREFECT_API_URL"
+        )
     from prefect.client.orchestration import get_client
 
     from flows import deployments
@@ -48,10 +50,10 @@ def deploy(
 
 def deployments(
     distribution: Annotated[
-        str | None, typer.Argument(help="Those of one installed distribution; default all that are installed.")
+        str | None, typer.Argument(help="Only those of this installed distribution. Default: all.")
     ] = None,
     as_prefect_yaml: Annotated[
-        bool, typer.Option("--prefect-yaml", help="Print the file from which `prefect deploy --all` registers them.")
+        bool, typer.Option("--prefect-yaml", help="Print them as a `prefect.yaml` for `prefect deploy --all`.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

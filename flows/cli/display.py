@@ -91,7 +91,7 @@ class LiveDisplay(Listener):
 
     def left(self, report: str) -> None:
         """The run ends before it is complete, and this is its report."""
-        self.console.print("report of what there is: ", end="")
+        self.console.print("report so far: ", end="")
         self.console.print(report, markup=False)
 
     def warn(self, sentence: str) -> None:

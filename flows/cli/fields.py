@@ -12,9 +12,11 @@ from flows.console import JsonOption, err, out, print_json
 
 def fields(
     path: Annotated[
-        str, typer.Argument(help="A section or field, such as sft.data or rl.loss.clip_low; default all.")
+        str, typer.Argument(help="A section or field, such as sft.data or rl.loss.clip_low. Default: all.")
     ] = "",
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole reference as a page.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the complete reference as a Markdown page.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the fields of recipes with their types, defaults and descriptions."""

@@ -67,7 +67,7 @@ def _nothing_lost() -> Iterator[None]:
     except SystemExit as end:
         lost = getattr(sys.stdout, "lost", None)
         if lost and not end.code and sys.argv[1:2] not in (["run"], ["resume"]):
-            raise EnvironmentFault(f"standard output took no more: {lost.strerror}") from None
+            raise EnvironmentFault(f"standard output could not be written: {lost.strerror}") from None
         raise
 
 
@@ -75,13 +75,13 @@ def _how_to_go_on(arguments: list[str]) -> str:
     """What to say to somebody who pressed Ctrl-C, or ended the process."""
     if arguments[:1] not in (["run"], ["resume"]):
         return "nothing was left half done"
-    return "finished stages are kept; `align resume last`, or the same command again, goes on where it stopped"
+    return "finished stages are kept; `align resume last`, or the same command again, continues where it stopped"
 
 
 def _fail(message: str, code: int, as_json: bool) -> None:
     kinds = {
-        UserError.exit_code: "wrong input",
-        EnvironmentFault.exit_code: "wrong environment",
+        UserError.exit_code: "invalid input",
+        EnvironmentFault.exit_code: "environment problem",
         INTERRUPTED: "interrupted",
         TERMINATED: "terminated",
     }

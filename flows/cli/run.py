@@ -22,11 +22,12 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
     from_stage: Annotated[
-        str | None, typer.Option(help="Run this stage and all that depends on it again, although they are known.")
+        str | None, typer.Option(help="Run this stage and everything that depends on it again, even if cached.")
     ] = None,
     store: StoreOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each event as a JSON object on a line, and the outcome as the last.")
+        bool,
+        typer.Option("--json", help="Print each event as a JSON object on its own line; the last line is the outcome."),
     ] = False,
 ) -> None:
     """Run a recipe on this machine, or on the Ray cluster of RAY_ADDRESS. Finished stages are not run again."""
@@ -83,7 +84,7 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
             if api is not None:
                 api.wait()
             if caller.resumes is not None:
-                mark_if_open(caller.resumes.run_id, "`align resume` takes it up again")
+                mark_if_open(caller.resumes.run_id, "`align resume` continues it")
             outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
             return outcome
         except Exception as error:

@@ -21,9 +21,9 @@ def samples(
     run: Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")] = journal.LAST,
     stage: Annotated[
         str | None,
-        typer.Option(help="Stage to look at; without it, each policy's completion of the same held-out prompts."),
+        typer.Option(help="Stage to show. Default: each policy's completions of the same held-out prompts."),
     ] = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 10,
+    count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Show text: prompts, completions and rewards of a stage, pairs side by side, or one prompt before and after."""
@@ -35,8 +35,8 @@ def samples(
     rows = compared(store, lines, count)[1] if stage is None else of_stage(store, lines, stage, count)
     if not rows:
         raise UserError(
-            f"run {record.run_id[:8]} ({record.name}) did not sample the same prompts from two policies; say what to look "
-            "at with --stage"
+            f"run {record.run_id[:8]} ({record.name}) did not sample the same prompts from two policies; "
+            "choose a stage with --stage"
         )
     if as_json:
         return print_json({"run": record.run_id, "stage": stage, "rows": rows})

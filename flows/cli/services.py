@@ -31,21 +31,23 @@ def up(
     database: Annotated[
         str | None,
         typer.Option(
-            help="PostgreSQL URL (postgresql+asyncpg://…) for Prefect, or `sqlite`, which is the default and lies below "
-            f"ALIGN_HOME. Others see a command line: give a URL with a password as {access.DATABASE}.",
+            help="PostgreSQL URL (postgresql+asyncpg://…) for Prefect, or `sqlite`, the default, under ALIGN_HOME. "
+            f"Command lines are visible to others: pass a URL with a password as {access.DATABASE}.",
         ),
     ] = None,
-    foreground: Annotated[bool, typer.Option(help="Stay, as a service manager wants it; SIGTERM stops them.")] = False,
+    foreground: Annotated[
+        bool, typer.Option(help="Stay in the foreground, for a service manager; SIGTERM stops the services.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a Prefect server, a worker and the reconciler in the background, with every deployment registered."""
     state = services.running()
     if state is not None and (foreground or state.phase == "ready"):
         if foreground or state.url != access.url_of(port):
-            raise UserError(f"the services run already, at {state.url}; `align down` stops them")
+            raise UserError(f"the services are already running, at {state.url}; `align down` stops them")
         wanted = access.shown_database(services.database_settings(database)) if database else None
         if wanted not in (None, state.database):
-            raise UserError(f"the services run already, with {state.database}; `align down` stops them")
+            raise UserError(f"the services are already running, with {state.database}; `align down` stops them")
     elif foreground:
         services.become(port, database)
     else:
@@ -58,7 +60,7 @@ def up(
         f"Prefect runs at {page}, with a worker. In another shell:\n\n"
         '  eval "$(align env)"\n'
         "  prefect deployment run alignment/quickstart --watch\n\n"
-        f"Its pages in a browser, {page}, ask for a password: that is in {services.token_file()}.",
+        f"The UI at {page} asks for a password, which is in {services.token_file()}.",
         markup=False,
     )
 
@@ -67,7 +69,7 @@ def env(as_json: JsonOption = False) -> None:
     """Print what a shell needs to talk to the server of `align up`: eval "$(align env)"."""
     state = services.running()
     if state is None or state.phase != "ready":
-        raise EnvironmentFault("no services run; `align up` starts them")
+        raise EnvironmentFault("no services are running; `align up` starts them")
     if as_json:
         return print_json({access.URL: state.url, "token_file": str(services.token_file())})
     print(f"export {access.URL}={state.url}")
@@ -99,7 +101,7 @@ def status(as_json: JsonOption = False) -> None:
 
 def _print_status(state: services.State | None, latest: list[dict[str, Any]]) -> None:
     if state is None:
-        out.print("no services run; `align up` starts them")
+        out.print("no services are running; `align up` starts them")
     else:
         out.print(f"{state.phase}: {state.url}, database {state.database}", markup=False)
         _print_problems(state)
@@ -108,7 +110,7 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
                 f", restarted {service.restarts} times: see {services.log_of(service.name)}" if service.restarts else ""
             )
             out.print(
-                f"  {service.name:<12} {f'pid {service.pid}' if service.pid else 'starts again'}{again}", markup=False
+                f"  {service.name:<12} {f'pid {service.pid}' if service.pid else 'restarting'}{again}", markup=False
             )
     for row in latest:
         attempt = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
@@ -161,7 +163,7 @@ def _status(record: journal.RunRecord) -> str:
 def resume(
     run: RunArgument,
     from_stage: Annotated[
-        str | None, typer.Option(help="Run this stage and all that depends on it again, although they are known.")
+        str | None, typer.Option(help="Run this stage and everything that depends on it again, even if cached.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -190,8 +192,8 @@ def _kept_recipe(record: journal.RunRecord) -> BaseRecipe:
     located = parse_recipe(written(record.recipe, here), origin)
     if located != recipe:
         err.print(
-            f"{origin} holds relative paths, as those of earlier versions do: they are looked for in {here}; if the run was "
-            "started in another folder, resume it there",
+            f"{origin} contains relative paths, as recipes stored by earlier versions do: they are looked for in {here}; "
+            "if the run was started in another folder, resume it there",
             markup=False,
         )
     return located
@@ -205,7 +207,7 @@ def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: b
     run_id = resume_now(record.run_id, from_stage, "its process was ended" if ended else "its process is gone")
     if as_json:
         return print_json({"run_id": run_id, "scheduled": True})
-    return out.print(f"scheduled as run {run_id}; the worker takes it up, its finished stages are cached")
+    return out.print(f"scheduled as run {run_id}; the worker picks it up, and finished stages are cached")
 
 
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:

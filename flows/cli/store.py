@@ -22,8 +22,8 @@ from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import in_use
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
-artifacts_app = typer.Typer(no_args_is_help=True, help="Look at what the store holds.")
-tags_app = typer.Typer(no_args_is_help=True, help="Look at the movable names of artifacts.")
+artifacts_app = typer.Typer(no_args_is_help=True, help="List, show, verify and delete artifacts.")
+tags_app = typer.Typer(no_args_is_help=True, help="List tags, the movable names of artifacts, and their history.")
 
 
 @artifacts_app.command("ls")
@@ -122,7 +122,7 @@ def _path(store: Store, reference: Reference) -> str | None:
 
 @artifacts_app.command("verify")
 def artifacts_verify(
-    reference: Annotated[str | None, typer.Argument(help="One artifact; default all.")] = None,
+    reference: Annotated[str | None, typer.Argument(help="Only this artifact. Default: all.")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -144,14 +144,20 @@ def artifacts_verify(
 
 @artifacts_app.command("gc")
 def artifacts_gc(
-    delete: Annotated[bool, typer.Option("--delete", help="Delete; without it only say what would go.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete; otherwise only show what would be deleted.")
+    ] = False,
     older_than: Annotated[float, typer.Option(min=0, help="Keep objects newer than this many seconds.")] = 3600.0,
     progress_days: Annotated[
-        float | None, typer.Option(min=0, help="Also drop checkpoints of unfinished stages, unused for these days.")
+        float | None,
+        typer.Option(min=0, help="Also delete checkpoints of unfinished stages that were unused for this many days."),
     ] = None,
     rollouts_days: Annotated[
         float | None,
-        typer.Option(min=0, help="Also drop the bytes of rollouts, scores and trajectories, unused for these days."),
+        typer.Option(
+            min=0,
+            help="Also delete the bytes of rollouts, scores and trajectories that were unused for this many days.",
+        ),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -216,7 +222,7 @@ def lineage(
 
 
 TagOption = Annotated[str, typer.Option("--tag", help="The tag to move.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it stands in the tag's history.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, recorded in the tag's history.")]
 
 
 def promote(
@@ -224,7 +230,7 @@ def promote(
     tag: TagOption = "policy/production",
     if_current: Annotated[
         str | None,
-        typer.Option("--if-current", help="What the tag must name now: an artifact, or `none` for a new tag."),
+        typer.Option("--if-current", help="What the tag must point to now: an artifact, or `none` for a new tag."),
     ] = None,
     reason: ReasonOption = "promoted by hand",
     store: StoreOption = None,
@@ -236,7 +242,7 @@ def promote(
     opened = open_store(store)
     current = opened.tag(tag)
     if if_current is None and current is not None:
-        raise UserError(f"--if-current is missing: the tag {tag} names {current} now; give that to replace it")
+        raise UserError(f"--if-current is missing: the tag {tag} points to {current} now; pass that to replace it")
     expected = None if if_current in (None, "none") else opened.resolve(str(if_current))
     move = promote(opened, tag, opened.resolve(reference), expected, reason)
     _print_move(move, "unchanged" if move.to == current else "promoted", as_json)
@@ -245,7 +251,7 @@ def promote(
 def rollback(
     tag: str,
     number: Annotated[
-        int | None, typer.Option("--to", help="Number of the move to go back to; see `align tags history`.")
+        int | None, typer.Option("--to", help="Number of the move to roll back to; see `align tags history`.")
     ] = None,
     reason: ReasonOption = "",
     store: StoreOption = None,
@@ -261,7 +267,7 @@ def _print_move(move: TagMove, state: str, as_json: bool) -> None:
     if as_json:
         return print_json({"state": state, **move.model_dump(mode="json")})
     before = f" (before: {move.previous.short})" if move.previous and state != "unchanged" else ""
-    return out.print(f"{move.name}: {state}, names {move.to}{before}", markup=False)
+    return out.print(f"{move.name}: {state}, points to {move.to}{before}", markup=False)
 
 
 def diff(a: str, b: str, store: StoreOption = None, as_json: JsonOption = False) -> None:

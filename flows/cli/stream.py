@@ -59,7 +59,7 @@ class EventStream(Listener):
             else:
                 self._waiting.pop(label, None)
         self._say(
-            "waits", f"{label}: waits for {reason}" if reason else f"{label}: goes on", stage=label, reason=reason
+            "waits", f"{label}: waits for {reason}" if reason else f"{label}: continues", stage=label, reason=reason
         )
 
     def finished(self, result: StageResult) -> None:
@@ -75,7 +75,7 @@ class EventStream(Listener):
 
     def left(self, report: str) -> None:
         """The run ends before it is complete, and this is its report."""
-        self._say("report", f"report of what there is: {report}", report=report)
+        self._say("report", f"report so far: {report}", report=report)
 
     def warn(self, sentence: str, **more: Any) -> None:
         """Say something that the run goes on in spite of."""

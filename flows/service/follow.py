@@ -164,15 +164,15 @@ def _ask(run_id: str) -> _Run | None:
         return None
     if answer.status_code in (401, 403):
         raise EnvironmentFault(
-            f"{url} asks for a token, and this shell has none or another one; "
-            'eval "$(align env)" gives it that of `align up`, PREFECT_API_AUTH_STRING that of another server'
+            f"{url} requires a token, and this shell has none or a different one; eval"
+            ' "$(align env)" sets that of `align up`, PREFECT_API_AUTH_STRING that of another server'
         )
     if answer.status_code == 404:
-        raise EnvironmentFault(f"nobody knows the run {run_id}: {url} has none of this id")
+        raise EnvironmentFault(f"unknown run {run_id}: {url} has no run with this id")
     try:
         return _Run.model_validate_json(answer.content)
     except ValidationError:
-        said = f"{url} answers {answer.status_code} and nothing that a Prefect server says"
+        said = f"{url} answers {answer.status_code}, which is no answer of a Prefect server"
         raise EnvironmentFault(f"{said}: is PREFECT_API_URL right? It ends in /api") from None
 
 

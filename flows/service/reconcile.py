@@ -138,7 +138,7 @@ class Reconciler:
                 crash = self._crashes[run.id] = self._seen(client, run, run.state)
                 if crash.resumptions >= MOST_RESUMPTIONS and not crash.left:
                     crash.left = True
-                    why = f"it went on by itself {MOST_RESUMPTIONS} times; `align resume` lets it go on again"
+                    why = f"it was resumed automatically {MOST_RESUMPTIONS} times; `align resume` resumes it again"
                     yield Action(run_id=str(run.id), name=run.name, did="given up", why=why)
             if crash is None or crash.left or self._clock() < crash.due or _still_ends(run):
                 continue

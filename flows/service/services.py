@@ -153,7 +153,7 @@ def database_settings(url: str | None) -> dict[str, str]:
     if access.shown_database(settings) is None and not before.startswith(SQLITE):
         raise UserError(
             f"the runs of these services are in {before}; give its URL again, as {access.DATABASE} or with --database, "
-            f"or begin anew with --database {SQLITE}"
+            f"or start afresh with --database {SQLITE}"
         )
     return settings
 

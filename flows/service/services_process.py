@@ -130,7 +130,7 @@ class _Service:
     def _later(self, what: str) -> None:
         self._pause = min(self._pause * 2, LONGEST_BACKOFF_SECONDS)
         self._again_at = time.monotonic() + self._pause
-        say(f"{self.name} {what}; it starts again in {self._pause:g} s")
+        say(f"{self.name} {what}; it restarts in {self._pause:g} s")
 
     def close(self) -> None:
         if self._running is not None:
@@ -297,7 +297,7 @@ def main() -> int:
     database = json.loads(sys.stdin.read() or "{}")
     held = (folder() / "lock").open("ab")  # until this process ends
     if not lock(held):
-        say("other services of this ALIGN_HOME run already")
+        say("other services of this ALIGN_HOME are already running")
         return EnvironmentFault.exit_code
     services = Services(int(sys.argv[1]), database)
     for number in (signal.SIGTERM, signal.SIGINT):

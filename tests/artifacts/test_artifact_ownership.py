@@ -39,7 +39,7 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
     (theirs / "state").write_bytes(b"a pickle")
     os.chown(theirs / "state", 4242, 4242)
     with pytest.raises(
-        EnvironmentFault, match=r"state belongs to user 4242, and what somebody else wrote there is not"
+        EnvironmentFault, match=r"state belongs to user 4242; files of another user are not read"
     ):
         check_ours(theirs)
     os.chown(theirs, 4242, 4242)

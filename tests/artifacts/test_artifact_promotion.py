@@ -39,7 +39,7 @@ def test_two_rollbacks_in_a_row_go_two_back_and_do_not_toggle(store, models, mov
     moved("ABC")
     assert rollback(store, TAG).to == models["B"]
     assert rollback(store, TAG).to == models["A"]
-    with pytest.raises(UserError, match="named nothing before"):
+    with pytest.raises(UserError, match="pointed to nothing before"):
         rollback(store, TAG)
     assert names(store, models) == "ABCBA"
     assert [move.number for move in store.tag_history(TAG)] == [1, 2, 3, 4, 5]
@@ -90,7 +90,7 @@ def test_a_damaged_artifact_is_never_named_anew(store, models, moved):
     blob.chmod(0o644)
     blob.write_text("a")
     for attempt in (lambda: rollback(store, TAG), lambda: promote(store, TAG, models["A"], models["B"], "")):
-        with pytest.raises(StoreError, match="is damaged, the tag stays"):
+        with pytest.raises(StoreError, match="is damaged, so the tag was not moved"):
             attempt()
     assert store.tag(TAG) == models["B"]
 

@@ -68,7 +68,7 @@ def test_the_first_result_of_a_stage_key_stands(store, write, draft, caplog):
     first = store.publish(write("d"), "model", draft())
     with caplog.at_level(logging.WARNING):
         assert store.publish(write("e", {"other": "result"}), "model", draft()) == first
-    assert "it stands" in caplog.text
+    assert "which is kept" in caplog.text
     assert store.find(KEY).output == first
 
 
@@ -129,7 +129,7 @@ def test_tags_move_by_compare_and_set_with_history(store, write):
     assert (move.number, move.previous, move.to, move.reason) == (2, one, two, "won 61 %")
     assert [entry.to for entry in store.tag_history("policy")] == [one, two]
     assert store.tags() == {"policy": two, "policy/production": one}
-    with pytest.raises(Conflict, match="now names " + two.short):
+    with pytest.raises(Conflict, match="points to " + two.short):
         store.move_tag("policy", one, one, "stale")
     with pytest.raises(Conflict, match="the expected nothing"):
         store.move_tag("policy", one, None, "stale")

@@ -441,7 +441,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
         cli_check.check(tmp_path / "recipe.json", [], None, as_json)
     said, found = capsys.readouterr().out.rsplit("\n", 2)[:2]
     why = "policy/production names model@"
-    assert f"not to be promoted: {why}" in said
+    assert f"cannot be promoted: {why}" in said
     assert "it cannot be compared; align promote moves the tag by hand" in said
     assert json.loads(found)["not_promoted"].startswith(why)
 

@@ -314,7 +314,7 @@ def test_unknown_columns_name_the_first_row(built: Build, jsonl: Write) -> None:
 
 def test_format_that_cannot_serve_the_kind_is_refused(built: Build, jsonl: Write) -> None:
     source = {"path": str(jsonl([{"text": "a"}])), "format": "text"}
-    with pytest.raises(UserError, match=r"train.jsonl: format 'text' cannot give preference pairs"):
+    with pytest.raises(UserError, match=r"train.jsonl: format 'text' does not provide preference pairs"):
         built({"sources": [source]}, "preferences")
 
 
@@ -400,7 +400,7 @@ def test_a_source_that_a_mixture_cuts_is_said(built: Build) -> None:
     assert account(data.statistics) == f"{220 - cut} of 220: {cut} not drawn"
     (said,) = losses(data.statistics, "first_exhausted")
     assert said.startswith(
-        f"task:sort/train: {cut} of 200 rows ({cut / 200:.0%}) are never drawn, as `mixing: first_exh"
+        f"task:sort/train: {cut} of 200 rows ({cut / 200:.0%}) are never used, because `mixing: first_exh"
     )
     repeated = built({"sources": sources, "mixing": "all_exhausted"}, "demonstrations")
     assert losses(repeated.statistics, "all_exhausted") == []

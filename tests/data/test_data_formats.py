@@ -116,7 +116,7 @@ MALFORMED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         (
             {"prompt": "x", "chosen": [USER, HELLO], "rejected": "b"},
             "preference",
-            "`chosen` must be one assistant message after the prompt, this is user, assistant",
+            "`chosen` must be one assistant message after the prompt, not user, assistant",
         ),
         (
             {"prompt": "x", "chosen": "a", "rejected": "b", "margin": "much"},
@@ -161,5 +161,5 @@ def test_unknown_role_in_columns_is_answered_with_the_nearest() -> None:
 
 
 def test_format_that_cannot_serve_the_kind_is_refused() -> None:
-    with pytest.raises(UserError, match="'text' cannot give preference pairs; choose one of preference, hh"):
+    with pytest.raises(UserError, match="'text' does not provide preference pairs; choose one of preference, hh"):
         check_format("text", kinds.load("preferences"))

@@ -63,7 +63,7 @@ def test_a_data_set_is_made_of_it() -> None:
     assert [row["label"] for row in table] == [row.values["label"] for row in found]
     content = pinned.content()
     assert (content["made"], content["version"]) == ({"reasoning_gym": "leg_counting"}, reasoning_gym.version())
-    with pytest.raises(UserError, match="makes prompts alone"):
+    with pytest.raises(UserError, match="provides only prompts"):
         list(sources.read(pinned, 0, 7, kinds.load("demonstrations")))
 
 
@@ -81,7 +81,7 @@ def test_the_librarys_own_score_survives_the_label(name: str) -> None:
 
 def test_what_is_no_label_of_a_row_is_a_failure() -> None:
     pytest.importorskip("reasoning_gym", reason=NEEDED)
-    with pytest.raises(DataError, match="'42' is no label of a row of `reasoning_gym`"):
+    with pytest.raises(DataError, match="'42' is not the label of a `reasoning_gym` row"):
         verify("reasoning_gym", [completion("42", "42")])
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_label_of_a_row_is_a_failure() -> None:
         ({"reasoning_gym": "leg_counting", "options": {"legs": 3}}, "unexpected keyword argument 'legs'"),
         ({"reasoning_gym": "leg_counting", "options": {"min_animals": 0}}, "AssertionError"),
         ({"reasoning_gym": "leg_counting", "split": "dev"}, "no split 'dev'"),
-        ({"reasoning_gym": "list_functions"}, "makes other rows each time"),
+        ({"reasoning_gym": "list_functions"}, "gives different rows each time"),
     ],
 )
 def test_what_cannot_be_made_is_refused_when_it_is_pinned(source: dict, problem: str) -> None:

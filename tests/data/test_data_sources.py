@@ -244,7 +244,7 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
     assert said.startswith(
         "gsm8k: no such file or folder; did you mean gsm8k.d? (relative paths begin at the recipe's file"
     )
-    assert "), and the Hub cannot be asked for a dataset of this name" in said
+    assert "), and the Hub could not be reached to look for a dataset of this name" in said
     assert "set HF_HUB_OFFLINE=1" in str(caught.value)
 
 
@@ -272,5 +272,5 @@ def test_flow_process_stays_light() -> None:
 @pytest.mark.parametrize("field", ["subset", "revision"])
 def test_what_is_for_the_hub_is_refused_of_a_file(jsonl: Any, field: str) -> None:
     path = jsonl([{"text": "a"}])
-    with pytest.raises(UserError, match=rf"train.jsonl: `{field}` is for data sets of the Hub, and this is a file"):
+    with pytest.raises(UserError, match=rf"train.jsonl: `{field}` applies only to Hub data sets, but this is a file"):
         pin(DataSource.model_validate({"path": str(path), field: "main"}))

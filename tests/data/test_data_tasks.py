@@ -87,7 +87,7 @@ def test_prompt_without_a_label_is_an_error_not_a_zero() -> None:
         ("revers", "train", {}, "no built-in task 'revers'; did you mean 'reverse'"),
         ("reverse", "tests", {}, "no split 'tests'; did you mean 'test'"),
         ("reverse", "train", {"corect": 1}, "no option 'corect'; did you mean 'correct'"),
-        ("reverse", "train", {"correct": 2}, "share of right demonstrations, between 0 and 1, got 2"),
+        ("reverse", "train", {"correct": 2}, "share of correct demonstrations, between 0 and 1, got 2"),
         ("reverse", "train", {"correct": "half"}, "got 'half'"),
     ],
 )

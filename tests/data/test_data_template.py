@@ -120,7 +120,7 @@ def test_conversation_that_the_template_refuses_is_refused_with_its_words(tokeni
 
 def test_template_that_prompts_otherwise_than_it_renders_is_refused(tokenizer: Any) -> None:
     thinks_ahead = NO_EOS.replace("assistant: {% endif %}", "assistant: <think>{% endif %}")
-    with pytest.raises(ValueError, match="otherwise than it prompts"):
+    with pytest.raises(ValueError, match="differently from its generation prompt"):
         Demonstration("hi", "yo").render(Renderer(tokenizer, thinks_ahead))
 
 

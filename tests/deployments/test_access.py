@@ -279,8 +279,8 @@ HERE, ELSEWHERE = "http://127.0.0.1:4200/api/flows", "https://elsewhere.example/
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (answer(401, HERE), "does not know this run's token"),
-        (httpx.ConnectError("refused", request=httpx.Request("GET", HERE)), "does not answer any more"),
+        (answer(401, HERE), "no longer accepts this run's token"),
+        (httpx.ConnectError("refused", request=httpx.Request("GET", HERE)), "no longer answers"),
         (answer(404, HERE), None),
         (answer(401, ELSEWHERE), None),
         (httpx.ConnectError("refused", request=httpx.Request("GET", ELSEWHERE)), None),

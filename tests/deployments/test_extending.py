@@ -158,4 +158,4 @@ def test_without_it_its_runs_and_recipes_say_what_is_missing(installed: Installe
         assert done.returncode == 2
         said = " ".join(done.stderr.split())
         assert "method: is 'unlikelihood'; choose one of" in said
-        assert "a plug-in that brings it must be installed" in said
+        assert "a plug-in that provides it must be installed" in said

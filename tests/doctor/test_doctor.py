@@ -62,7 +62,7 @@ def test_a_home_on_a_network_file_system_is_refused(tmp_path, monkeypatch, kind,
     said, sentence = machine.own_disk(tmp_path / "not" / "there" / "yet")
     assert said == state
     assert kind in sentence
-    assert ("the store alone can be shared" in sentence) == (state == "failed")
+    assert ("only the store can be shared" in sentence) == (state == "failed")
 
 
 def test_one_failed_check_exits_3_with_the_cure(tmp_path):
@@ -100,11 +100,11 @@ def test_no_part_of_a_secret_is_ever_shown(tmp_path):
     assert found["AWS credentials"][0] == "warning"  # half a pair
     assert found["W&B credentials"] == (
         "warning",
-        "cannot be read (NetrcParseError); look at the file or variable yourself",
+        "cannot be read (NetrcParseError); check the file or variable",
     )
     assert found["proxies"] == (
         "warning",
-        "HTTPS_PROXY also hold for 127.0.0.1: set NO_PROXY=127.0.0.1,localhost",
+        "HTTPS_PROXY also apply to 127.0.0.1: set NO_PROXY=127.0.0.1,localhost",
     )
 
 
@@ -138,7 +138,10 @@ def test_prefect_is_asked_for_its_health(monkeypatch, code, state):
 @pytest.mark.parametrize("url", ["localhost:4200/api", "file:///etc/passwd", "http:///api"])
 def test_a_prefect_address_that_is_none_is_refused_unasked(monkeypatch, url):
     monkeypatch.setenv("PREFECT_API_URL", url)
-    assert surroundings.prefect() == ("failed", "PREFECT_API_URL is no http address: write it as http://host:4200/api")
+    assert surroundings.prefect() == (
+        "failed",
+        "PREFECT_API_URL is not an http address: write it as http://host:4200/api",
+    )
 
 
 def test_packages_outside_the_locked_ranges_are_named(monkeypatch):
@@ -192,6 +195,6 @@ def test_a_folder_that_may_not_be_written_and_missing_shared_memory_are_said(mon
     monkeypatch.setattr(machine.os, "access", lambda *_: False)  # root, who runs these tests, may write anywhere
     assert machine.disk(tmp_path / "new" / "home") == (
         "failed",
-        f"{tmp_path} may not be written: give this user access, or choose another directory",
+        f"{tmp_path} is not writable: give this user access, or choose another directory",
     )
     assert machine.shared_memory(tmp_path / "absent")[0] == "warning"

@@ -184,9 +184,9 @@ def test_the_package_of_openai_drives_it_and_reads_tool_calls(environments: Any)
     [
         ("raises", "raised", "failed: LookupError: lost"),
         ("hangs", "timeout", "gave no answer within 3 seconds"),
-        ("asks_nothing", "wrong_shape", "ended before it asked the policy anything"),
-        ("edits", "wrong_shape", "changed what was said before"),
-        ("branches", "wrong_shape", "asked again before it was answered"),
+        ("asks_nothing", "wrong_shape", "ended without sending a request to the policy"),
+        ("edits", "wrong_shape", "changed earlier messages"),
+        ("branches", "wrong_shape", "sent a request while another one was open"),
         ("no_number", "raised", "the reward is nan"),
         ("no_such", "", "has no 'no_such'"),
     ],

@@ -129,7 +129,7 @@ def test_an_episode_that_goes_wrong_says_why_and_the_others_go_on(environments: 
     raising, right = episode("1", 3), episode("1", 4)
     places.answer_all([*unknown, raising, right])
     for one in unknown:
-        assert f"the label {one.prompt['label']!r} is no number of a task of '{SUMS}'" in str(one.failure)
+        assert f"the label {one.prompt['label']!r} is not the number of a task of '{SUMS}'" in str(one.failure)
     say(raising, "raise")
     say(right, "2")
     places.answer_all([raising, right])
@@ -143,7 +143,7 @@ def test_an_environment_of_many_conversations_is_no_episode_to_learn_from(enviro
     places.answer_all([one])
     say(one, "2")
     places.answer_all([one])
-    assert "changed what was said before" in str(one.failure)
+    assert "changed earlier messages" in str(one.failure)
 
 
 def test_prompts_are_those_of_the_tasks_and_labels_their_numbers(sums: Path) -> None:
@@ -155,7 +155,7 @@ def test_prompts_are_those_of_the_tasks_and_labels_their_numbers(sums: Path) -> 
     assert found[0].where == f"verifiers:{SUMS}:1"
     fewer = pin(DataSource(verifiers=SUMS, rows=2))
     assert len(list(sources.read(fewer, 0, 7, kinds.load("prompts")))) == 2
-    with pytest.raises(UserError, match="`verifiers` makes prompts alone"):
+    with pytest.raises(UserError, match="`verifiers` provides only prompts"):
         list(sources.read(pinned, 0, 7, kinds.load("demonstrations")))
 
 
@@ -181,7 +181,7 @@ def test_the_source_of_a_taskset_decides_a_result(sums: Path) -> None:
         ),
         ({"verifiers": SUMS, "options": {"smallest": 1}}, "smallest"),
         ({"verifiers": SUMS, "options": {"largest": -1}}, "has no tasks"),
-        ({"verifiers": SUMS, "split": "test"}, "has no splits of ours"),
+        ({"verifiers": SUMS, "split": "test"}, "has no splits"),
     ],
 )
 def test_what_cannot_be_made_is_refused_when_it_is_pinned(source: dict, problem: str, sums: Path) -> None:

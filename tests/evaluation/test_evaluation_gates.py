@@ -32,15 +32,15 @@ def test_a_bound_that_is_reached_or_kept_passes(gate):
 @pytest.mark.parametrize(
     ("gate", "sentence"),
     [
-        ({"metric": "accuracy", "min": 0.75}, "accuracy is 0.5, 0.25 below the least of 0.75"),
-        ({"metric": "kl", "max": 10}, "kl is 12, 2 above the most of 10"),
+        ({"metric": "accuracy", "min": 0.75}, "accuracy is 0.5, 0.25 below the minimum of 0.75"),
+        ({"metric": "kl", "max": 10}, "kl is 12, 2 above the maximum of 10"),
         (
             {"metric": "win_rate.low", "min": 0.5},
-            "win_rate.low is 0.45 against policy/production, 0.05 below the least of 0.5",
+            "win_rate.low is 0.45 against policy/production, 0.05 below the minimum of 0.5",
         ),
         (
             {"metric": "accuracy", "min_gain": 0.3},
-            "accuracy gained 0.1 over policy/production, 0.2 less than the 0.3 that is asked for",
+            "accuracy gained 0.1 over policy/production, 0.2 less than the required 0.3",
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_no_gates_refuse_nothing():
 
 
 def test_a_metric_that_was_not_measured_is_an_error_that_lists_those_that_were():
-    with pytest.raises(UserError, match=r"'reward' was not measured; there are: accuracy, kl, win_rate\.low$"):
+    with pytest.raises(UserError, match=r"'reward' was not measured; measured are: accuracy, kl, win_rate\.low$"):
         check(metric="reward", min=0)
 
 

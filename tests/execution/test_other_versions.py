@@ -77,7 +77,7 @@ def test_a_name_that_is_no_package_is_refused() -> None:
         "vllm",
         "math-verify",
     )
-    with pytest.raises(UserError, match="reuse_across_versions: 'pytorch' is no installed package"):
+    with pytest.raises(UserError, match="reuse_across_versions: 'pytorch' is not an installed package"):
         packages_named(("torch", "pytorch"), "reuse_across_versions")
 
 

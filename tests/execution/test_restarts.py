@@ -122,11 +122,11 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(run: Any, caplog: py
     result = run(needs_little, max_tokens_per_microbatch=1024, actor_restarts=0)
     assert budgets == [1024, 512, 256]
     assert result.cost["tokens_per_microbatch"] == 256
-    assert "again with resources.max_tokens_per_microbatch 256" in caplog.text
+    assert "retrying with resources.max_tokens_per_microbatch 256" in caplog.text
 
 
 def test_what_never_fits_says_which_fields_may_cure_it(run: Any) -> None:
-    says = r"^round-1/patient: it does not fit, and no smaller ones are left to try; lower the data's max_length, set "
+    says = r"^round-1/patient: it does not fit, and no smaller size is left to try; lower the data's max_length, set "
     with pytest.raises(OutOfMemory, match=says + r"resources\.gradient_checkpointing") as caught:
         run(fail(OutOfMemory("it does not fit")), max_tokens_per_microbatch=100)
     assert (caught.value.exit_code, caught.value.retryable) == (3, False)

@@ -145,7 +145,7 @@ def test_a_stage_from_elsewhere_declares_modules_of_its_own_distribution_which_a
     stage = replace(load_stage("sft"), code=("my_stages.loss",))
     own = {"my_stages.loss", "my_stages.kind", "my_stages.helper"}
     assert set(code_digests(stage, Configured())) == {SEEDS, "alignment_core.stages.sft", *own}
-    with pytest.raises(EnvironmentFault, match=r"my_stages\.lost, which a stage says"):
+    with pytest.raises(EnvironmentFault, match=r"my_stages\.lost, which a stage declares"):
         code_digests(replace(stage, code=("my_stages.lost",)), StageConfig())
 
 
@@ -168,7 +168,7 @@ def test_comments_docstrings_texts_of_errors_and_of_logs_change_no_stage(copied:
         edited(
             core / "execution/training_loop.py", lambda source: source.replace("holds no training rows", "is empty")
         ),
-        edited(core / "data/context.py", lambda source: source.replace("so no row is too long for it", "so be it")),
+        edited(core / "data/context.py", lambda source: source.replace("so rows are not checked", "so be it")),
     ):
         assert "is empty" in (core / "execution/training_loop.py").read_text()
         assert "so be it" in (core / "data/context.py").read_text()

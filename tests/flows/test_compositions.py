@@ -228,7 +228,7 @@ def test_nothing_is_judged_again_where_the_tag_names_the_candidate_or_did_or_nam
 def test_another_tokenizer_cannot_be_compared(composed, compared, tmp_path):
     move(composed.store, model(composed.store, tmp_path, "production", tokenizer="words"))
     found = compared(model(composed.store, tmp_path, "candidate"))
-    assert "has another tokenizer or is of another kind" in found.problem
+    assert "of another kind or with another tokenizer" in found.problem
     assert composed.inputs == {}
 
 

@@ -86,7 +86,7 @@ def test_a_night_that_is_better_than_production_replaces_it_and_one_that_is_wors
     assert [week.state(name) for name in ("night-1", "night-3")] == ["promoted", "refused"]
     refused = week.nights["night-3"]["night"]
     (reason,) = refused["reasons"]
-    assert "less than the 0 that is asked for" in reason
+    assert "less than the required 0" in reason
     assert refused["metrics"]["candidate"]["accuracy"] < refused["metrics"]["production"]["accuracy"]
     candidates = {move.to for move in week.store.tag_history("policy/production")}
     assert week.reference("night-3", "candidate") not in candidates

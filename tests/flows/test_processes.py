@@ -117,5 +117,5 @@ def test_a_ray_address_where_nobody_answers_is_said_at_once(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     failure = align(tmp_path / "home", "run", str(recipe), expect=3)
-    assert "no Ray to work with at RAY_ADDRESS=127.0.0.1:1: " in failure["error"]
+    assert "no usable Ray cluster at RAY_ADDRESS=127.0.0.1:1: " in failure["error"]
     assert "Connection refused" in failure["error"]

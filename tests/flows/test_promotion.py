@@ -48,7 +48,7 @@ def test_of_two_candidates_for_the_same_production_the_second_is_in_conflict(sto
     assert promote.fn(SECTION, first, *BETTER, expected=None)["state"] == "promoted"
     outcome = promote.fn(SECTION, second, *BETTER, expected=None)
     assert outcome["state"] == "conflict"
-    assert "not the expected nothing: look at its history" in outcome["reasons"][0]
+    assert "instead of the expected nothing: check its history" in outcome["reasons"][0]
     assert store.tag(SECTION.tag) == first
 
 
@@ -86,7 +86,7 @@ def test_what_the_tag_named_before_does_not_replace_what_came_after_it(store, mo
     outcome = promote.fn(SECTION, first, *BETTER, expected=second)  # the first recipe again, all of it cached
     assert (outcome["state"], store.tag(SECTION.tag)) == ("refused", second)
     assert outcome["reasons"] == [
-        "policy/production named it before (move 1) and has moved on; align rollback goes back to it"
+        "policy/production pointed to it before (move 1) and was moved on; go back with align rollback"
     ]
 
 

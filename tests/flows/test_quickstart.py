@@ -76,7 +76,7 @@ def test_a_run_makes_policy_reward_model_and_report(first: dict[str, Any], home:
 @pytest.mark.slow
 def test_an_unmet_gate_refuses_and_says_by_how_much(align: Align, first: dict[str, Any], home: Path) -> None:
     assert first["promotion"]["state"] == "refused"
-    assert "below the least of 0.99" in first["promotion"]["reasons"][0]
+    assert "below the minimum of 0.99" in first["promotion"]["reasons"][0]
     assert align(home, "tags", "ls") == {"tags": {}}
 
 

@@ -98,4 +98,4 @@ def test_from_stage_runs_a_stage_and_what_depends_on_it_again_to_the_same_artifa
 
 
 def test_a_run_that_nobody_knows_is_said(align: Align, home: Path, resumed: dict[str, Any]) -> None:
-    assert "is no run" in align(home, "resume", "ffffffffff", expect=2)["error"]
+    assert "is not a run" in align(home, "resume", "ffffffffff", expect=2)["error"]

@@ -118,7 +118,7 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
 
     said = messages()
     assert any(line.startswith("sft trainers[1]: ") and "OPENMP" in line for line in said), said
-    assert "sft goes on" in said
+    assert "sft continues" in said
     assert not [line for line in said if "Error" in line]
 
     for one in outcomes:

@@ -89,7 +89,7 @@ def test_calls_errors_deadlines_and_closing(tmp_path: Path, monkeypatch: pytest.
     empty = tmp_path / "no-weights"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds no \*\.safetensors"):
+    with pytest.raises(UserError, match=r"has no \*\.safetensors"):
         host.run(model_call(pin_model(ModelConfig(name=str(empty)))))
 
     hurried = Host(store.uri, ResourcesConfig(trainers=1, stage_timeout_seconds=0.01), tmp_path / "hurried.log")

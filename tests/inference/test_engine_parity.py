@@ -222,7 +222,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict
     engine.begin_update()
     bucket = buckets.Sender(model, rank=0, zero_stage=0).bucket(buckets.Share(names))
     engine.group.one(0, call(Engine.take_bucket, bucket), engine.timeout)
-    says = r"had none for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
+    says = r"had no weights for model\.layers\.1\.mlp\.down_proj\.weight, model\.layers\.1\.mlp\.gate_up_proj\.weight"
     with pytest.raises(RuntimeError, match=says):
         engine.end_update(str(POLICY["b"]), 1)
     with pytest.raises(RuntimeError, match="engine holds half-loaded weights"):

@@ -138,4 +138,4 @@ def test_another_machine_is_told_although_it_is_in_no_key(store, publish):
     )
     found = compare(store, a, b)
     assert [(pair.name, pair.a, pair.b) for pair in found.hardware] == [("trainers", 1, 2)]
-    assert "hardware (in no key, changes rounding)\n  trainers  1 → 2" in diff_text(found)
+    assert "hardware (not in the key; changes rounding)\n  trainers  1 → 2" in diff_text(found)

@@ -143,7 +143,7 @@ def test_trajectories_are_found_among_the_outputs_and_in_what_earlier_versions_m
 
 def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:
     with pytest.raises(
-        UserError, match=r"--stage rond-1/generate: it is no stage of this run; stages with text are round-1/g"
+        UserError, match=r"--stage rond-1/generate: it is not a stage of this run; stages with text are round-1/g"
     ):
         samples(made.store, lines(), "rond-1/generate", 1)
     with pytest.raises(UserError, match=r"--stage model: it has no text; stages with text are "):

@@ -120,8 +120,8 @@ def test_where_it_looked_and_what_was_there_is_said(read, drop, inbox, monkeypat
     assert first.looked == [f"{inbox}: 1 file, 3 rows, 2 new"]
     assert read(seen=first).looked == [f"{inbox}: 1 file, 3 rows, 0 new"]
     monkeypatch.chdir(inbox.parent)
-    assert read(f"{inbox.name}/*.json").looked == [f"{inbox}/*.json: no files are there"]  # not relative any more
-    assert read("store:none/").looked == ["store:none/: no files are there"]
+    assert read(f"{inbox.name}/*.json").looked == [f"{inbox}/*.json: no files found"]  # not relative any more
+    assert read("store:none/").looked == ["store:none/: no files found"]
 
 
 def test_a_broken_line_before_the_last_is_malformed(read, drop):

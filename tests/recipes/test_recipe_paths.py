@@ -107,7 +107,7 @@ def test_what_is_only_in_the_working_folder_is_refused_and_named(load, tmp_path)
         load(model="mine")
     said = str(caught.value)
     assert f"sft.data.sources.0.path: there is no {tmp_path}/recipes/rows.jsonl" in said
-    assert f"but {here}/rows.jsonl in the working folder: write ../elsewhere/rows.jsonl" in said
+    assert f"but {here}/rows.jsonl exists in the working folder: write ../elsewhere/rows.jsonl" in said
     assert "write ../elsewhere/judge.py" in said
     assert f"model.name: there is no {tmp_path}/recipes/mine" in said
     assert "if mine is meant as a name" in said
@@ -280,7 +280,7 @@ def test_a_name_that_is_kept_stays_one_in_a_folder_where_something_has_this_name
 
 @pytest.mark.parametrize("path", ["~nosuchuser/rows.jsonl", "x" * 300 + ".jsonl"])
 def test_a_path_that_cannot_be_looked_at_is_refused_with_its_field(load, path):
-    with pytest.raises(UserError, match=r"sft.data.sources.0.path: .* cannot be looked at: "):
+    with pytest.raises(UserError, match=r"sft.data.sources.0.path: .* cannot be accessed: "):
         load(sft={"data": path})
 
 
@@ -374,4 +374,4 @@ def test_a_run_of_an_earlier_version_resumes_with_the_paths_of_the_working_folde
     recipe: Any = _kept_recipe(record.model_copy(update={"located": False}))
     assert recipe.model.name == f"{tmp_path}/base"
     assert recipe.sft.data.sources[0].path == f"{tmp_path}/rows.jsonl"
-    assert "holds relative paths" in capsys.readouterr().err
+    assert "contains relative paths" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
             "sft.data.sources.0: `options` belong to `reasoning_gym` or `task` or `verifiers`, not to a `path`",
         ),
         (SFT, "sft.data=[{path: a, weight: 1}, b]", "sft.data: give `weight` for every source or for none"),
-        (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the origin"),
+        (SFT, "sft.data={path: a, sources: [b]}", "sft.data: give either `sources` or the fields"),
         (SFT, "promotion={gates: [{metric: kl, max: 1}]}", "`promotion.gates` need an `evaluation`"),
         (SFT, "promotion={gates: [{metric: kl}]}", "promotion.gates.0: a gate needs at least one of `min`, `max`"),
         (ROUNDS, "reward_model=", "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`"),
@@ -150,9 +150,12 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.rewards.0={urls: 'http://a/', batch_sise: 2}"], "unknown field; did you mean 'batch_size'?"),
         (["rl.rewards.0={environment: 3}"], "rl.rewards.0.environment: input should be True"),
         (["rl.rewards.0.function=f.py:f"], "this has `function` and `verifier`"),
-        (["rl.rewards.0={urls: 'localhost:5000'}"], "'localhost:5000' is no http:// or https:// URL"),
-        (["rl.rewards.0={urls: 'http://me:hidden@there/'}"], "a URL of a recipe holds no password; name the variable"),
-        (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` has no effect with `verifier`: it is for `urls`"),
+        (["rl.rewards.0={urls: 'localhost:5000'}"], "'localhost:5000' is not an http:// or https:// URL"),
+        (
+            ["rl.rewards.0={urls: 'http://me:hidden@there/'}"],
+            "a URL in a recipe must not contain a password; name the environment variable",
+        ),
+        (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` has no effect with `verifier`: it belongs to `urls`"),
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
         (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
@@ -186,10 +189,10 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.loss.sapo_temperatures=[1, 2]"], "`sapo_temperatures` has no effect with `loss_type: clip`"),
         (["rl.advantage.gae_lambda=0.9"], "`gae_lambda` has no effect with `estimator: group`"),
         (["rl.kl={coefficient: 0.1, place: reward, unbiased_gradient: true}"], "which has no gradient"),
-        (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect with `verifier`: it is for `urls`"),
+        (["rl.rewards.0.batch_size=4"], "`batch_size` has no effect with `verifier`: it belongs to `urls`"),
         (
             ["rl.prompts={task: reverse, subset: main}"],
-            "`subset` has no effect without a data set of the Hub in `path`",
+            "`subset` has no effect unless `path` is a Hub data set",
         ),
         (
             ["rl.prompts={path: p.jsonl, mixing: all_exhausted}"],
@@ -214,9 +217,9 @@ def test_a_plain_section_rl_is_enough(load):
         (["iterative_dpo.selection.max_pairs_per_prompt=3"], "has no effect with `strategy: best_worst`"),
         (
             ["reward_model={model: some/judge, training: {batch_size: 8}}"],
-            "`training` has no effect where `model` names",
+            "`training` has no effect because `model` names",
         ),
-        (["reward_model={model: some/judge, loss_type: logexp}"], "`loss_type` has no effect where `model` names"),
+        (["reward_model={model: some/judge, loss_type: logexp}"], "`loss_type` has no effect because `model` names"),
     ],
 )
 def test_fields_that_nothing_would_read_are_refused(load, overrides, says):

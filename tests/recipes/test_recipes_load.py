@@ -107,7 +107,7 @@ def test_a_missing_method_gets_the_list(load):
         ("a: b: c\n", "1:5", "mapping values are not allowed here"),
         ("method: sft\n\tname: x\n", "2:1", "found character '\\t' that cannot start any token"),
         ("a: 1\n---\nb: 2\n", "2:1", "but found another document"),
-        ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "2:17", "the field 'c' is there twice"),
+        ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "2:17", "the field 'c' occurs twice"),
     ],
 )
 def test_a_syntax_error_says_line_and_column(load, text, place, problem):
@@ -153,10 +153,10 @@ def test_a_folder_and_a_binary_file_cannot_be_read_as_text(tmp_path):
         ("seed", "--set seed: write it as path=value, such as sft.training.learning_rate=1e-4"),
         ("=3", "--set =3: write it as path=value, such as sft.training.learning_rate=1e-4"),
         ("seed=[1", "--set seed=[1: the value is not valid YAML; quote it"),
-        ("seed.x.y=1", "--set seed.x.y=1: there is nothing below 5, so 'x' cannot be set"),
+        ("seed.x.y=1", "--set seed.x.y=1: there is nothing inside 5, so 'x' cannot be set"),
         ("sft.data.2=c", "--set sft.data.2=c: '2' is not an index of a list with 2 items"),
         ("sft.data.last=c", "--set sft.data.last=c: 'last' is not an index of a list with 2 items"),
-        ("sft.data.0.path=c", "--set sft.data.0.path=c: there is nothing below 'a.jsonl', so 'path' cannot be set"),
+        ("sft.data.0.path=c", "--set sft.data.0.path=c: there is nothing inside 'a.jsonl', so 'path' cannot be set"),
         ("sft.trainin.batch_size=1", "recipe.yaml: sft.trainin: unknown field; did you mean 'training'?"),
     ],
 )

@@ -44,7 +44,7 @@ def test_fields_of_the_only_source_can_be_written_beside_those_of_the_data_set()
     [
         ("sft.data.weigth", "there is no 'weigth' in `sft.data`; did you mean 'weight'"),
         ("stf", "there is no 'stf' in a recipe; did you mean 'sft'"),
-        ("seed.more", "`seed` is no section, so there is nothing below it"),
+        ("seed.more", "`seed` is not a section, so it has no fields"),
     ],
 )
 def test_an_unknown_path_names_what_is_near(path, sentence):

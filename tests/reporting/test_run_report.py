@@ -164,17 +164,17 @@ def test_a_run_that_failed_leaves_what_came_of_it_and_how_it_goes_on(store: Stor
         journal.progress("rl", 2, 20, "steps")
         journal.stage("rl", "failed", reason="rl: ![x](http://127.0.0.1/x.png)")
         journal.end("failed", ValueError("it failed"))
-    why = Unfinished("failed", "rl: ![x](http://127.0.0.1/x.png)", "`align resume 11111111` goes on.", "/logs/x.log")
+    why = Unfinished("failed", "rl: ![x](http://127.0.0.1/x.png)", "`align resume 11111111` continues.", "/logs/x.log")
     report = unfinished_report(store, "small", NOW, ["sft", "again", "rl", "report"], why)
     for line in (
         "# Run small failed",
         "problem: rl: ![x](http://127.0.0.1/x.png)",
-        "`align resume 11111111` goes on.",
+        "`align resume 11111111` continues.",
         "Its log is `/logs/x.log`.",
         "| sft | run |  |  |",
         "| again | cached |  |  |",
         "| rl | failed |  | 2 of 20 steps |",
-        "| report | not begun |  |  |",
+        "| report | not started |  |  |",
     ):
         assert line in report.lines or line in report.markdown.splitlines()
     assert "### sft, again\n\n![sft](curves-sft.svg)" in report.markdown
@@ -187,18 +187,18 @@ def test_a_stage_that_only_an_earlier_version_had_is_reported_by_its_label(store
     with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
         journal.stage("rl/policy", "running", stage="part", key=digest_of("rl/policy"), key_parts={"inputs": {}})
         journal.stage("rl/policy", "cached")
-    why = Unfinished("was stopped", None, "`align resume 11111111` goes on.", "/logs/x.log")
+    why = Unfinished("was stopped", None, "`align resume 11111111` continues.", "/logs/x.log")
     assert "| rl/policy | cached |  |  |" in unfinished_report(store, "small", NOW, [], why).lines
 
 
 @pytest.mark.parametrize(
     ("error", "cancelled", "what", "sentence", "how"),
     [
-        (UserError("row 3 has no label"), False, "failed", "row 3 has no label", "Once that is mended, `align resume"),
-        (ZeroDivisionError("by zero"), False, "failed", "ZeroDivisionError: by zero", "goes on where it stopped"),
-        (KeyboardInterrupt(), False, "was interrupted", None, "goes on where it stopped"),
-        (SystemExit(143), False, "was stopped", None, "goes on where it stopped"),
-        (Stopped("the run was stopped"), True, "was cancelled", None, "goes on where it stopped"),
+        (UserError("row 3 has no label"), False, "failed", "row 3 has no label", "Once that is fixed, `align resume"),
+        (ZeroDivisionError("by zero"), False, "failed", "ZeroDivisionError: by zero", "continues where it stopped"),
+        (KeyboardInterrupt(), False, "was interrupted", None, "continues where it stopped"),
+        (SystemExit(143), False, "was stopped", None, "continues where it stopped"),
+        (Stopped("the run was stopped"), True, "was cancelled", None, "continues where it stopped"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

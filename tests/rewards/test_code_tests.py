@@ -84,7 +84,7 @@ def test_a_program_that_ends_passes_no_test_that_expects_an_error() -> None:
 
 @pytest.mark.parametrize("label", [None, "4", "{}", '{"tests": ""}', '{"inputs": ["1"], "outputs": []}'])
 def test_a_label_without_tests_is_a_failure_and_not_a_wrong_answer(label: str | None) -> None:
-    with pytest.raises(DataError, match=r"^p\.jsonl:1: the verifier code failed: the label is no `\{\"tests\": "):
+    with pytest.raises(DataError, match=r"^p\.jsonl:1: the verifier code failed: the label is not `\{\"tests\": "):
         verify("code", [row("def double(x): return 2 * x", label)])
 
 
@@ -102,7 +102,7 @@ def test_another_machine_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(
         EnvironmentFault,
-        match=r"^evaluation\.verifier: `code` runs programs on 64-bit Linux on x86_64 or aarch64, and this .* riscv64$",
+        match=r"^evaluation\.verifier: `code` needs 64-bit Linux on x86_64 or aarch64, and this .* riscv64$",
     ):
         CodeTests("evaluation.verifier")
 

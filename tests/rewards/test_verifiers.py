@@ -62,7 +62,7 @@ def test_the_built_in_verifier_asks_the_rows_own_task():
 
 
 def test_the_built_in_verifier_cannot_score_a_row_without_a_task():
-    with pytest.raises(DataError, match=r"prompts\.jsonl: no built-in task, so `verifier: task` cannot score it"):
+    with pytest.raises(DataError, match=r"prompts\.jsonl: not a built-in task, so `verifier: task` cannot score it"):
         verify("task", [row()])
 
 
@@ -112,7 +112,7 @@ def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):
         (".relative:f", "cannot be loaded: TypeError"),
         ("math:factorail", "math has no 'factorail'; did you mean 'factorial'"),
         ("math:no_such", "math has no 'no_such'; it has acos, "),
-        ("math:pi", "is no function"),
+        ("math:pi", "is not a function"),
     ],
 )
 def test_a_verifier_that_is_not_there_is_the_users_turn(given, says):

@@ -31,6 +31,6 @@ def test_weights_that_are_cut_short_are_named_before_anything_is_copied(model, s
     file = model / "model-00002-of-00002.safetensors"
     file.write_bytes((model / "model-00001-of-00002.safetensors").read_bytes()[:size])
     with pytest.raises(
-        UserError, match=rf"^model: {file}: is no whole safetensors file \(.+\); copy or download it again$"
+        UserError, match=rf"^model: {file}: is not a complete safetensors file \(.+\); copy or download it again$"
     ):
         pin_model(ModelConfig(name=str(model)))

@@ -300,7 +300,7 @@ def test_which_trajectories_are_kept_and_a_run_that_taught_nothing_says_so(
     if equal:
         assert (metrics["reward.first"], metrics["reward"]) == (0.5, 0.5)
         unmoved, equal_rewards = result.warnings
-        assert unmoved.startswith("the policy is exactly what it was at the start")
+        assert unmoved.startswith("the policy is identical to the initial one")
         assert equal_rewards.startswith("in every step all completions had equal rewards")
     else:
         assert result.warnings == []

@@ -81,7 +81,7 @@ def test_a_tracker_that_raises_is_named_once_and_told_no_more_while_the_others_h
     broken, heard, said = Broken(), Heard(), []
     with listening({"W&B": lambda: broken, "other": lambda: heard}, said.append) as listeners:
         run(listeners)
-    assert said == ["W&B: no network; it is told no more of this run"]
+    assert said == ["W&B: no network; it gets no further updates of this run"]
     assert broken.events == [("started", "sft")]
     assert heard.events == WHOLE
 
@@ -93,7 +93,7 @@ def test_a_tracker_that_cannot_be_opened_is_named_by_the_kind_of_its_error_if_th
     said: list[str] = []
     with listening({"W&B": opening}, said.append) as listeners:
         run(listeners)
-    assert said == ["W&B: MemoryError; it is told no more of this run"]
+    assert said == ["W&B: MemoryError; it gets no further updates of this run"]
 
 
 def test_not_even_the_warning_may_fail() -> None:
@@ -112,7 +112,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_stages_nor_the_end(monkeypatc
         run(listeners)
     assert time.monotonic() - began < 300, "it did not wait for what hangs"
     stuck.released.set()
-    assert said == ["stuck: does not come to an end; the run goes on without it"]
+    assert said == ["stuck: does not finish; the run continues without it"]
     assert heard.events == WHOLE
 
 

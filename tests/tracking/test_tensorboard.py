@@ -94,4 +94,4 @@ def test_a_full_or_forbidden_disk_costs_the_trackers_and_not_the_run(
     said: list[str] = []
     with file_trackers(recipe_with({"tensorboard": True}), said.append) as trackers:
         assert trackers == {}
-    assert said[0].startswith("no W&B and no TensorBoard: ")
+    assert said[0].startswith("W&B and TensorBoard are off: ")

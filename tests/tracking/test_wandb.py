@@ -159,7 +159,7 @@ def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(pla
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         said = place.run([1], close=1.0, environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": url})
-    assert said == "W&B: does not come to an end; the run goes on without it\n"
+    assert said == "W&B: does not finish; the run continues without it\n"
     deadline = time.monotonic() + 60
     while processes_of(place.home):
         assert time.monotonic() < deadline, processes_of(place.home)

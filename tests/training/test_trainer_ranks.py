@@ -325,7 +325,7 @@ def test_a_diverging_job_is_a_numeric_error_on_every_rank(
         assert [type(error) for error in errors] == [NumericError, NumericError]
         assert "is not finite at step 1 of 6" in str(errors[0])  # step 0 made the weights as large as the rate
         for save in (ranks.save_progress, ranks.export):
-            with pytest.raises(NumericError, match=r"step 1 failed half-way: what it left of the weights is not saved"):
+            with pytest.raises(NumericError, match=r"step 1 failed half-way: the half-updated weights are not saved"):
                 save(tmp_path / "bad")
         assert not (tmp_path / "bad").exists()
 

@@ -179,7 +179,7 @@ def test_a_function_that_only_one_process_can_load_answers_in_that_one(
         while not caplog.records:
             time.sleep(0.01)
         assert "FileExistsError" in caplog.text
-        assert "go on without another" in caplog.text
+        assert "continue without further ones" in caplog.text
         (tmp_path / "refused").unlink()
         assert dict(calls.answers([[n, False] for n in range(6)])) == {n: float(n) for n in range(6)}
         assert not (tmp_path / "refused").exists(), "it is not tried again"

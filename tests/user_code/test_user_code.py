@@ -153,7 +153,7 @@ def test_an_import_that_cannot_be_seen_in_the_source_is_refused_with_a_sentence(
         "import package\nfrom importlib import import_module\ndef f(x): return import_module(f'package.{x}').VALUE\n"
     )
     said = str(ask(write("reward.py", hidden) + ":f", "hidden"))
-    assert "hidden.py is imported in a way that cannot be seen in the source; write `import package.hidden`" in said
+    assert "hidden.py is imported in a way that is not visible in the source; write `import package.hidden`" in said
 
 
 def test_a_process_loads_what_was_counted_and_nothing_else(write: Write) -> None:

@@ -81,7 +81,7 @@ class Kind(ABC):
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
         """A row, in the native format, from a problem of a built-in task. Raises UserError if there is none."""
-        raise UserError(f"built-in tasks make no {self.gives}")
+        raise UserError(f"built-in tasks do not provide {self.gives}")
 
 
 def load(name: str) -> Kind:

@@ -79,7 +79,7 @@ def _of_columns(row: Fields) -> Preference:
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             if len(answer) != 1 or answer[0]["role"] != "assistant":
                 roles = ", ".join(message["role"] for message in answer) or "nothing"
-                raise ValueError(f"`{name}` must be one assistant message after the prompt, this is {roles}")
+                raise ValueError(f"`{name}` must be one assistant message after the prompt, not {roles}")
     return Preference(prompt, chosen, rejected, row.number("margin"))
 
 

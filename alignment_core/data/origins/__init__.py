@@ -94,7 +94,7 @@ class Library(Origin):
     def read(self, pinned: Pinned, seed: int, kind: Kind) -> Iterator[Found]:
         field = pinned.source.field
         if "prompts" not in kind.formats:
-            raise UserError(f"{pinned.name}: `{field}` makes prompts alone, no {kind.gives}")
+            raise UserError(f"{pinned.name}: `{field}` provides only prompts, not {kind.gives}")
         yield from located(pinned.name, self.prompts(pinned.source, seed))
 
 

@@ -52,7 +52,7 @@ class FilesAndHub(Origin):
         for name in ("subset", "revision"):
             if getattr(source, name) is not None:
                 raise UserError(
-                    f"{given}: `{name}` is for data sets of the Hub, and this is a file or folder; leave it out"
+                    f"{given}: `{name}` applies only to Hub data sets, but this is a file or folder; leave it out"
                 )
         return {"files": tuple(_pinned_file(file) for file in found)}
 
@@ -147,7 +147,7 @@ def _saved_to_disk(folder: Path) -> list[Path]:
     files = [folder / name for name in names]
     missing = [file for file in files if Path(file.name) != file.relative_to(folder) or not file.is_file()]
     if missing:
-        raise UserError(f"{missing[0]}: is named by state.json and is not a file of the folder")
+        raise UserError(f"{missing[0]}: is listed in state.json but missing from the folder")
     return files
 
 

@@ -43,7 +43,7 @@ def check(name: str, split: str, options: dict[str, Any]) -> None:
         raise UserError(f"{FIELD}: {name!r} has no split {split!r}; choose one of {', '.join(SPLITS)}")
     first, second = (_dataset(name, options, seed=0)[0] for _ in range(2))
     if to_label(name, options, first) != to_label(name, options, second):
-        raise UserError(f"{FIELD}: {name!r} makes other rows each time, whatever the seed")
+        raise UserError(f"{FIELD}: {name!r} gives different rows each time, whatever the seed")
 
 
 def rows(name: str, split: str, count: int, seed: int, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -87,7 +87,7 @@ def from_label(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
         found = json.loads(label, object_hook=_unmarked)
         return found["task"], found["options"], found["entry"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{label[:60]!r} is no label of a row of `reasoning_gym`") from None
+        raise ValueError(f"{label[:60]!r} is not the label of a `reasoning_gym` row") from None
 
 
 TUPLE = "(tuple)"

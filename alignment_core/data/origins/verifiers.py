@@ -54,12 +54,12 @@ def _sources(module: Any) -> str:
 def check(name: str, split: str, options: dict[str, Any]) -> None:
     """Raise UserError if there is no such taskset, if it refuses the options, has no task, or others each time."""
     if split != "train":
-        raise UserError(f"{FIELD}: {name!r} has no splits of ours; which rows it loads is for its own options to say")
+        raise UserError(f"{FIELD}: {name!r} has no splits; choose its rows with the options of the taskset")
     first, second = (next(_tasks(name, load(name, options)), None) for _ in range(2))
     if first is None or second is None:
         raise UserError(f"{FIELD}: {name!r} with the options {options} has no tasks")
     if first.data != second.data:
-        raise UserError(f"{FIELD}: {name!r} makes other tasks each time; is there an option for a seed?")
+        raise UserError(f"{FIELD}: {name!r} gives different tasks each time; does it have an option for a seed?")
 
 
 def rows(name: str, count: int | None, options: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -144,7 +144,7 @@ class DataSource(_WithLibraries):
             others = [f"`{field}`" for field, origin in origins.items() if origin.has_options]
             raise ValueError(f"`options` belong to {' or '.join(others)}, not to a `{given[0]}`")
         if self.path is None:
-            self.refuse_unused(("subset", "revision"), "without a data set of the Hub in `path`")
+            self.refuse_unused(("subset", "revision"), "unless `path` is a Hub data set")
         return self
 
 
@@ -180,7 +180,7 @@ class DataConfig(Config):
             return {"sources": value}
         if isinstance(value, dict) and _origins().keys() & value.keys():
             if "sources" in value:
-                raise ValueError("give either `sources` or the origin of the only source")
+                raise ValueError("give either `sources` or the fields of a single source")
             source_fields = {key: item for key, item in value.items() if key in DataSource.model_fields}
             return {"sources": [source_fields], **{k: v for k, v in value.items() if k not in source_fields}}
         return value

@@ -73,6 +73,6 @@ class ResourcesConfig(Config):
     def _can_offload(self) -> ResourcesConfig:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
-                "`offload_optimizer` needs `zero_stage` 1, 2 or 3, also with one trainer: leave it out for 2"
+                "`offload_optimizer` needs `zero_stage` 1, 2 or 3, even with one trainer: leave `zero_stage` out for 2"
             )
         return self

@@ -95,7 +95,7 @@ class RewardModelConfig(Config):
         if self.model is not None:
             self.refuse_unused(
                 ("loss_type", "training"),
-                "where `model` names a reward model, which is not trained",
+                "because `model` names an existing reward model",
                 "leave it out, or set the whole section, as in --set 'reward_model={model: NAME}'",
             )
         return self

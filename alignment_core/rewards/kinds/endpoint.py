@@ -40,10 +40,11 @@ class EndpointReward(RewardConfig):
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r} is no http:// or https:// URL")
+                raise ValueError(f"{url!r} is not an http:// or https:// URL")
             if parts.username or parts.password:
                 raise ValueError(
-                    "a URL of a recipe holds no password; name the variable of a token in `token_variable`"
+                    "a URL in a recipe must not contain a password; name the environment variable of a token in "
+                    "`token_variable`"
                 )
         return urls
 

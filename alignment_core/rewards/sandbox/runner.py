@@ -103,7 +103,7 @@ def check_limits(stop: threading.Event) -> None:
     ended = run_program(NOT_HELD, "", stop)
     if ended.code != 0 or ended.output.decode().split() != ["started", "written"]:
         raise EnvironmentFault(
-            f"does not hold a program within its limits on this machine: {ended.output!r}, {ended.code}"
+            f"cannot keep a program within its limits on this machine: {ended.output!r}, {ended.code}"
         )
 
 
@@ -193,7 +193,7 @@ def _machine() -> system_calls.Machine:
     if machine is None or platform.system() != "Linux" or sys.maxsize < 1 << 32 or sys.byteorder != "little":
         known = " or ".join(system_calls.MACHINES)
         raise EnvironmentFault(
-            f"runs programs on 64-bit Linux on {known}, and this is {platform.system()} on {platform.machine()}"
+            f"needs 64-bit Linux on {known}, but this is {platform.system()} on {platform.machine()}"
         )
     return machine
 

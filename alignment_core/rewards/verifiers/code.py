@@ -56,7 +56,7 @@ class CodeTests:
         try:
             tests = _tests(label)
         except ValueError as error:
-            return Failed("raised", f"failed: the label is no {FORM}: {error}")
+            return Failed("raised", f"failed: the label is not {FORM}: {error}")
         program = code_of(completion)
         if "tests" in tests:
             return float(passes_tests(program, tests["tests"], self._stop))
@@ -79,7 +79,7 @@ def code_of(completion: str) -> str:
 def _tests(label: str | None) -> dict[str, Any]:
     found = json.loads(label or "")
     if not isinstance(found, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     if found.keys() == {"tests"} and isinstance(found["tests"], str) and found["tests"].strip():
         return found
     if found.keys() != {"inputs", "outputs"}:
@@ -87,7 +87,7 @@ def _tests(label: str | None) -> dict[str, Any]:
     inputs, outputs = found["inputs"], found["outputs"]
     texts = all(isinstance(side, list) and all(isinstance(one, str) for one in side) for side in (inputs, outputs))
     if not texts or len(inputs) != len(outputs) or not inputs:
-        raise ValueError("`inputs` and `outputs` are lists of as many texts")
+        raise ValueError("`inputs` and `outputs` must be lists of texts, equally long")
     return found
 
 

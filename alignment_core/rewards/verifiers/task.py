@@ -19,7 +19,7 @@ class OfTask:
 
     def _score(self, row: dict[str, Any]) -> float | Failed:
         if row["task"] is None:
-            where = f"{row['source']}: no built-in task, so `verifier: task` cannot score it"
+            where = f"{row['source']}: not a built-in task, so `verifier: task` cannot score it"
             raise DataError(f"{where}; name a function")
         try:
             return tasks.verify(row["task"], row["prompt_text"], row["completion_text"], row["label"])

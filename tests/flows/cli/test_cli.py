@@ -83,7 +83,7 @@ def test_a_wrong_recipe_exits_2_and_says_what_to_do(align, tmp_path, text, overr
     assert sentence in failure["error"]
     assert (failure["status"], failure["exit_code"]) == ("failed", 2)
     assert sentence in done.stderr
-    assert done.stderr.startswith("wrong input: ")
+    assert done.stderr.startswith("invalid input: ")
     assert "Traceback" not in done.stderr
 
 
@@ -113,7 +113,7 @@ def test_a_model_from_the_store_must_be_there_be_one_and_keep_its_chat_template(
 def test_without_json_the_sentence_is_on_stderr_alone(align, tmp_path):
     done = align("run", str(tmp_path / "absent.yaml"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"wrong input: {tmp_path}/absent.yaml: no such recipe file\n"
+    assert done.stderr == f"invalid input: {tmp_path}/absent.yaml: no such recipe file\n"
 
 
 def test_an_unknown_command_and_a_missing_argument_exit_2(align):
@@ -299,9 +299,9 @@ def test_promote_moves_a_tag_that_still_names_what_was_expected(align, store, ma
     assert (done["state"], done["to"], done["previous"], done["number"]) == ("promoted", base, sft, 3)
     assert store.tag_history("policy/production")[-1].reason == "sft is rude"
     late = align("promote", sft, "--if-current", sft, "--json")
-    assert f"now names {made['base'].short}" in parsed(late, 1)["error"]
+    assert f"points to {made['base'].short}" in parsed(late, 1)["error"]
     again = align("promote", base, "--if-current", base)
-    assert again.stdout == f"policy/production: unchanged, names {base}\n"
+    assert again.stdout == f"policy/production: unchanged, points to {base}\n"
     assert len(store.tag_history("policy/production")) == 3
 
 
@@ -322,9 +322,9 @@ def test_promote_refuses_another_kind(align, store, made):
 
 def test_rollback_goes_back_and_says_why(align, store, made):
     done = align("rollback", "policy/production", "--reason", "complaints")
-    assert done.stdout == f"policy/production: rolled back, names {made['base']} (before: {made['sft'].short})\n"
+    assert done.stdout == f"policy/production: rolled back, points to {made['base']} (before: {made['sft'].short})\n"
     assert store.tag_history("policy/production")[-1].reason == "rolled back to move 1: complaints"
-    assert "named nothing before" in parsed(align("rollback", "policy/production", "--json"), 2)["error"]
+    assert "pointed to nothing before" in parsed(align("rollback", "policy/production", "--json"), 2)["error"]
     forward = parsed(align("rollback", "policy/production", "--to", "2", "--json"))
     assert (forward["to"], forward["number"], forward["back_to"]) == (str(made["sft"]), 4, 2)
     assert "there is no tag policy/prod" in parsed(align("rollback", "policy/prod", "--json"), 2)["error"]

@@ -53,7 +53,7 @@ def test_a_stage_that_reports_nothing_or_waits_is_not_silent(clock):
         "model: runs for 2 s",
         "model: waits for another run",
         "model: runs for 1 min 2 s · waits for another run",
-        "model: goes on",
+        "model: continues",
     ]
 
 

@@ -90,10 +90,14 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 @pytest.mark.parametrize(
     ("code", "body", "sentence"),
     [
-        (404, b'{"detail": "Flow run not found"}', "nobody knows the run elsewhere: http://.* has none of this id"),
-        (401, b'{"exception_message": "Unauthorized"}', r'this shell has none or another one; eval "\$\(align env\)"'),
-        (200, b"<html>", "answers 200 and nothing that a Prefect server says: is PREFECT_API_URL right"),
-        (200, b"{}", "answers 200 and nothing that a Prefect server says: is PREFECT_API_URL right"),
+        (404, b'{"detail": "Flow run not found"}', "unknown run elsewhere: http://.* has no run with this id"),
+        (
+            401,
+            b'{"exception_message": "Unauthorized"}',
+            r'this shell has none or a different one; eval "\$\(align env\)"',
+        ),
+        (200, b"<html>", "answers 200 which is no answer of a Prefect server: is PREFECT_API_URL right"),
+        (200, b"{}", "answers 200 which is no answer of a Prefect server: is PREFECT_API_URL right"),
     ],
 )
 def test_a_server_that_will_never_tell_is_an_error_and_no_endless_wait(
