@@ -40,7 +40,7 @@ class BaseRecipe(Config):
     """Placement, memory and deadlines; not part of any stage's key. With few exceptions (docs/design.md, Determinism)
     they change a result by rounding at most."""
     retention: RetentionConfig = RetentionConfig()
-    """What is dropped at the end of the run."""
+    """What is deleted when the run ends."""
     tracking: TrackingConfig = TrackingConfig()
     """W&B and TensorBoard; they never change a result."""
 

@@ -38,9 +38,7 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
     theirs = store.workspace.progress(KEY)
     (theirs / "state").write_bytes(b"a pickle")
     os.chown(theirs / "state", 4242, 4242)
-    with pytest.raises(
-        EnvironmentFault, match=r"state belongs to user 4242; files of another user are not read"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"state belongs to user 4242; files of another user are not read"):
         check_ours(theirs)
     os.chown(theirs, 4242, 4242)
     with pytest.raises(EnvironmentFault, match=rf"{KEY} belongs to user 4242"), store.workspace.claim(KEY):

@@ -63,7 +63,7 @@ class ResourcesConfig(Config):
     stop_seconds: float = Field(20.0, ge=0)
     """Seconds that stages have to save their progress when the run is stopped."""
     reward_timeout_seconds: float = Field(60.0, gt=0)
-    """Deadline for an answer of a reward function or endpoint, and for loading a function."""
+    """Deadline of a call of a verifier, reward function or endpoint, and of loading a function."""
     actor_restarts: int = Field(3, ge=0)
     """How often a stage restarts from its progress, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)

@@ -14,7 +14,7 @@ class RetentionConfig(Config):
     """Days after which the checkpoints of an interrupted stage are deleted if nobody resumed it. Null keeps them."""
     rollouts_days: float | None = Field(None, gt=0)
     """Days after which completions, scores and trajectories that no run has used are deleted; their records stay, and
-    a run that needs them makes them again. Default: they are kept."""
+    a run that needs them computes them again. Default: they are kept."""
     journal_days: float | None = Field(90.0, gt=0)
-    """Days after which `align status`, `resume` and `explain` forget a run; the store forgets nothing. Null keeps
-    all."""
+    """Days after which `align status`, `resume` and `explain` forget a run; the store keeps what it
+    has. Null keeps all."""

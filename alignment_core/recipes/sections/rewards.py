@@ -30,7 +30,7 @@ VERIFIERS = Group(
 
 
 class RewardConfig(Config):
-    """One reward of a list: the fields of one of the kinds below, and these."""
+    """One reward: the fields of one of the kinds below, and these."""
 
     KEY: ClassVar[str]
     """The field that says so."""
@@ -40,7 +40,7 @@ class RewardConfig(Config):
     weight: float = 1.0
     """Weight in the sum of all rewards."""
     clip: tuple[float, float] | None = None
-    """Lower and upper bound to which each reward is clipped, before anything else is done to it."""
+    """Lower and upper bound to which each reward is clipped, before any other processing."""
     normalise: Literal["none", "group", "batch", "running"] = "none"
     """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
     the step (`batch`), or of all steps so far (`running`)."""

@@ -71,7 +71,7 @@ class ShapingConfig(Config):
     """Length penalties that are subtracted from the reward."""
 
     overlong_buffer: int = Field(0, ge=0)
-    """Soft overlong punishment (DAPO): over the last this many tokens before `max_completion_length`, the penalty grows
+    """Soft overlong punishment (DAPO): number of tokens before `max_completion_length` over which the penalty grows
     linearly to `overlong_penalty`."""
     overlong_penalty: float = Field(1.0, ge=0)
     """Penalty of a completion of maximum length."""
@@ -232,8 +232,8 @@ class BestConfig(Config):
     prompts: DataConfig
     """Held-out prompts; completions of all of them are sampled at each evaluation, with the settings of training."""
     eval_steps: int = Field(10, ge=1)
-    """Evaluate every this many steps, and after the last. The reward is the weighted sum before normalisation and
-    shaping."""
+    """Number of steps between evaluations; the last step is always evaluated. The reward is the weighted sum before
+    normalisation and shaping."""
 
 
 class TrajectoriesConfig(Config):

@@ -38,8 +38,8 @@ class SelectionConfig(Config):
     """Best against worst, best against a random other, two at random, or every pair; the completion with the higher
     score is chosen."""
     score: Literal["reward", "verifier"] = "reward"
-    """What ranks the completions: `reward`, the weighted sum of `iterative_dpo.rewards`, or `verifier`, that of the
-    evaluation."""
+    """Score by which completions are ranked: `reward`, the weighted sum of `iterative_dpo.rewards`, or `verifier`, the
+    score of `evaluation.verifier`."""
     min_margin: float = Field(0.0, ge=0)
     """Minimum difference in score; completions with equal scores are never paired."""
     max_pairs_per_prompt: int = Field(1, ge=1)

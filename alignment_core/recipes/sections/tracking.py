@@ -18,13 +18,13 @@ class WandbConfig(Config):
     entity: str | None = None
     """User or team that owns the run. Default: your own default entity."""
     mode: Literal["auto", "online", "offline"] = "auto"
-    """`auto` is online if you are logged in; offline runs are kept below `$ALIGN_HOME/tracking` until `wandb sync`."""
+    """`auto` is online if you are logged in; offline runs are kept in `$ALIGN_HOME/tracking` until `wandb sync`."""
 
 
 class TrackingConfig(Config):
-    """Trackers beside the console and the Prefect UI. One that fails is switched off; the run goes on."""
+    """Trackers in addition to the console and the Prefect UI. One that fails is switched off; the run continues."""
 
     wandb: WandbConfig | None = None
     """Weights & Biases."""
     tensorboard: bool | Annotated[FolderPath, Field(min_length=1)] = False
-    """TensorBoard files: `true` writes them below `$ALIGN_HOME/tracking`, a folder below that folder."""
+    """TensorBoard files: `true` writes them under `$ALIGN_HOME/tracking`, a folder's path under that folder."""

@@ -21,8 +21,8 @@ class LoraConfig(Config):
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout probability of the adapters' inputs. What is dropped depends on the number of trainers and on
-    `max_tokens_per_microbatch`."""
+    """Dropout probability of the adapters' inputs. The dropout mask depends on the number of trainers and
+    on `max_tokens_per_microbatch`."""
 
 
 class TrainingConfig(Config):

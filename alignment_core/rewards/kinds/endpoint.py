@@ -18,7 +18,7 @@ def _or_one_text(schema: dict[str, Any]) -> None:
 
 
 class EndpointReward(RewardConfig):
-    """The numbers of a server, or of several that answer the same."""
+    """Rewards from an HTTP server, or from several replicas of it."""
 
     KEY: ClassVar[str] = "urls"
 

@@ -12,7 +12,7 @@ from alignment_core.user_code.functions import function_content
 
 
 class FunctionReward(RewardConfig):
-    """A Python function's numbers for all completions of a prompt."""
+    """Rewards that a Python function returns for all completions of a prompt."""
 
     KEY: ClassVar[str] = "function"
 
