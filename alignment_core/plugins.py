@@ -33,33 +33,33 @@ class Group:
     type: str = "builtins:object"
     """What each must be an instance of, as ``module:Class``: its module may import this group."""
 
-    def places(self) -> dict[str, str]:
+    def targets(self) -> dict[str, str]:
         """Where each plug-in is, as ``module:attribute`` by name, ours first. Nothing is imported but the package of ours."""
-        return {name: places[0] for name, places in _places(self).items()}
+        return {name: targets[0] for name, targets in _targets(self).items()}
 
     def names(self) -> tuple[str, ...]:
         """The names that :meth:`load` takes."""
-        return tuple(_places(self))
+        return tuple(_targets(self))
 
     def module(self, name: str) -> str:
         """The module of a plug-in. Raises UserError."""
-        return self._place(name).partition(":")[0]
+        return self._target(name).partition(":")[0]
 
     def load(self, name: str) -> Any:
         """The plug-in. Raises UserError if there is none of this name, or several, or if it does not load.
 
         ``a_b`` is ``a-b``.
         """
-        return self._at(self._place(name), name)
+        return self._at(self._target(name), name)
 
-    def _at(self, place: str, name: str) -> Any:
+    def _at(self, target: str, name: str) -> Any:
         try:
-            return self._checked(resolve(place))
+            return self._checked(resolve(target))
         except Exception as error:
-            if self._is_ours(place):
+            if self._is_ours(target):
                 raise
             raise UserError(
-                f"the {self.what} {name!r} ({place}, group {self.name}) does not load: {type(error).__name__}: {error}"
+                f"the {self.what} {name!r} ({target}, group {self.name}) does not load: {type(error).__name__}: {error}"
             ) from error
 
     def loaded(self) -> tuple[dict[str, Any], list[str]]:
@@ -70,8 +70,8 @@ class Group:
         found, problems = _loaded(self)
         return dict(found), list(problems)
 
-    def _is_ours(self, place: str) -> bool:
-        return place.startswith(f"{self.package}.")
+    def _is_ours(self, target: str) -> bool:
+        return target.startswith(f"{self.package}.")
 
     def _checked(self, found: Any) -> Any:
         """Raises TypeError for what those who go through all plug-ins would stumble over."""
@@ -82,24 +82,24 @@ class Group:
             raise TypeError(f"every {wanted.__name__} needs {', '.join(f'`{name}`' for name in missing)}")
         return found
 
-    def _place(self, name: str) -> str:
-        known = _places(self)
+    def _target(self, name: str) -> str:
+        known = _targets(self)
         if name.replace("_", "-") not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UserError(f"there is no {self.what} {name!r}; choose one of {', '.join(known)}{hint}")
-        place, *others = known[name.replace("_", "-")]
+        target, *others = known[name.replace("_", "-")]
         if others:
             raise UserError(
-                f"several installed packages provide the {self.what} {name!r}: {', '.join([place, *others])}; "
+                f"several installed packages provide the {self.what} {name!r}: {', '.join([target, *others])}; "
                 "uninstall all but one"
             )
-        return place
+        return target
 
 
-def resolve(place: str) -> Any:
+def resolve(target: str) -> Any:
     """What ``module:attribute`` names. Raises whatever the import of the module raises, and AttributeError."""
-    module, _, attribute = place.partition(":")
+    module, _, attribute = target.partition(":")
     return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
@@ -114,7 +114,7 @@ def _every_group() -> Any:
 
 
 @functools.cache
-def _places(group: Group) -> dict[str, list[str]]:
+def _targets(group: Group) -> dict[str, list[str]]:
     """More than one under a name is nobody's trouble but theirs who ask for it."""
     spec = util.find_spec(group.package)
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -124,21 +124,21 @@ def _places(group: Group) -> dict[str, list[str]]:
         if not one.name.startswith("_")
     }
     for entry in sorted(entry_points(group.name)):
-        place = entry.value if ":" in entry.value else f"{entry.value}:{group.attribute}"
-        places = found.setdefault(entry.name.replace("_", "-"), [])
-        if place not in places:
-            places.append(place)
+        target = entry.value if ":" in entry.value else f"{entry.value}:{group.attribute}"
+        targets = found.setdefault(entry.name.replace("_", "-"), [])
+        if target not in targets:
+            targets.append(target)
     return found
 
 
 @functools.cache
 def _loaded(group: Group) -> tuple[dict[str, Any], list[str]]:
     found, problems = {}, []
-    for name, (place, *others) in _places(group).items():
+    for name, (target, *others) in _targets(group).items():
         try:
             found[name] = group.load(name)
         except UserError as error:
             problems.append(str(error))
-            if others and group._is_ours(place):
-                found[name] = group._at(place, name)
+            if others and group._is_ours(target):
+                found[name] = group._at(target, name)
     return found, problems

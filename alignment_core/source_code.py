@@ -256,23 +256,23 @@ def find(folder: Path, name: str) -> Path | None:
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
-    place = folder.joinpath(*parts)
-    return next((path for path in (place / "__init__.py", place.with_name(f"{parts[-1]}.py")) if path.is_file()), None)
+    base = folder.joinpath(*parts)
+    return next((path for path in (base / "__init__.py", base.with_name(f"{parts[-1]}.py")) if path.is_file()), None)
 
 
-def within(module: str, places: Iterable[str]) -> bool:
+def within(module: str, packages: Iterable[str]) -> bool:
     """Whether a module is one of these, or lies in a package that is."""
-    return any(module == place or module.startswith(f"{place}.") for place in places)
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def spec_of(name: str, places: Iterable[str] | None = None) -> ModuleSpec | None:
-    """How imports find a module, from ``places`` or from everywhere; unlike importlib's, it imports no parents."""
+def spec_of(name: str, search_path: Iterable[str] | None = None) -> ModuleSpec | None:
+    """How imports find a module, from ``search_path`` or from everywhere; unlike importlib's, it imports no parents."""
     top, *parts = name.split(".")
-    spec = _top(top) if places is None else PathFinder.find_spec(top, list(places))
+    spec = _top(top) if search_path is None else PathFinder.find_spec(top, list(search_path))
     for part in parts:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # by its last name: the places of a package without __init__.py are looked up where its parent was imported
+        # by its last name: the search path of a package without __init__.py is looked up where its parent was imported
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec
 

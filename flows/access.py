@@ -82,8 +82,8 @@ def shown_database(settings: Mapping[str, str]) -> str | None:
     if url is None:
         return settings.get("PREFECT_SERVER_DATABASE_HOST")  # somebody gives its parts
     parts = urlsplit(url)
-    place = parts.hostname or ""
-    return urlunsplit(parts._replace(netloc=f"{place}:{parts.port}" if parts.port else place, query=""))
+    host = parts.hostname or ""
+    return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host, query=""))
 
 
 def lost_server(error: BaseException | None) -> str | None:

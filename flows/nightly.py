@@ -34,7 +34,7 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
         with _failure_recorded(recipe, ledger, entry):
             claim = held.enter_context(ledger.claim(entry.night, entry.run))
         entry = claim.night
-        nothing_there = any(place.endswith(NO_FILES) for place in entry.inbox)
+        nothing_there = any(line.endswith(NO_FILES) for line in entry.inbox)
         get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(entry))
         for lost in claim.given_up:
             announce(recipe, lost)

@@ -40,7 +40,7 @@ def page(recipe: NightlyRecipe, night: Night) -> str:
         for label, values in night.metrics.items():
             lines.append(f"| {label} | " + " | ".join(cell(values, name) for name, _ in shown) + " |")
     if night.inbox:
-        lines += ["", "Looked for new rows in", "", *(f"- {place}" for place in night.inbox)]
+        lines += ["", "Looked for new rows in", "", *(f"- {line}" for line in night.inbox)]
     if night.malformed:
         lines += ["", f"{night.malformed_rows} malformed; the next night takes them once they are fixed:", ""]
         lines += [f"- {one}" for one in night.malformed]

@@ -40,8 +40,8 @@ def run_form(schema: Schema) -> Schema:
     fields_in_order = [*FIRST, *sorted(own, key=lambda name: name not in recipe.get("required", ())), *others]
     open_sections = {name for name in own if name in recipe.get("required", ())}
     recipe["properties"] = {
-        name: {**(fields[name] if name in open_sections else _boxed(name, fields[name])), "position": place}
-        for place, name in enumerate(fields_in_order)
+        name: {**(fields[name] if name in open_sections else _boxed(name, fields[name])), "position": position}
+        for position, name in enumerate(fields_in_order)
     }
     return form
 
@@ -49,7 +49,7 @@ def run_form(schema: Schema) -> Schema:
 def _arranged(fields: dict[str, Schema]) -> dict[str, Schema]:
     """Plain values first, then the boxes."""
     order = sorted(fields, key=lambda name: _is_box(fields[name]))
-    return {name: {**fields[name], "position": place} for place, name in enumerate(order)}
+    return {name: {**fields[name], "position": position} for position, name in enumerate(order)}
 
 
 def _boxed(name: str, field: Schema) -> Schema:

@@ -79,12 +79,12 @@ def why_unfinished(run_id: str, error: BaseException, cancelled: bool, log: str)
 
 def _leave(name: str, run: Run, report: RunReport) -> str:
     """Write a report where people look for it; its path."""
-    place = str(report.write(run.journal.folder))
+    path = str(report.write(run.journal.folder))
     with only_shown("the run's report"):
         for listener in run.listeners:
             listener.texts("samples", report.texts)
         _show_page(name, UUID(run.journal.record.run_id), report.html)
-    return place
+    return path
 
 
 def _show_page(name: str, flow_run: UUID, html: str) -> None:

@@ -142,10 +142,10 @@ def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancel
         get_client(sync_client=True) as client,
     ):
         close_not_begun(client, [step.future for step in run.steps])
-    place, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
-    if place and caller:
+    report, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
+    if report and caller:
         with only_shown("where the run's report is", "not said"):
-            caller.display.left(place)
+            caller.display.left(report)
 
 
 def _prune(recipe: BaseRecipe, run: Run) -> None:

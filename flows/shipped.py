@@ -116,8 +116,8 @@ def _folders() -> Iterator[tuple[Path, str]]:
             spec = util.find_spec(entry.value)
         except Exception:  # a package above it that does not import; its methods say why
             continue
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            yield Path(place), entry.dist.name if entry.dist else entry.name
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            yield Path(folder), entry.dist.name if entry.dist else entry.name
 
 
 def pool() -> dict[str, Any]:

@@ -28,7 +28,7 @@ def distribution(
 def forget() -> None:
     """Have this process look again at what is installed."""
     plugins._loaded.cache_clear()
-    plugins._places.cache_clear()
+    plugins._targets.cache_clear()
     plugins._every_group.cache_clear()
 
 

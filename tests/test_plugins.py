@@ -52,7 +52,7 @@ def things(**places: str) -> dict[str, dict[str, str]]:
 
 def test_ours_come_first_and_a_distribution_adds_to_them(install):
     install("theirs", things(cap="their_things:CAP"), {"their_things.py": "CAP = 'wool'"})
-    assert GROUP.places() == {"old-hat": "our_things.old_hat:THING", "cap": "their_things:CAP"}
+    assert GROUP.targets() == {"old-hat": "our_things.old_hat:THING", "cap": "their_things:CAP"}
     assert (GROUP.load("old-hat"), GROUP.load("old_hat"), GROUP.load("cap")) == ("felt", "felt", "wool")
     assert GROUP.module("cap") == "their_things"
 

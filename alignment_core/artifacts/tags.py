@@ -51,11 +51,11 @@ def before(moves: list[TagMove]) -> TagMove | None:
     the move that it repeats, and the search starts there instead of at the end. So after A, B, C, a first rollback
     (to B) repeats move 2; a second one starts at move 2, finds move 1 before it, and goes to A, not to C again.
     """
-    place = origin(moves, moves[-1])
-    while place.number > 1:
-        place = origin(moves, moves[place.number - 2])
-        if place.to != moves[-1].to:
-            return place
+    found = origin(moves, moves[-1])
+    while found.number > 1:
+        found = origin(moves, moves[found.number - 2])
+        if found.to != moves[-1].to:
+            return found
     return None
 
 

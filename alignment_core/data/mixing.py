@@ -44,9 +44,9 @@ def order(
     return mixed
 
 
-def _permutation(count: int, shuffle: bool, seed: int, source: int, turn: int) -> list[int]:
+def _permutation(count: int, shuffle: bool, seed: int, source: int, repetition: int) -> list[int]:
     """Row numbers, the first one to be used at the end of the list."""
     rows = list(range(count))
     if shuffle:
-        Random(derive_seed(seed, "order", source, turn)).shuffle(rows)
+        Random(derive_seed(seed, "order", source, repetition)).shuffle(rows)
     return rows[::-1]

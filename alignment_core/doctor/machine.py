@@ -127,9 +127,9 @@ def cgroup_limit(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
             continue
         root, file = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
         group = root / path.lstrip("/")
-        for place in (group, *group.parents):
-            if place.is_relative_to(root) and (place / file).is_file():
-                text = (place / file).read_text().strip()
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root) and (folder / file).is_file():
+                text = (folder / file).read_text().strip()
                 limits += [int(text)] if text.isdigit() else []  # `max` means none
     return min(limits, default=None)
 
@@ -137,9 +137,9 @@ def cgroup_limit(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
 def own_disk(directory: Path) -> Answer:
     """Whether ``directory`` is on a disk of this machine, as locks and SQLite's journal do not work for several machines,
     and closed to other users."""
-    place = _existing(directory).resolve()
+    existing = _existing(directory).resolve()
     mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
-    kind = next(mounts[parent] for parent in (place, *place.parents) if parent in mounts)
+    kind = next(mounts[parent] for parent in (existing, *existing.parents) if parent in mounts)
     if kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
         cure = (
             "set ALIGN_HOME to a folder on a disk of this machine; only the store can be shared (`store` in a recipe)"
@@ -157,11 +157,11 @@ def _existing(directory: Path) -> Path:
 
 def disk(directory: Path) -> Answer:
     """Room where ``directory`` is, or will be made."""
-    place = _existing(directory)
-    usage, found = shutil.disk_usage(place), os.statvfs(place)
+    existing = _existing(directory)
+    usage, found = shutil.disk_usage(existing), os.statvfs(existing)
     sentence = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB at {directory}"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return "failed", f"{place} is not writable: give this user access, or choose another directory"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return "failed", f"{existing} is not writable: give this user access, or choose another directory"
     if usage.free < LEAST_DISK:
         return "failed", f"{sentence}: free space (`align artifacts gc`), or choose another directory"
     if usage.free < COMFORTABLE_DISK:

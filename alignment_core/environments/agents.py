@@ -44,10 +44,10 @@ class Agent:
 
     async def reset(self, prompt: str, label: str | None) -> dict[str, Any]:
         """Start the agent; its first request. Raises what the agent raises."""
-        self._place = await place()
-        name = self._place.admit(self)
-        url = f"http://127.0.0.1:{self._place.port}/episode/{name}/v1"
-        self._running = asyncio.create_task(self._run(prompt, label, url, self._place.token))
+        self._endpoint = await endpoint()
+        name = self._endpoint.admit(self)
+        url = f"http://127.0.0.1:{self._endpoint.port}/episode/{name}/v1"
+        self._running = asyncio.create_task(self._run(prompt, label, url, self._endpoint.token))
         event = await self._next()
         if event.get("done"):
             raise Failed("wrong_shape", "ended without sending a request to the policy")
@@ -61,7 +61,7 @@ class Agent:
 
     async def close(self) -> None:
         """End the agent, wherever it is."""
-        self._place.dismiss(self)
+        self._endpoint.dismiss(self)
         self._running.cancel()
         if self._said and not self._said.done():
             self._said.set_exception(Refused("the episode is over"))
@@ -190,8 +190,8 @@ def _as_events(answer: dict[str, Any]) -> str:
     return "".join(f"data: {one}\n\n" for one in (*map(json.dumps, chunks), "[DONE]"))
 
 
-class Place:
-    """The endpoint of a process, which knows its agents by the names in their addresses."""
+class Endpoint:
+    """The HTTP endpoint of a process, which knows its agents by the names in their addresses."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -242,12 +242,12 @@ def _error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
 
 
-_PLACE: list[tuple[Place, asyncio.Task[None]]] = []
+_ENDPOINT: list[tuple[Endpoint, asyncio.Task[None]]] = []
 
 
-async def place() -> Place:
+async def endpoint() -> Endpoint:
     """The endpoint of this process, which is started by the first who asks."""
-    if not _PLACE:
-        one = Place()
-        _PLACE.append((one, asyncio.create_task(one.serve())))
-    return _PLACE[0][0]
+    if not _ENDPOINT:
+        one = Endpoint()
+        _ENDPOINT.append((one, asyncio.create_task(one.serve())))
+    return _ENDPOINT[0][0]

@@ -79,12 +79,12 @@ class Environments:
         self.config = config
         self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, chat_template)
         added = tokenizer.added_tokens_decoder.items()
-        self._unheard = {number for number, token in added if token.special and token.content not in TAGS}
+        self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which an environment is not shown."""
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
         self._timeout, self._files = timeout, COUNTED.get({})  # verifiers are made by threads, which have no context
         self._verifiers: dict[tuple[int, str], Verifier] = {}
-        """By place and name: each is asked by one thread."""
+        """By process and name: each is asked by one thread."""
         self._opening, self._closed = threading.Lock(), False
 
     @property
@@ -92,40 +92,40 @@ class Environments:
         """Processes."""
         return len(self._processes)
 
-    def place(self, episode: Episode) -> int:
+    def process_of(self, episode: Episode) -> int:
         """The process that has the episode's environment."""
         return zlib.crc32(episode.name.encode()) % self.size
 
-    def answer(self, episodes: Sequence[Episode], place: int) -> Iterator[Episode]:
-        """Let the environments of these episodes, all at one place, speak; each episode as soon as it was answered.
+    def answer(self, episodes: Sequence[Episode], process: int) -> Iterator[Episode]:
+        """Let the environments of these episodes, all in one process, answer; yields each episode as soon as it was answered.
 
         One whose environment is lost with its process under way begins again, once.
         """
         asked, finals = episodes, list[tuple[Episode, dict[str, str]]]()
         while asked:
             lost = []
-            for number, answer in self._processes[place].answers([self._call(episode) for episode in asked]):
+            for number, answer in self._processes[process].answers([self._call(episode) for episode in asked]):
                 episode = asked[number]
                 lost_it = isinstance(answer, Failed) and answer.reason == "crashed"
                 if lost_it and episode.turns and not episode.restarts:
                     episode.restart()
                     lost.append(episode)
                 else:
-                    self._heard(episode, answer)
+                    self._answered(episode, answer)
                     if episode.failure is None and answer.get("verify"):
                         finals.append((episode, answer["verify"]))
                     else:
                         yield episode
             asked = lost
-        yield from self._verified(finals, place)
+        yield from self._verified(finals, process)
         over = [["close", episode.name] for episode in episodes if episode.over]
-        for _ in self._processes[place].answers(over):
+        for _ in self._processes[process].answers(over):
             pass
 
     def answer_all(self, episodes: Sequence[Episode]) -> None:
-        """The same for episodes of all places."""
-        for place in range(self.size):
-            for _ in self.answer([one for one in episodes if self.place(one) == place], place):
+        """The same for episodes of all processes."""
+        for process in range(self.size):
+            for _ in self.answer([one for one in episodes if self.process_of(one) == process], process):
                 pass
 
     def _call(self, episode: Episode) -> list[Any]:
@@ -133,13 +133,13 @@ class Environments:
         if episode.began is None:
             episode.began = time.monotonic()
             return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
-        said = episode.ids[episode.turn :]
-        before = len(episode.prompt_ids) + episode.turn
+        said = episode.ids[episode.turn_start :]
+        before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(said), "total_tokens": before + len(said)}
-        text = self._tokenizer.decode([one for one in said if one not in self._unheard])
+        text = self._tokenizer.decode([one for one in said if one not in self._hidden])
         return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
-    def _heard(self, episode: Episode, answer: Any) -> None:
+    def _answered(self, episode: Episode, answer: Any) -> None:
         """Put an answer into its episode."""
         try:
             if isinstance(answer, Failed):
@@ -148,24 +148,24 @@ class Environments:
         except Failed as failure:
             episode.failure, episode.over = failure, True
 
-    def _verified(self, finals: Sequence[tuple[Episode, dict[str, str]]], place: int) -> Iterator[Episode]:
+    def _verified(self, finals: Sequence[tuple[Episode, dict[str, str]]], process: int) -> Iterator[Episode]:
         """Add the score of each episode's answer to its reward."""
         for name in dict.fromkeys(final["verifier"] for _, final in finals):
             mine = [(episode, final["completion"]) for episode, final in finals if final["verifier"] == name]
             rows = [_as_row(episode, completion) for episode, completion in mine]
-            for number, score in self._verifier(place, name)(rows):
+            for number, score in self._verifier(process, name)(rows):
                 episode, _ = mine[number]
                 episode.failure = failure_of(score)
                 episode.reward += 0.0 if episode.failure else score
                 yield episode
 
-    def _verifier(self, place: int, name: str) -> Verifier:
+    def _verifier(self, process: int, name: str) -> Verifier:
         with self._opening:
             if self._closed:
                 raise Stopped("the environments were closed")
-            if (place, name) not in self._verifiers:
-                self._verifiers[place, name] = Verifier(name, self._timeout, VERIFIER, files=self._files)
-            return self._verifiers[place, name]
+            if (process, name) not in self._verifiers:
+                self._verifiers[process, name] = Verifier(name, self._timeout, VERIFIER, files=self._files)
+            return self._verifiers[process, name]
 
     def _take(self, episode: Episode, answer: dict[str, Any]) -> None:
         """Raises Failed for what is no episode to learn from."""
@@ -179,12 +179,12 @@ class Environments:
             episode.over = True
         else:
             try:
-                self._tell(episode, answer["observation"])
+                self._append_observation(episode, answer["observation"])
             except ValueError as error:
                 raise Failed("wrong_shape", f"returned an observation that cannot be rendered: {error}") from None
 
-    def _tell(self, episode: Episode, said: Any) -> None:
-        """Let the policy hear this before its next turn, if there is room for both: texts, or the request of an agent."""
+    def _append_observation(self, episode: Episode, said: Any) -> None:
+        """Append what the policy sees before its next turn, texts or the request of an agent, if there is room for both."""
         if isinstance(said, dict):
             episode.most = said["max_tokens"]
         if episode.turns == 0:

@@ -40,7 +40,7 @@ class Episode:
     versions: list[int] = field(default_factory=list)
     """[T] Of the weights that sampled each token; of a token that the policy was told, -1."""
     finish_reason: str = ""
-    turn: int = 0
+    turn_start: int = 0
     """Where in ``ids`` the policy's last turn begins."""
     turns: int = 0
     over: bool = False
@@ -72,7 +72,7 @@ class Episode:
 
     def take(self, said: Completion) -> None:
         """Append a turn of the policy."""
-        self.turn, self.turns = len(self.ids), self.turns + 1
+        self.turn_start, self.turns = len(self.ids), self.turns + 1
         self.ids += said.token_ids.tolist()
         self.logps += said.logps.tolist()
         self.versions += said.versions.tolist()

@@ -133,7 +133,7 @@ class MachineQueue:
             with contextlib.suppress(OSError):  # as below
                 file.write(self._words(ticket.run, [ticket.label]))
                 file.flush()
-            slot = self._place(Path(temporary))
+            slot = self._enqueue(Path(temporary))
             try:
                 yield slot
             finally:
@@ -141,7 +141,7 @@ class MachineQueue:
                 with self._condition:
                     self._mine.discard(slot)
 
-    def _place(self, temporary: Path) -> Path:
+    def _enqueue(self, temporary: Path) -> Path:
         """Put a slot at the end of the queue. Its number follows the last one that is there: no clock is asked."""
         with self._condition, open_lock(self._numbering) as numbering:
             fcntl.flock(numbering, fcntl.LOCK_EX)

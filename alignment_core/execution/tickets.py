@@ -69,21 +69,21 @@ class OrderedLock:
             self._leave()
 
     def _enter(self, ticket: Ticket) -> None:
-        place = (ticket.order, next(self._arrivals))
+        position = (ticket.order, next(self._arrivals))
         with self._condition:
-            self._waiting.append(place)
+            self._waiting.append(position)
             try:
-                if not self._is_free_for(place):
+                if not self._is_free_for(position):
                     ticket.waits(f"{self.name}, in use by {self._holder or 'another stage'}")
-                    self._condition.wait_for(lambda: self._is_free_for(place))
+                    self._condition.wait_for(lambda: self._is_free_for(position))
                     ticket.waits(None)
                 self._taken, self._holder = True, ticket.label
             finally:
-                self._waiting.remove(place)
+                self._waiting.remove(position)
                 self._condition.notify_all()  # had this been the first in line and failed, the next one must hear of it
 
-    def _is_free_for(self, place: tuple[int, int]) -> bool:
-        return not self._taken and min(self._waiting) == place
+    def _is_free_for(self, position: tuple[int, int]) -> bool:
+        return not self._taken and min(self._waiting) == position
 
     def _leave(self) -> None:
         with self._condition:

@@ -86,12 +86,12 @@ def _digest(path: Path) -> str | None:
 
 def _account(given: str, files: int, rows: int, new: int, unfinished: list[str]) -> str:
     """``/data/inbox/*.jsonl: 2 files, 30 rows, 4 new``."""
-    place = given if given.startswith(STORE) else str(Path(given).expanduser().absolute())
+    path = given if given.startswith(STORE) else str(Path(given).expanduser().absolute())
     if not files:
-        return f"{place}: {NO_FILES}"
+        return f"{path}: {NO_FILES}"
     count = f"{files} file{'' if files == 1 else 's'}, {rows} row{'' if rows == 1 else 's'}, {new} new"
     waits = f"; {', '.join(unfinished)}: the last line counts once it ends with a newline" if unfinished else ""
-    return f"{place}: {count}{waits}"
+    return f"{path}: {count}{waits}"
 
 
 def _read(found: dict[str, Any] | str, where: str, source: DataSource, known: Set[str]) -> InboxRow | None:

@@ -55,9 +55,9 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path 
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        location = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         reason = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserError(f"{place}: not valid YAML: {reason}") from None
+        raise UserError(f"{location}: not valid YAML: {reason}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: a recipe is a mapping of fields, this is {_kind(content)}")
     here = working_folder or Path.cwd()
@@ -67,9 +67,9 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path 
 
 def folder_of(path: Path) -> Path:
     """Where the relative paths of the recipe in the file ``path`` begin."""
-    place = path.absolute()
-    piped = _DESCRIPTOR.fullmatch(str(place)) or not stat.S_ISREG(place.stat().st_mode)
-    return Path.cwd() if piped else place.parent.resolve()  # one that is piped in has no place of its own
+    absolute = path.absolute()
+    piped = _DESCRIPTOR.fullmatch(str(absolute)) or not stat.S_ISREG(absolute.stat().st_mode)
+    return Path.cwd() if piped else absolute.parent.resolve()  # one that is piped in has no folder of its own
 
 
 def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused: bool = False) -> BaseRecipe:

@@ -54,11 +54,11 @@ def over_policies(columns: Mapping[str, str], policies: Mapping[str, Mapping[str
         return None
     drawn = new_figure(PANEL_INCHES * len(panels) + 0.4, 2.4)
     for axes, (name, found) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        places = [list(policies).index(label) for label in found]
+        positions = [list(policies).index(label) for label in found]
         values = [metrics[name] for metrics in found.values()]
         below = [metrics[name] - metrics.get(f"{name}.low", metrics[name]) for metrics in found.values()]
         above = [metrics.get(f"{name}.high", metrics[name]) - metrics[name] for metrics in found.values()]
-        axes.errorbar(places, values, yerr=[below, above], marker="o", markersize=4, capsize=3, linewidth=1.2)
+        axes.errorbar(positions, values, yerr=[below, above], marker="o", markersize=4, capsize=3, linewidth=1.2)
         axes.set_xticks(range(len(policies)), list(policies), rotation=30, ha="right")
         axes.set_title(columns[name])
     return drawn

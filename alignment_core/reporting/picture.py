@@ -25,9 +25,9 @@ def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
     """
     wanted = list(dict.fromkeys(references))
     boxes, arrows = _upstream(graph, wanted)
-    places = _places(boxes, arrows)
-    columns = max((column for column, _ in places.values()), default=0) + 1
-    rows = max((row for _, row in places.values()), default=0) + 1
+    positions = _positions(boxes, arrows)
+    columns = max((column for column, _ in positions.values()), default=0) + 1
+    rows = max((row for _, row in positions.values()), default=0) + 1
     lines = max((text.count("\n") for text, _ in boxes.values()), default=1)
     drawn = new_figure(max(4.0, 1.8 * columns), max(1.5, (0.5 + 0.15 * lines) * rows))
     axes = drawn.add_subplot()
@@ -36,12 +36,12 @@ def picture(graph: Graph, references: Iterable[Reference]) -> Figure:
     axes.set_ylim(rows - 0.5, -0.5)
     for (start, end), outputs in arrows.items():
         style = {"arrowstyle": "-|>", "color": "#8a949e", "shrinkA": 12, "shrinkB": 12, "linewidth": 0.8}
-        axes.annotate("", xy=places[end], xytext=places[start], arrowprops=style, zorder=1)
-        (x, y), (below_x, below_y) = places[start], places[end]
+        axes.annotate("", xy=positions[end], xytext=positions[start], arrowprops=style, zorder=1)
+        (x, y), (below_x, below_y) = positions[start], positions[end]
         axes.text((x + below_x) / 2, (y + below_y) / 2, ", ".join(outputs), ha="center", fontsize=5.5, zorder=3)
     for name, (text, colour) in boxes.items():
         box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "#5b6670", "linewidth": 0.8}
-        axes.text(*places[name], text, ha="center", va="center", fontsize=6.5, bbox=box, zorder=2)
+        axes.text(*positions[name], text, ha="center", va="center", fontsize=6.5, bbox=box, zorder=2)
     return drawn
 
 
@@ -78,7 +78,7 @@ def _upstream(
     return boxes, arrows
 
 
-def _places(boxes: Mapping[str, object], arrows: Iterable[tuple[str, str]]) -> dict[str, tuple[float, float]]:
+def _positions(boxes: Mapping[str, object], arrows: Iterable[tuple[str, str]]) -> dict[str, tuple[float, float]]:
     """(column, row) of each box: below all that leads to it, and about under the mean of that."""
     before: dict[str, list[str]] = {name: [] for name in boxes}
     for start, end in arrows:
@@ -92,13 +92,15 @@ def _places(boxes: Mapping[str, object], arrows: Iterable[tuple[str, str]]) -> d
             row[name] = 1 + max((row[one] for one in before[name] if one in row), default=-1)
     levels = [[name for name in boxes if row[name] == number] for number in range(max(row.values(), default=-1) + 1)]
     widest = max(map(len, levels), default=0)
-    places: dict[str, tuple[float, float]] = {}
+    positions: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):
         level.sort(
-            key=lambda name: sum(places[one][0] for one in before[name] if one in places) / max(1, len(before[name]))
+            key=lambda name: (
+                sum(positions[one][0] for one in before[name] if one in positions) / max(1, len(before[name]))
+            )
         )
-        places |= {name: (place + (widest - len(level)) / 2, float(number)) for place, name in enumerate(level)}
-    return places
+        positions |= {name: (column + (widest - len(level)) / 2, float(number)) for column, name in enumerate(level)}
+    return positions
 
 
 def _output(record: Provenance, made: Reference) -> str:

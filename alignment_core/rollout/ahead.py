@@ -77,11 +77,11 @@ class Ahead:
         """Draws of a run that went on which are to be sampled once more."""
         self._under_way: list[dict[str, Episode]] = [{} for _ in range(self.engines.size)]
         """By engine: episodes that are not over."""
-        self._speak: list[deque[Episode]] = [deque() for _ in range(self.engines.size)]
+        self._to_sample: list[deque[Episode]] = [deque() for _ in range(self.engines.size)]
         """By engine: episodes whose policy is to say something next."""
-        self._speaking: list[set[str]] = [set() for _ in range(self.engines.size)]
+        self._sampling: list[set[str]] = [set() for _ in range(self.engines.size)]
         """By engine: names of the episodes that it samples."""
-        self._listen: list[deque[Episode]] = [
+        self._to_answer: list[deque[Episode]] = [
             deque() for _ in range(self.environments.size if self.environments else 0)
         ]
         """By process of environments: episodes whose environment is to answer."""
@@ -153,7 +153,9 @@ class Ahead:
         self.engines.drop_all()  # what a run before this left under way
         tasks: dict[str, Callable[[], None]] = {"rewards": self._ask_for_rewards}
         tasks |= {f"engine {number}": partial(self._serve, number) for number in range(self.engines.size)}
-        tasks |= {f"environments {place}": partial(self._let_answer, place) for place in range(len(self._listen))}
+        tasks |= {
+            f"environments {process}": partial(self._let_answer, process) for process in range(len(self._to_answer))
+        }
         for name, task in tasks.items():
             thread = threading.Thread(target=self._guarded, args=(task,), name=f"{THREADS}{name}", daemon=True)
             self._threads.append(thread)
@@ -171,16 +173,16 @@ class Ahead:
     def _serve(self, engine: int) -> None:
         """Keep one engine at work."""
         stop, generation = self.sampling.tokenizer.eos_token_id, self.draws.generation
-        speak, speaking = self._speak[engine], self._speaking[engine]
+        to_sample, sampling = self._to_sample[engine], self._sampling[engine]
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or (not self._held and self._has_work(engine)))
                 if self._closed:
                     return
                 self._draw(engine)
-                fresh = [self.draws.request(episode) for episode in speak]
-                speak.clear()
-                speaking |= {request.name for request in fresh}
+                fresh = [self.draws.request(episode) for episode in to_sample]
+                to_sample.clear()
+                sampling |= {request.name for request in fresh}
                 self._busy.add(engine)
             try:
                 done = self.engines.advance(engine, fresh, generation, stop, SLICE_SECONDS)
@@ -190,19 +192,19 @@ class Ahead:
                     self._changed.notify_all()
             with self._changed:
                 for name, said in done:
-                    speaking.remove(name)
+                    sampling.remove(name)
                     episode = self._under_way[engine][name]
                     episode.take(said)
                     self._next(episode, engine)
                 self._changed.notify_all()
 
     def _has_work(self, engine: int) -> bool:
-        return bool(self._speaking[engine] or self._speak[engine]) or self._can_draw(engine)
+        return bool(self._sampling[engine] or self._to_sample[engine]) or self._can_draw(engine)
 
     def _next(self, episode: Episode, engine: int) -> None:
         """An engine completed a turn of the policy in this episode."""
         if self.environments:
-            self._listen[self.environments.place(episode)].append(episode)
+            self._to_answer[self.environments.process_of(episode)].append(episode)
         else:
             self._end(episode, engine)
 
@@ -213,23 +215,23 @@ class Ahead:
         if not any(one.name in mine for one in self._groups[episode.draw]):
             self._sampled.append(episode.draw)
 
-    def _let_answer(self, place: int) -> None:
+    def _let_answer(self, process: int) -> None:
         """Keep the environments of one process at work."""
         assert self.environments
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._listen[place]))
+                self._changed.wait_for(lambda: self._closed or bool(self._to_answer[process]))
                 if self._closed:
                     return
-                episodes = list(self._listen[place])
-                self._listen[place].clear()
-                self._answering.add(place)
+                episodes = list(self._to_answer[process])
+                self._to_answer[process].clear()
+                self._answering.add(process)
             try:
-                for episode in self.environments.answer(episodes, place):
+                for episode in self.environments.answer(episodes, process):
                     self._answered(episode)
             finally:
                 with self._changed:
-                    self._answering.discard(place)
+                    self._answering.discard(process)
                     self._changed.notify_all()
 
     def _answered(self, episode: Episode) -> None:
@@ -238,7 +240,7 @@ class Ahead:
             if episode.over:
                 self._end(episode, engine)
             else:
-                self._speak[engine].append(episode)
+                self._to_sample[engine].append(episode)
             self._changed.notify_all()
 
     def _may_draw(self) -> int:
@@ -269,9 +271,9 @@ class Ahead:
             for episode in self._groups[draw]:
                 mine[episode.name] = episode
                 if self.environments:
-                    self._listen[self.environments.place(episode)].append(episode)
+                    self._to_answer[self.environments.process_of(episode)].append(episode)
                 else:
-                    self._speak[engine].append(episode)
+                    self._to_sample[engine].append(episode)
             self._changed.notify_all()
 
     def _ask_for_rewards(self) -> None:

@@ -38,12 +38,12 @@ class Sampling:
         if self.environments:
             self.environments.answer_all(episodes)
         while live := [episode for episode in episodes if not episode.over]:
-            self._speak(live, version)
+            self._sample(live, version)
             if self.environments:
                 self.environments.answer_all(live)
         return self.rows(episodes)
 
-    def _speak(self, episodes: list[Episode], version: int) -> None:
+    def _sample(self, episodes: list[Episode], version: int) -> None:
         """One turn of the policy in each."""
         generation = self.draws.generation
         size = generation.shard_size * generation.num_generations

@@ -72,7 +72,7 @@ def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
 
     sequences = [sequence for row in rows for sequence in row.sequences]
     width = max([LINE_TOKENS, *(len(s.ids) for s in sequences)]) if sequences else 1
-    starts, lines = _places([len(s.ids) for s in sequences], width)
+    starts, lines = _layout([len(s.ids) for s in sequences], width)
     ids, positions, filled = (np.zeros(lines * width, np.int64) for _ in range(3))
     filled[:1] = 1  # also of an empty pack: no sum over one divides by zero
     predict, labels, number = [], [], []
@@ -102,7 +102,7 @@ def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
     )
 
 
-def _places(lengths: Seq[int], width: int) -> tuple[list[int], int]:
+def _layout(lengths: Seq[int], width: int) -> tuple[list[int], int]:
     """First fit, longest first: the place at which each sequence starts, and the number of lines."""
     starts = [0] * len(lengths)
     used: list[int] = []

@@ -109,7 +109,9 @@ class Learner:
         self.zero_stage = zero_stage(resources, world)
         self.steps = 0
         """Optimiser steps that are in the weights."""
-        self.sound = True  # false from a step's beginning to its end: nobody may save what a failed step left behind
+        self.consistent = (
+            True  # false from a step's beginning to its end: nobody may save what a failed step left behind
+        )
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         model = source.model.load(source.head, dtype, source.head_seed)
@@ -181,7 +183,7 @@ class Learner:
         The report of the first term takes up what is of the whole step. Raises NumericError on every rank where the loss
         or its gradient is not finite, or above ``training.max_loss``.
         """
-        self.sound = False
+        self.consistent = False
         if not self.engine.training:
             self.engine.train()
         for group in self.engine.optimizer.param_groups:
@@ -206,7 +208,7 @@ class Learner:
         report.learning_rate = rate
         report.steps += 1
         self.steps += 1
-        self.sound = True
+        self.consistent = True
 
     def _backward(self, term: Term, terms: Sequence[Term]) -> float:
         """Add the gradient of this rank's packs of ``term``, one of the step's ``terms``; their part of the loss.
@@ -293,7 +295,7 @@ class Learner:
 
     def check_sound(self) -> None:
         """Raise NumericError after a step that failed."""
-        if not self.sound:
+        if not self.consistent:
             raise NumericError(f"step {self.steps} failed half-way: the half-updated weights are not saved")
 
     def restore(self, target: Path, steps: int) -> None:

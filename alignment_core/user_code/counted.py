@@ -58,7 +58,7 @@ def edited(files: Mapping[str, str]) -> Iterator[str]:
 class Code:
     """A file of the user's, and what it imports."""
 
-    place: str
+    source: str
     """``file.py`` or a module's name, as the recipe has it."""
     name: str
     """Name of the module once it is loaded; that of a file is none that an import could ask for."""
@@ -86,21 +86,21 @@ class Code:
         return digest_of(found)
 
 
-def code_of(place: str) -> Code:
+def code_of(source: str) -> Code:
     """What counts of ``file.py`` or ``package.module``, none of which is executed.
 
     Raises OSError, SyntaxError, ValueError and ImportError.
     """
     importlib.invalidate_caches()  # files may have been written within the last tick of the clock
-    if place.endswith(".py"):
-        path = Path(place).expanduser().resolve()
+    if source.endswith(".py"):
+        path = Path(source).expanduser().resolve()
         if not path.is_file():
-            begins = "relative paths begin at the recipe's file, those of --set at the working folder"
-            raise FileNotFoundError(f"no file {place} ({begins})")
-        code, module = Code(place, f"{path.stem} (file)", path.parent), ""
+            begins = "relative paths are relative to the recipe's file, those of --set to the working folder"
+            raise FileNotFoundError(f"no file {source} ({begins})")
+        code, module = Code(source, f"{path.stem} (file)", path.parent), ""
     else:
-        path = _source_file(place)
-        code, module = Code(place, place, None), place
+        path = _source_file(source)
+        code, module = Code(source, source, None), source
 
     def source_of(name: str) -> tuple[Path, Source] | None:
         if name.partition(".")[0] == PACKAGE:
@@ -110,9 +110,9 @@ def code_of(place: str) -> Code:
         found = code.find(name)
         return None if found is None else (found, _read(found, name))
 
-    for name, (found, source) in reachable(code.name, source_of).items():
+    for name, (found, parsed) in reachable(code.name, source_of).items():
         if name.partition(".")[0] == PACKAGE:
-            code.ours[name] = source.digest
+            code.ours[name] = parsed.digest
         else:
             code.files[name] = found
     return code
@@ -151,8 +151,8 @@ def locate(name: str) -> Path | None:
     return _file(name, None)
 
 
-def _file(name: str, places: Sequence[str] | None) -> Path | None:
-    return file_of(spec_of(name, places))
+def _file(name: str, search_path: Sequence[str] | None) -> Path | None:
+    return file_of(spec_of(name, search_path))
 
 
 def file_of(spec: Any) -> Path | None:
@@ -167,7 +167,7 @@ def installed(path: Path) -> bool:
     """Whether a file belongs to an installed package or to Python itself."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return True
-    return any(path.is_relative_to(place) for place in _installations(tuple(sys.path)))
+    return any(path.is_relative_to(folder) for folder in _installations(tuple(sys.path)))
 
 
 @functools.lru_cache(maxsize=8)

@@ -24,9 +24,9 @@ class Failed(Exception):
 def raised(error: BaseException) -> str:
     """What the user's code raised, and the last of its own lines that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(frame.filename.startswith(place) for place in NOT_THE_USERS)]
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
+    own = [frame for frame in frames if not any(frame.filename.startswith(folder) for folder in NOT_THE_USERS)]
+    location = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 def does_not_take(error: BaseException, *callers: str) -> bool:

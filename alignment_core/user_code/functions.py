@@ -22,16 +22,16 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
 
     Raises UserError if there is no such function; ``field`` is where the recipe names it.
     """
-    place, function = _parts(name, field)
+    source, function = _parts(name, field)
     try:
-        module = load(place)
+        module = load(source)
     except UserError:
         raise
     except Exception as error:  # the user's code runs here
         raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
     if (found := getattr(module, function, None)) is None:
         known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
-        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, known)}")
+        raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, known)}")
     if not callable(found):
         raise UserError(f"{field}: {name!r} is not a function")
     return found
@@ -43,14 +43,14 @@ def function_content(name: str, field: str, docstrings: bool = False) -> dict[st
 
     With ``docstrings`` they count, too: ask for it where a policy may get to read them, as it does those of some tools.
     """
-    place, function = _parts(name, field)
+    source, function = _parts(name, field)
     try:
-        code = code_of(place)
+        code = code_of(source)
         path = definition(code, function)
     except NotDefined as error:
-        raise UserError(f"{field}: {place} has no {function!r}; {_nearest(function, error.names)}") from None
+        raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, error.names)}") from None
     except (OSError, SyntaxError, ValueError, ImportError) as error:
-        if not place.endswith(".py") and not isinstance(error, ModuleNotFoundError):
+        if not source.endswith(".py") and not isinstance(error, ModuleNotFoundError):
             load_function(name, field)  # of Python's own, or compiled: says what is wrong beside that
             raise _without_source(name, field) from None
         raise UserError(f"{field}: {name!r} cannot be loaded: {raised(error)}") from None
@@ -63,10 +63,10 @@ def function_content(name: str, field: str, docstrings: bool = False) -> dict[st
 
 def _parts(name: str, field: str) -> tuple[str, str]:
     """Where the function is, and what it is called."""
-    place, separator, function = name.rpartition(":")
-    if not separator or not place:
+    source, separator, function = name.rpartition(":")
+    if not separator or not source:
         raise UserError(f"{field}: {name!r} is neither `module:function` nor `file.py:function`")
-    return place, function
+    return source, function
 
 
 def _without_source(name: str, field: str) -> UserError:

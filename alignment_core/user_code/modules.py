@@ -44,25 +44,25 @@ def serve(files: Mapping[str, str]) -> None:
     EXPECTED.update(files)
 
 
-def load(place: str) -> ModuleType:
+def load(source: str) -> ModuleType:
     """Import ``file.py`` or ``package.module``, as it is on the disk now, with what it imports of the user's.
 
     Raises whatever loading raises, and UserError for a file that is not what :data:`EXPECTED` says.
     """
-    is_file = place.endswith(".py")
-    code = code_of(place) if is_file else _code_of_module(place)
+    is_file = source.endswith(".py")
+    code = code_of(source) if is_file else _code_of_module(source)
     if code is None:
-        return importlib.import_module(place)
+        return importlib.import_module(source)
     with _LOADING:
         if _serves is not None:
             _serves.add(code)
-            return _execute(code) if is_file else importlib.import_module(place)
+            return _execute(code) if is_file else importlib.import_module(source)
         finder = Finder()
         finder.add(code)
         before = {name: sys.modules.pop(name) for name in finder.names & sys.modules.keys()}
         sys.meta_path.insert(0, finder)
         try:
-            return _execute(code) if is_file else importlib.import_module(place)
+            return _execute(code) if is_file else importlib.import_module(source)
         finally:
             sys.meta_path.remove(finder)
             for name in finder.names & sys.modules.keys():
@@ -144,7 +144,7 @@ class Finder:
                 continue
             if (other := self._files.setdefault(name, path)) != path:
                 raise UserError(
-                    f"{code.place} imports {path} where another file of this stage imports {other}: rename one"
+                    f"{code.source} imports {path} where another file of this stage imports {other}: rename one"
                 )
             self.names |= {name, *filter(None, [name.rpartition(".")[0]])}
 

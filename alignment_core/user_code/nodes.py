@@ -53,8 +53,8 @@ class Node:
         most, seconds = self._ask(call(NodePool.batch), self._timeout)
         while numbers := _taken(waiting, most):
             asked = call(NodePool.answers, [calls[number] for number in numbers])
-            for place, answer in self._ask(asked, self._timeout + seconds * len(numbers)):
-                yield numbers[place], answer
+            for position, answer in self._ask(asked, self._timeout + seconds * len(numbers)):
+                yield numbers[position], answer
 
     def _ask(self, asked: Call[NodePool, R], timeout: float) -> R:
         """Raises Stopped once this is closed, as the actor is killed then."""

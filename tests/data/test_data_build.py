@@ -183,7 +183,8 @@ def test_the_size_of_the_test_set_is_as_near_to_what_was_asked_as_whole_prompts_
     assert data.test.num_rows == 8
     assert not any("hello" in text for text in column(data, "text", "test"))
     with pytest.raises(
-        DataError, match=r"test_rows: 8 of 500 usable rows .* of 1 different prompts .* none to hold out"
+        DataError,
+        match=r"test_rows: cannot hold out 8 of 500 usable rows: .* with 1 different prompts .* none to hold out",
     ):
         built(jsonl(common), "demonstrations", test_rows=8)
 
@@ -210,7 +211,7 @@ def test_rows_of_one_conversation_stay_on_one_side(built: Build, jsonl: Write) -
 
 
 def test_holding_out_everything_is_refused(built: Build, jsonl: Write) -> None:
-    with pytest.raises(DataError, match="test_rows: 40 of 40 usable rows"):
+    with pytest.raises(DataError, match="test_rows: cannot hold out 40 of 40 usable rows"):
         built(jsonl(PAIRS), "demonstrations", test_rows=40)
 
 

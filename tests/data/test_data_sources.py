@@ -242,7 +242,7 @@ def test_hub_that_does_not_answer_gets_a_sentence(tmp_path: Path, monkeypatch: p
         pin(DataSource(path="gsm8k"))
     said = str(caught.value)
     assert said.startswith(
-        "gsm8k: no such file or folder; did you mean gsm8k.d? (relative paths begin at the recipe's file"
+        "gsm8k: no such file or folder; did you mean gsm8k.d? (relative paths are relative to the recipe's file"
     )
     assert "), and the Hub could not be reached to look for a dataset of this name" in said
     assert "set HF_HUB_OFFLINE=1" in str(caught.value)

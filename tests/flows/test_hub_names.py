@@ -56,7 +56,8 @@ def test_a_run_from_the_hub_is_pinned_cached_and_goes_on_offline(
 
         missing = align(home, "run", str(recipe), "--set", "model=someone/nothing", expect=2)
         assert (
-            "someone/nothing: neither a file or folder (relative paths begin at the recipe's file" in missing["error"]
+            "someone/nothing: neither a file or folder (relative paths are relative to the recipe's file"
+            in missing["error"]
         )
         assert "nor a model on the Hub" in missing["error"]
 

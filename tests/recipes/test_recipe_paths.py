@@ -89,12 +89,12 @@ def test_the_error_of_a_missing_file_says_where_it_looked(load, tmp_path):
     for path in ("rows.jsonl", "held/rowz"):
         (source,) = load(sft={"data": path}).sft.data.sources
         with pytest.raises(
-            UserError, match=f"^{tmp_path}/recipes/{path}: no such file or folder .*at the recipe's file"
+            UserError, match=f"^{tmp_path}/recipes/{path}: no such file or folder .*to the recipe's file"
         ):
             pin(source)
-    with pytest.raises(UserError, match=f"^model: {tmp_path}/recipes/../gone: no such folder .*at the recipe's file"):
+    with pytest.raises(UserError, match=f"^model: {tmp_path}/recipes/../gone: no such folder .*to the recipe's file"):
         pin_model(load(model="../gone").model)
-    with pytest.raises(UserError, match=f"no file {tmp_path}/recipes/judge.py .*at the recipe's file"):
+    with pytest.raises(UserError, match=f"no file {tmp_path}/recipes/judge.py .*to the recipe's file"):
         load_function(load().evaluation.verifier, "evaluation.verifier")
 
 

@@ -47,7 +47,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, stage: Stage[Any]) -> None:
     module = ModuleType(f"alignment_core.stages.{stage.name}")
     module.STAGE = stage  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(plugins._places(STAGES), stage.name, [f"{module.__name__}:STAGE"])
+    monkeypatch.setitem(plugins._targets(STAGES), stage.name, [f"{module.__name__}:STAGE"])
 
 
 def reference(kind: str, digit: str) -> Reference:

@@ -25,7 +25,7 @@ def method(name: str) -> Method:
 
 def _named(name: str, found: Method) -> Method:
     if found.name != name:
-        raise UserError(f"the method {name!r} ({METHODS.places()[name]}) is called {found.name!r} by its recipe")
+        raise UserError(f"the method {name!r} ({METHODS.targets()[name]}) is called {found.name!r} by its recipe")
     return found
 
 
