@@ -1,4 +1,4 @@
-"""Canonical JSON, digests and derived seeds: the one way in which this project turns content into names and numbers."""
+"""Canonical JSON, digests and derived seeds: how this project derives names and numbers from content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of the core: each says whose turn it is to act, and whether trying again can help."""
+"""The errors of the core: each says who has to act, and whether a retry can help."""
 
 from __future__ import annotations
 

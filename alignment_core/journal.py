@@ -1,4 +1,4 @@
-"""The journal of a run: what it was asked for, what its stages did, and whether the process that runs it still lives.
+"""The journal of a run: its recipe, what its stages did, and whether its process is still alive.
 
 One folder a run below ``ALIGN_HOME/runs``. It is a view for people and for ``align resume``: the store knows all that
 decides what a stage gives.
@@ -37,7 +37,7 @@ END_SECONDS = 15.0
 
 
 class StageLine(BaseModel):
-    """What became of a stage in this run."""
+    """Outcome of a stage in this run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,7 +73,7 @@ class StageLine(BaseModel):
 
 
 class RunRecord(ProcessId):
-    """A run as it was asked for, and the process that runs it."""
+    """A run's recipe, and the process that runs it."""
 
     run_id: str
     name: str
@@ -284,9 +284,9 @@ def news(folder: Path) -> list[dict[str, Any]]:
 
 
 def stages(run_id: str) -> dict[str, StageLine]:
-    """What became of each stage, by label, in the order in which they were first heard of.
+    """Outcome of each stage, by label, in the order in which they first appeared.
 
-    A stage of which the key was never heard is left out: the lines that said it are lost.
+    A stage whose key never appeared is left out: the lines with it are lost.
     """
     found: dict[str, dict[str, Any]] = {}
     for one in news(folder_of(run_id)):

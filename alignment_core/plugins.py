@@ -1,4 +1,4 @@
-"""Plug-ins: what the modules of a folder of ours, and installed distributions, offer under names. Found without importing them.
+"""Plug-ins: named objects that modules of a folder of ours and installed distributions offer, found without imports.
 
 A distribution offers an object by an entry point, as in ``[project.entry-points."alignment.methods"]`` with
 ``kto = "my_package.kto:METHOD"``.

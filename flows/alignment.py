@@ -1,6 +1,6 @@
 """The deployments' flows, all named ``alignment``: they differ only in the recipe that their form asks for.
 
-``deployed_<name>`` is the flow of a shipped recipe, ``run_<method>`` that of recipes of one's own. Each is made when somebody
+``deployed_<name>`` is the flow of a shipped recipe, ``run_<method>`` that of the user's own recipes. Each is made when somebody
 asks this module for it: making the forms of all takes longer than a cached stage.
 """
 

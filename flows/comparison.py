@@ -1,4 +1,4 @@
-"""What a promotion is compared with: what its tag names, judged on the run's held-out prompts."""
+"""What a promotion is compared with: the policy that its tag points to, evaluated on the run's held-out prompts."""
 
 from __future__ import annotations
 

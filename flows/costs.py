@@ -1,4 +1,4 @@
-"""What is said of a run in more than one place: its cost, and what became of its promotion."""
+"""What several commands say of a run: its cost, and the outcome of its promotion."""
 
 from __future__ import annotations
 

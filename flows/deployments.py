@@ -1,4 +1,4 @@
-"""Deployments: the shipped recipes, and those of one's own. ``python -m flows.deployments`` registers the former.
+"""Deployments: the shipped recipes, and the user's own. ``python -m flows.deployments`` registers the former.
 
 Their entrypoints are modules of this package, which a worker finds from any folder.
 """
@@ -76,7 +76,7 @@ def schedule(cron: str, timezone: str) -> CronSchedule:
 def register_recipe(
     client: SyncPrefectClient, name: str, recipe: BaseRecipe, folder: Path, due: CronSchedule | None
 ) -> None:
-    """Register a recipe of one's own, or replace it; its schedule stays if there is no other. Raises UserError.
+    """Register a user's own recipe, or replace it; its schedule stays if there is no other. Raises UserError.
 
     Relative paths in what a run's form says begin at ``folder``, the one of the recipe's file; it may go.
     """

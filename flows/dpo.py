@@ -1,4 +1,4 @@
-"""DPO on given pairs, after SFT if the recipe has one, judged on held-out prompts if it says so."""
+"""DPO on given pairs, after SFT if the recipe has one, evaluated on held-out prompts if it says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt left on the run's page when its process died: task runs that stay Running or Pending for ever, and bars."""
+"""Cleaning up what an attempt left on the run's page when its process died: running or pending task runs, and bars."""
 
 from __future__ import annotations
 

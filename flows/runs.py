@@ -1,4 +1,4 @@
-"""What surrounds a composition: opening the run, waiting for its stages, promoting, and the outcome that is printed."""
+"""The life of a run around its composition: open it, wait for its stages, promote, and return the outcome that is printed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LOST = 75
 
 
 class Outcome(BaseModel):
-    """What a run came to: the JSON object that ``align run --json`` prints last."""
+    """Outcome of a run: the JSON object that ``align run --json`` prints last."""
 
     status: str
     run_id: str

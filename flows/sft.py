@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, judged on held-out prompts if the recipe says so."""
+"""Supervised fine-tuning, evaluated on held-out prompts if the recipe says so."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_a_method_of_a_distribution_has_its_recipes_fields_and_words(install):
     [
         ("import no_such_library", "does not load: ModuleNotFoundError: No module named 'no_such_library'"),
         ("raise RuntimeError('not today')", "does not load: RuntimeError: not today"),
-        ("METHOD = 3", "is no Method"),
+        ("METHOD = 3", "is not a Method"),
         (METHOD.replace("mine", "other"), "is called 'other' by its recipe"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a place must offer to hold a store: the few primitives that a new backend module implements."""
+"""What storage must offer to hold a store: the few primitives that a new backend module implements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Object:
 class Backend(Protocol):
     """Whole objects under plain relative paths; no partial object is ever visible.
 
-    Every method raises EnvironmentFault when the place is full or forbidden, InfrastructureError when it does not
+    Every method raises EnvironmentFault when the storage is full or access is denied, InfrastructureError when it does not
     answer, and StoreError for a path that would leave the root.
     """
 

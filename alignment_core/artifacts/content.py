@@ -1,4 +1,4 @@
-"""The bytes of a store: putting blobs in, healing them, and letting none out that is not what its digest says."""
+"""The bytes of a store: adding blobs, repairing them, and never returning one that does not match its digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operating-system errors as the project's errors: one sentence that says what failed and whose turn it is."""
+"""Operating-system errors as the project's errors: one sentence that says what failed and who has to act."""
 
 from __future__ import annotations
 

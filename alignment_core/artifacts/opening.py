@@ -1,4 +1,4 @@
-"""Opening a store: from a place's name to a Store whose backend has shown that it keeps the contract."""
+"""Opening a store: from its path or URI to a Store whose backend has been shown to keep the contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     It is created when it is missing, and a write shows that it can be used. Without ``writes`` nothing is written, so that
     one may look at a store on a full disk, and free room there: a missing one is empty.
 
-    Raises UserError for a place that is no store or of a kind that is not supported, EnvironmentFault when the place
+    Raises UserError for a path that is not a store or of an unsupported kind, EnvironmentFault when it
     cannot hold a store.
     """
     root = _folder(uri)
@@ -36,7 +36,7 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
 
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
-    """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
+    """Refuse a folder that holds something else, a store of another format, or that ignores conditional writes."""
     if backend.stat(FORMAT) is None:
         for found in backend.list(""):
             if not found.path.startswith(LAYOUT):

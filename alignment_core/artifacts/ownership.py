@@ -1,4 +1,4 @@
-"""Files that code is read from, such as pickled checkpoints: only what this user, or whom this user trusts, wrote is read.
+"""Files that code is read from, such as pickled checkpoints: read only if a user that we trust wrote them.
 
 Trusted are this user, root and, by root alone, the owner of the store: a container may run as root over a user's folder.
 """

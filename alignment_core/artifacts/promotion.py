@@ -1,4 +1,4 @@
-"""Moving a tag by hand: on to an artifact, or back to what it named before."""
+"""Moving a tag by hand: forward to an artifact, or back to the one that it pointed to before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention: drop the bytes of what can be made again, and forgotten checkpoints; what they were stays known."""
+"""Retention: delete the bytes of artifacts that can be made again, and abandoned checkpoints; their metadata stays."""
 
 from __future__ import annotations
 

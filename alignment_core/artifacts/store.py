@@ -1,4 +1,4 @@
-"""The artifact store: publish, fetch, find and name immutable artifacts, whatever place holds the bytes."""
+"""The artifact store: publish, fetch, find and tag immutable artifacts, whatever storage holds the bytes."""
 
 from __future__ import annotations
 

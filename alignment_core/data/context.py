@@ -1,4 +1,4 @@
-"""Rows that are longer than the sequences a model takes: it would be trained on them without a word, and sample nothing."""
+"""Rows that are longer than a model's context: training would accept them silently, and sampling would return nothing."""
 
 from __future__ import annotations
 

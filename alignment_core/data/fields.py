@@ -1,4 +1,4 @@
-"""From the columns of one row to typed values: text, messages, numbers, each refusal with its sentence."""
+"""From the columns of one row to typed values: text, messages, numbers, with one sentence for each error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _lookup(values: Any, column: str) -> Any:
 
 
 class Fields:
-    """Typed access to a row by role; every refusal names the column as the user knows it. What it returns JSON can hold."""
+    """Typed access to a row by role; every error names the column as the user knows it.
+
+    All values that it returns can be stored as JSON.
+    """
 
     def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
         self._values, self._keys = values, columns

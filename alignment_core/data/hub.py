@@ -1,4 +1,4 @@
-"""The Hugging Face Hub, asked for one thing: which commit a name means now."""
+"""The Hugging Face Hub: which commit a name refers to now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a rendered example is no row of the table, and where one that is too long is cut."""
+"""Why a rendered example is dropped, and where one that is too long is truncated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORTENED = "shortened"
 
 @dataclass(frozen=True)
 class Limits:
-    """The length limits of a data set, and the means to cut."""
+    """The length limits of a data set, and how to truncate."""
 
     config: DataConfig
     renderer: Renderer

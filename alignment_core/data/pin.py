@@ -1,4 +1,4 @@
-"""Decide once, before anything is read, which exact content a data source stands for."""
+"""Pinning: decide once, before anything is read, which exact content a data source refers to."""
 
 from __future__ import annotations
 

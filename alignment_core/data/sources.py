@@ -1,4 +1,4 @@
-"""The rows of a source, one at a time, each with the place that an error message can name."""
+"""The rows of a source, one at a time, each with the file and line that an error message can name."""
 
 from __future__ import annotations
 

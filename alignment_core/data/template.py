@@ -76,9 +76,9 @@ class Renderer:
     def told(self, messages: Messages, closed: bool = True) -> Ids:
         """What follows an assistant's turn where others answer it, up to the next turn.
 
-        The turn ended with EOS, or else with ``closed`` false, where it was cut.
+        The turn ended with EOS, or with ``closed`` false, where it was truncated.
 
-        Raises UserError where the template shows a turn otherwise once another follows.
+        Raises UserError if the template renders a turn differently once another follows.
         """
         if not self.template:
             return self.encode("".join(message["content"] for message in messages))

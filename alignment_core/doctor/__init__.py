@@ -1,4 +1,4 @@
-"""``align doctor``: every check is a plain function that says ok, warning or failed, and the cure."""
+"""``align doctor``: every check is a plain function that returns ok, warning or failed, and the fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignment_core.home import align_home
 
 
 class Finding(BaseModel):
-    """What came of one check."""
+    """Result of one check."""
 
     name: str
     state: State

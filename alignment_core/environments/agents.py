@@ -1,6 +1,6 @@
 """Agents: programs of the user's that drive the policy through an OpenAI-compatible endpoint, one for each episode.
 
-An agent is an environment the other way round: what it asks next is what the policy is told. It runs in a process of
+An agent is the inverse of an environment: its next request is the policy's next observation. It runs in a process of
 environments, and so does the endpoint, at an address of the loopback interface that each episode has for itself.
 """
 

@@ -1,6 +1,6 @@
 """Environments: what answers the policy between its turns, in processes of their own.
 
-What the policy said stays the tokens that it sampled; what an environment says is encoded once and never trained on.
+The policy's turns stay the tokens that it sampled; observations are encoded once and never trained on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _options_content(name: str, field: str, options: dict[str, Any], source: str
 
 
 class Environments:
-    """The episodes' environments, spread over processes; close it, from any thread."""
+    """The episodes' environments, spread over processes; may be closed from any thread."""
 
     def __init__(
         self,

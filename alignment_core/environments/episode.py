@@ -1,4 +1,4 @@
-"""An episode: one completion under way, with what its environment answered between the policy's turns."""
+"""An episode: one completion in progress, with the observations between the policy's turns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Episode:
-    """One completion under way: what the policy said in it, and what it was told between its turns."""
+    """One completion in progress: the policy's turns and the observations between them."""
 
     draw: int
-    """Place of its prompt among all that the run takes."""
+    """Index of its prompt among all that the run draws."""
     sample: int
     """Which of the prompt's completions."""
     number: int

@@ -1,4 +1,4 @@
 """Names of files by which stages tell each other what was measured."""
 
 HELD_OUT = "held_out.json"
-"""Beside a reward model's weights: metrics on the held-out pairs, because a judge should be judged wherever it goes."""
+"""Beside a reward model's weights: metrics on the held-out pairs, so that its accuracy is known wherever it is used."""

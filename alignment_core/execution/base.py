@@ -1,4 +1,4 @@
-"""What a stage is, what a call of one is, and what a stage is handed while it runs."""
+"""Stages, calls of stages, and the context that a stage receives while it runs."""
 
 from __future__ import annotations
 

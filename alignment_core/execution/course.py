@@ -1,4 +1,4 @@
-"""How the metrics of a stage that takes steps went: what they were over its first tenth, and over its last."""
+"""How the metrics of a stage developed: their means over the first and the last tenth of its steps."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class MachineQueue:
 
     @contextmanager
     def _slot(self, ticket: Ticket) -> Iterator[Path]:
-        """A place in the queue, oldest first by name, that says whose it is. It is locked before it gets its name, so that
+        """A slot in the queue, oldest first by name, that says whose it is. It is locked before it gets its name, so that
         it is never stale."""
         descriptor, temporary = tempfile.mkstemp(prefix="new-", dir=self._slots.parent)
         with os.fdopen(descriptor, "w") as file:

@@ -39,7 +39,7 @@ def why_it_runs(parts: dict[str, Any], earlier: Iterable[Provenance], label: str
 
 
 def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "") -> Provenance | None:
-    """Of the earlier runs of the same stage that it can be compared with, the one whose key differs in the fewest places,
+    """Of the earlier runs of the same stage that it can be compared with, the one whose key differs in the fewest entries,
     the latest of equals.
 
     Those of the same label go first, then those of other rounds, then those that draw from the same random stream, as

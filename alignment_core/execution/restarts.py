@@ -1,4 +1,4 @@
-"""What follows when an attempt at a stage fails: it begins again from its progress, a bounded number of times, or gives up."""
+"""What happens when an attempt at a stage fails: it restarts from its progress, a bounded number of times, or gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is different between two artifacts, and between the stages that made them."""
+"""Differences between two artifacts, and between the stages that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to look at: what the stages of a run sampled, paired or trained on, and one prompt's completions by each policy."""
+"""Text for people: what the stages of a run sampled, paired or trained on, and each policy's completions of a prompt."""
 
 from __future__ import annotations
 

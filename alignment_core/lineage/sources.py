@@ -1,4 +1,4 @@
-"""What a record says of the world outside the store: which files, Hub names and tasks were read, and what was set."""
+"""What a record says about data from outside the store: which files, Hub names and tasks were read, with which settings."""
 
 from __future__ import annotations
 

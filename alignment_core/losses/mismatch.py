@@ -35,7 +35,7 @@ def correction_weights(
 ) -> Tensor:
     """What each token's loss is multiplied by: its importance ratio, limited where the policies differ too much.
 
-    ``measure`` says what is judged at a token, or over its whole sequence: the ratio (of a sequence: the product), which may
+    ``measure`` is what the bounds apply to, at a token or over its sequence: the ratio (of a sequence: the product), which may
     lie in [``low``, ``high``]; or, from the probability of the sampled token alone, the binary KL(sampled ‖ trained) or total
     variation (of a sequence: the mean), at most ``high``. ``mask`` gives what lies outside weight 0; ``clip`` scales its
     log-ratio down until it lies at the bound.

@@ -1,1 +1,1 @@
-"""Nights: training that goes on from production with the rows that arrived since, each used once."""
+"""Nights: continued training of production on the rows that arrived since, each used once."""

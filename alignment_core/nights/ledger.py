@@ -1,4 +1,4 @@
-"""The ledger of nights: an append-only history in the store of which rows were taken, when, and what came of them."""
+"""The ledger of nights: an append-only history in the store of which rows were taken, when, and with which outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.05
 
 
 class Night(BaseModel):
-    """One entry: that a night took rows, or what it came to."""
+    """One entry: that a night took rows, or its outcome."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -78,7 +78,7 @@ class Claim:
 
 
 class AlreadyRuns(AlignmentError):
-    """Another process runs the same night now, and will say what came of it."""
+    """Another process is running the same night, and will record its outcome."""
 
 
 class _Held(Exception):

@@ -1,4 +1,4 @@
-"""YAML plus ``--set`` overrides → a recipe, or one sentence per mistake that names the field and the cure."""
+"""YAML plus ``--set`` overrides → a recipe, or one sentence per mistake that names the field and the fix."""
 
 from __future__ import annotations
 

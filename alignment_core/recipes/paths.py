@@ -1,4 +1,4 @@
-"""Where the relative paths of a recipe begin: at the recipe's own file, or, given on the command line, at the working folder.
+"""Relative paths of a recipe are relative to its own file; those given on the command line, to the working folder.
 
 A field holds a path if its type says so, with one of the types below. What may also be a name stays one unless something of
 this name is there.

@@ -1,4 +1,4 @@
-"""The report of a run that ended before it was complete: why, how it goes on, and what came of it so far."""
+"""The report of a run that ended before it was complete: why, how to continue it, and its results so far."""
 
 from __future__ import annotations
 

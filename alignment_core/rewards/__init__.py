@@ -1,1 +1,1 @@
-"""Rewards: what gives a completion a number, one module per kind, and what becomes of completions without one."""
+"""Rewards of completions, one module per kind, and the handling of completions without a reward."""

@@ -1,4 +1,4 @@
-"""What completions are rewarded with: each source's own numbers, and the one reward that comes of them."""
+"""Rewards of completions: each source's own numbers, and the total that they add up to."""
 
 from __future__ import annotations
 

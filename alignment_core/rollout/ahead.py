@@ -1,4 +1,4 @@
-"""Sampling ahead of training: engines go on while the policy learns, by a bounded number of steps.
+"""Sampling ahead of training: engines keep sampling while the policy trains, a bounded number of steps ahead.
 
 One thread drives each engine, one each process of environments, and one asks for rewards; who takes completions waits for
 what it needs. New weights reach the engines between two of their steps. A group of completions that began under the weights
@@ -49,7 +49,7 @@ def choose(last: Mapping[int, int], ready: Container[int], step: int, count: int
 
 
 class Ahead:
-    """Samples from the moment it is told which version the engines hold until it is closed."""
+    """Samples from when it is told which version the engines hold until it is closed."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draws:
-    """The prompts of a run. What is sampled for one follows from its place in the run, ``draw``, and the weights."""
+    """The prompts of a run. What is sampled for one follows from its index in the run, ``draw``, and the weights."""
 
     prompts: Sequence[dict[str, Any]]
     generation: GenerationConfig
@@ -26,7 +26,7 @@ class Draws:
     """What for, where it is not training: tells the episodes from those."""
 
     def episodes(self, draw: int) -> list[Episode]:
-        """New episodes of the prompt at this place; an epoch takes each prompt once."""
+        """New episodes of the prompt with this index; an epoch takes each prompt once."""
         epoch, index = divmod(draw, len(self.prompts))
         number = epoch_order(len(self.prompts), self.seed, epoch)[index]
         samples, most = range(self.generation.num_generations), self.generation.max_completion_length

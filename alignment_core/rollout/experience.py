@@ -21,7 +21,7 @@ def step_schema() -> pa.Schema:
     """One row per completion of a step; lists are as long as the completion, and null where nobody asked for them.
 
     ``versions`` says after how many steps the policy was that sampled each token,
-    ``group`` is the prompt's place among all that the run has taken, ``used`` whether it was trained on, ``rewards`` what
+    ``group`` is the prompt's index among all that the run has drawn, ``used`` whether it was trained on, ``rewards`` what
     each source gave, and ``reward`` what came of it, null where the completion was not used. Where a source gave none,
     ``rewards`` holds null and ``failures`` the reason; ``failures`` is null where all did.
     """

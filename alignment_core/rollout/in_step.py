@@ -1,4 +1,4 @@
-"""Sampling in step with training: each step's completions come from the weights that it starts with."""
+"""Sampling in turn with training: each step's completions come from the weights that it starts with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model has room for what is to be sampled from it."""
+"""Whether prompts and completions fit into a model's context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How episodes are sampled batch by batch: turn by turn, all that are not over together."""
+"""Sampling episodes in batches: turn by turn, all unfinished ones together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alignment_core.rollout.experience import Samples
 
 @dataclass(frozen=True)
 class Sampling:
-    """What samples, what for, and who answers."""
+    """The engines, the draws that they sample for, and the environments."""
 
     engines: Engines
     environments: Environments | None

@@ -1,4 +1,4 @@
-"""Who watches a run: one protocol, and W&B and TensorBoard as two that follow it. None of them can harm the run."""
+"""Trackers of a run: one protocol, with W&B and TensorBoard among its implementations. None of them can harm the run."""
 
 from alignment_core.tracking.guard import Trackers, listening
 from alignment_core.tracking.listener import Listener, Progress

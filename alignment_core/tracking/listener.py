@@ -1,4 +1,4 @@
-"""What someone who watches a run is told."""
+"""The events that a tracker of a run receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignment_core.host.pace import Progress
 
 
 class Listener:
-    """Someone who watches a run. ``label`` names a stage, as ``round-1/dpo`` does; a stage that is retried starts again.
+    """A tracker of a run. ``label`` names a stage, as ``round-1/dpo`` does; a stage that is retried starts again.
 
     Its methods are called one at a time, in the order of events. A cached stage finishes without having started. What a
     listener does not define, it does not hear of.

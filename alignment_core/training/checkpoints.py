@@ -1,4 +1,4 @@
-"""Checkpoints of a stage under way: which ones count, and what must be on the disk before they do."""
+"""Checkpoints of a running stage: which ones are valid, and what must be on disk before they are."""
 
 from __future__ import annotations
 

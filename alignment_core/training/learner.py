@@ -80,7 +80,7 @@ class Term:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model begins."""
+    """The model that training starts from."""
 
     model: Model
     head: Head

@@ -1,4 +1,4 @@
-"""Telling apart what a smaller micro-batch may cure: an allocation that failed."""
+"""Recognising failed allocations, which a smaller micro-batch may avoid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trainer ranks tell each other beside gradients, so that all of them decide alike."""
+"""What trainer ranks exchange besides gradients, so that all of them decide alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities under a reference, which DPO and its kin compare with: computed once, before the first step.
+"""Log-probabilities under a reference, which DPO and its relatives compare with: computed once, before the first step.
 
 The forward passes run in slices and are kept in the stage's progress, so that a kill costs one slice.
 """

@@ -1,1 +1,1 @@
-"""The user's Python: what of it a key counts, how it is loaded, and the process in which it runs."""
+"""The user's Python: what of it counts in a key, how it is loaded, and the processes in which it runs."""

@@ -1,4 +1,4 @@
-"""What becomes of a call of the user's code that gave nothing: a typed reason, and what it raised where, in one line."""
+"""A call of the user's code that returned no result: a typed reason, and what it raised and where, in one line."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class NodePool:
 
 
 class Node:
-    """The pool of one other node, asked as the processes of this one are. Raises InfrastructureError if it is lost."""
+    """The pool of one other node, called as the processes of this one are. Raises InfrastructureError if it is lost."""
 
     is_loaded, is_concurrent = True, False
 

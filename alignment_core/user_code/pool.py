@@ -24,7 +24,7 @@ GROWS_AFTER_SECONDS = 0.25
 
 
 class Worker(Protocol):
-    """What answers calls: a process of this machine, or another node's."""
+    """What answers calls: a process of this machine, or of another node."""
 
     @property
     def is_loaded(self) -> bool:

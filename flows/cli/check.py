@@ -19,9 +19,9 @@ def check(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the first rows of every data set, call every function on some, and say which stages would run. Nothing is trained.
+    """Read the first rows of every data set, call every function on a few of them, and show which stages would run.
 
-    Exit code 2 if the recipe cannot run. What is found in rows that were not read yet is said by the run itself.
+    Exit code 2 if the recipe cannot run. Problems in rows that are not read here are reported by the run itself.
     """
     from alignment_core.checks.findings import check as look
     from alignment_core.recipes import load_recipe

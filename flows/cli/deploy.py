@@ -1,4 +1,4 @@
-"""The commands about deployments: those that are shipped, deploy for a recipe of one's own, watch for a run to its end."""
+"""The commands about deployments: list those that are shipped, deploy your own recipe, watch a run to its end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def deployments(
 ) -> None:
     """Show the recipes that come with the project and with plug-ins; `align up` registers each as a deployment.
 
-    With --prefect-yaml and no distribution: those of the project.
+    With --prefect-yaml and no distribution, only those of the project.
     """
     from rich.table import Table
 
@@ -77,7 +77,7 @@ def deployments(
 
 
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Follow a run to its end, through crashes after which it goes on. Exit code 1 if it does not complete."""
+    """Follow a run to its end, across crashes and resumptions. Exit code 1 if it does not complete."""
     from flows.service.follow import follow, last
 
     try:

@@ -1,4 +1,4 @@
-"""``align samples``: text to look at."""
+"""``align samples``: show prompts, completions and pairs."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def env(as_json: JsonOption = False) -> None:
 
 
 def down(as_json: JsonOption = False) -> None:
-    """Stop them. Runs that are under way save their work: a worker's go on at the next `align up`, those of `align run` with
-    `align resume last`."""
+    """Stop the services. Running flows save their work: those of the worker continue at the next `align up`, those of
+    `align run` with `align resume last`."""
     state = services.running()
     if state is not None:
         services.stop(state)
@@ -88,7 +88,7 @@ def down(as_json: JsonOption = False) -> None:
 
 
 def status(as_json: JsonOption = False) -> None:
-    """Show which services run, and the latest runs. Exit code 3 if the services do not run."""
+    """Show the services and the latest runs. Exit code 3 if the services are not running."""
     state = services.running()
     latest = [_run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
     if as_json:
@@ -167,7 +167,7 @@ def resume(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a run up again where it stopped; its old process is ended first if it is still there."""
+    """Resume a run where it stopped; its old process is ended first if it still exists."""
     record = journal.find(run)
     ended = journal.end_process(record, services.stop_seconds(record.recipe))
     services.use_if_running()
@@ -211,7 +211,7 @@ def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: b
 
 
 def explain(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Say why each stage of a run ran or was cached: what changed since the nearest earlier run of the stage."""
+    """Show why each stage of a run ran or was cached: what changed since the nearest earlier run of the stage."""
     from alignment_core.lineage.explain import explain as explanations
 
     record = journal.find(run)

@@ -180,7 +180,7 @@ def artifacts_gc(
 
 @tags_app.command("ls")
 def tags_ls(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List tags and what they name."""
+    """List tags and the artifacts that they point to."""
     tags = {name: str(reference) for name, reference in sorted(open_store(store, writes=False).tags().items())}
     if as_json:
         return print_json({"tags": tags})
@@ -206,7 +206,7 @@ def lineage(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where an artifact comes from, or what came of it, as a tree."""
+    """Show what an artifact was made from, or what was made from it, as a tree."""
     from alignment_core.lineage import Graph, text_tree, to_json
 
     opened = open_store(store, writes=False)
@@ -257,7 +257,7 @@ def rollback(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a tag back to the artifact that it named before; again, to the one before that."""
+    """Move a tag back to the artifact that it pointed to before; repeat to go further back."""
     from alignment_core.artifacts.promotion import rollback
 
     _print_move(rollback(open_store(store), tag, number, reason), "rolled back", as_json)

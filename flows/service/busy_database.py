@@ -1,4 +1,4 @@
-"""Prefect's application, where a change that SQLite refuses is tried again before the client hears of it.
+"""Prefect's application, in which a change that SQLite rejects is retried before the client is answered.
 
 On SQLite a request that reads first and writes then is refused where another one has written between, and the server answers
 503, for the client to try again. Prefect's client does, after seconds; its pages in a browser do not: with some runs under

@@ -1,4 +1,4 @@
-"""Following a run to its end, through crashes and what takes it up again, also while its server is away."""
+"""Following a run to its end, across crashes and resumptions, also while its server is away."""
 
 from __future__ import annotations
 

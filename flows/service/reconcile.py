@@ -1,4 +1,4 @@
-"""Making Prefect's view agree with what is: runs whose process died are marked, and go on where they stopped.
+"""Making Prefect's view match reality: runs whose process died are marked as crashed, and resumed where they stopped.
 
 A machine that dies says nothing to the server, and its runs would stay Running for ever.
 ``python -m flows.service.reconcile`` looks at them every few seconds. A run of this machine since its last boot is dead when

@@ -1,4 +1,4 @@
-"""Demonstrations: prompts with an answer each, or conversations, of which what the assistant says is the target."""
+"""Demonstrations: prompts with an answer each, or conversations, in which the assistant's messages are the targets."""
 
 from __future__ import annotations
 

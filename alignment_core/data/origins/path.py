@@ -1,4 +1,4 @@
-"""`path`: files, folders and data sets of the Hub; which exact bytes they are is decided once, before anything is read."""
+"""`path`: files, folders and data sets of the Hub; their exact content is pinned once, before anything is read."""
 
 from __future__ import annotations
 

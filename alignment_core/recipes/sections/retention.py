@@ -1,4 +1,4 @@
-"""What a run may drop at its end: nothing here may change a result, so nothing here is part of a stage's key."""
+"""What a run may delete when it ends: nothing here may change a result, so nothing here is part of a stage's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gives a completion a number. Each kind of reward is a plug-in: alignment_core/rewards/kinds has those of ours."""
+"""Rewards of completions. Each kind of reward is a plug-in: alignment_core/rewards/kinds has those of ours."""
 
 from __future__ import annotations
 

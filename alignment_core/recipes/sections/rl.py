@@ -1,4 +1,4 @@
-"""Reinforcement learning: how completions are rewarded, what that makes of their tokens, and how the policy follows."""
+"""Reinforcement learning: rewards of completions, advantages of their tokens, and the loss of the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told how a run goes: nothing here may change a result, so nothing here is part of a stage's key."""
+"""Trackers of a run: nothing here may change a result, so nothing here is part of a stage's key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`environment: true`: what an environment gave the policy over the turns of a completion."""
+"""`environment: true`: the sum of the rewards that an environment returned over the turns of a completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EnvironmentReward(RewardConfig):
 
 
 class OfEnvironment:
-    """What the rows' environments gave them, or why they failed."""
+    """The rewards that the rows' environments returned, or why they failed."""
 
     def __call__(self, rows: Rows) -> Answers:
         yield from ((number, row["environment"]) for number, row in enumerate(rows))

@@ -1,6 +1,6 @@
 """Stage: reinforcement learning of a policy from its own samples.
 
-A step samples the next prompts, rewards the completions, works out what each token was worth, and trains on them; then
+A step samples the next prompts, rewards the completions, computes the advantage of each token, and trains on them; then
 the engines take the new weights. What a step does follows from its number and the weights alone: a run that was killed
 goes on from its last checkpoint to the same policy.
 """

@@ -1,4 +1,4 @@
-"""The driver of a run: its steps, one after the other, from the checkpoint that it goes on with."""
+"""The driver of a run: its steps, one after the other, from the last checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the completions of a run get for their rewards: which of them are trained on, and the one reward of each."""
+"""From the rewards of a run's completions to training: which of them are trained on, and the total reward of each."""
 
 from __future__ import annotations
 
