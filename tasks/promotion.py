@@ -36,11 +36,11 @@ def promote(
         return {**outcome, "state": "unchanged", "reasons": []}
     earlier = next((move for move in history if move.to == policy), None)
     if earlier and history[-1].to == expected:
-        said = (
+        reason = (
             f"{section.tag} pointed to it before (move {earlier.number}) and was moved on; go back with align rollback"
         )
-        logger.warning("not promoted: %s", said)
-        return {**outcome, "state": "refused", "reasons": [said]}
+        logger.warning("not promoted: %s", reason)
+        return {**outcome, "state": "refused", "reasons": [reason]}
     failed = [problem] if problem else refusals(section.gates, metrics, baseline, beside)
     if failed:
         logger.warning("not promoted: %s", "; ".join(failed))

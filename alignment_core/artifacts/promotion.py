@@ -56,8 +56,8 @@ def rollback(store: Store, name: str, number: int | None = None, reason: str = "
             f"move {number} of the tag {name} points to {present.short}, as the tag does now: nothing to do"
         )
     _check_whole(store, target.to)
-    said = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
-    return tags.move(store.backend, name, target.to, present, said, back_to=target.number)
+    why = f"rolled back to move {target.number}" + (f": {reason}" if reason else "")
+    return tags.move(store.backend, name, target.to, present, why, back_to=target.number)
 
 
 def _check_whole(store: Store, reference: Reference) -> None:

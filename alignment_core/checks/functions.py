@@ -32,7 +32,7 @@ class Called:
     field: str
     name: str
     max_failed: float
-    """Share of the completions that may go without its answer."""
+    """Share of the completions for which it may fail."""
     look: Callable[[Rows, float], Answers]
     """Calls it with so many seconds for each answer; what it answers to each row, or why it does not."""
 

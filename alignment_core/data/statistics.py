@@ -106,31 +106,31 @@ def account(summary: Mapping[str, Any]) -> str:
     gone = {**summary["dropped"], "test": rows["test"], "not drawn": rows["unused"]}
     parts = ", ".join(f"{count} {reason}" for reason, count in gone.items() if count)
     shortened = f"{summary['shortened']} shortened" if summary["shortened"] else ""
-    said = "; ".join(part for part in (parts, shortened) if part)
-    return f"{rows['train']} of {rows['read']}" + (f": {said}" if said else "")
+    left_out = "; ".join(part for part in (parts, shortened) if part)
+    return f"{rows['train']} of {rows['read']}" + (f": {left_out}" if left_out else "")
 
 
 def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
     """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn."""
-    said, reasons = [], {**REASONS, **kinds.load(summary["kind"]).reasons}
+    warnings, reasons = [], {**REASONS, **kinds.load(summary["kind"]).reasons}
     for source in summary["sources"]:
         dropped, read = sum(source["dropped"].values()), source["read"]
         if dropped > WARNING_SHARE * read:
             why = "; ".join(f"{count} {reasons[reason]} ({reason})" for reason, count in source["dropped"].items())
-            said.append(f"{source['name']}: {dropped} of {_rows(read)} ({dropped / read:.0%}) are left out: {why}")
+            warnings.append(f"{source['name']}: {dropped} of {_rows(read)} ({dropped / read:.0%}) are left out: {why}")
         shortened, kept = source["shortened"], source["kept"]
         if shortened > WARNING_SHARE * kept:
-            said.append(
+            warnings.append(
                 f"{source['name']}: {shortened} of {_rows(kept)} ({shortened / kept:.0%}) are shortened to max_length or "
                 "max_prompt_length, as `overlong: truncate` says"
             )
         drawable = source["kept"] - source["test"]
         if source["unused"] > WARNING_SHARE * drawable:
-            said.append(
+            warnings.append(
                 f"{source['name']}: {source['unused']} of {_rows(drawable)} ({source['unused'] / drawable:.0%}) are never "
                 f"used, because `mixing: {mixing}` stops when the first source is exhausted; see also `weight`"
             )
-    return said
+    return warnings
 
 
 def lengths(rows: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, Any]:

@@ -184,9 +184,9 @@ def _as_events(answer: dict[str, Any]) -> str:
     (choice,) = answer["choices"]
     calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", ()))]
     delta = choice["message"] | ({"tool_calls": calls} if calls else {})
-    said = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
+    chunk = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
     whole = answer | {"object": "chat.completion.chunk"}
-    chunks = [whole | {"choices": [said], "usage": None}, whole | {"choices": []}]
+    chunks = [whole | {"choices": [chunk], "usage": None}, whole | {"choices": []}]
     return "".join(f"data: {one}\n\n" for one in (*map(json.dumps, chunks), "[DONE]"))
 
 

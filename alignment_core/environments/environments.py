@@ -133,10 +133,10 @@ class Environments:
         if episode.began is None:
             episode.began = time.monotonic()
             return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
-        said = episode.ids[episode.turn_start :]
+        turn = episode.ids[episode.turn_start :]
         before = len(episode.prompt_ids) + episode.turn_start
-        counts = {"prompt_tokens": before, "completion_tokens": len(said), "total_tokens": before + len(said)}
-        text = self._tokenizer.decode([one for one in said if one not in self._hidden])
+        counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
+        text = self._tokenizer.decode([one for one in turn if one not in self._hidden])
         return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
     def _answered(self, episode: Episode, answer: Any) -> None:
@@ -183,34 +183,34 @@ class Environments:
             except ValueError as error:
                 raise Failed("wrong_shape", f"returned an observation that cannot be rendered: {error}") from None
 
-    def _append_observation(self, episode: Episode, said: Any) -> None:
+    def _append_observation(self, episode: Episode, observation: Any) -> None:
         """Append what the policy sees before its next turn, texts or the request of an agent, if there is room for both."""
-        if isinstance(said, dict):
-            episode.most = said["max_tokens"]
+        if isinstance(observation, dict):
+            episode.most = observation["max_tokens"]
         if episode.turns == 0:
-            episode.opening = self._first(episode, said)
+            episode.opening = self._first(episode, observation)
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        if isinstance(said, dict):
-            ids = self._renderer.told(said["messages"], closed=episode.ids[-1] == self._tokenizer.eos_token_id)
+        if isinstance(observation, dict):
+            ids = self._renderer.told(observation["messages"], closed=episode.ids[-1] == self._tokenizer.eos_token_id)
         else:
-            ids = self._renderer.told(self._messages(said)) if said else []
+            ids = self._renderer.told(self._messages(observation)) if observation else []
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)
         else:
             episode.finish_reason, episode.over = "no room", True
 
-    def _first(self, episode: Episode, said: Any) -> list[int]:
-        """The prompt with what is said before the policy's first turn; an agent's request takes its place."""
-        if isinstance(said, dict):
-            return self._renderer.asked(said["messages"], said["tools"])
-        if not said:
+    def _first(self, episode: Episode, observation: Any) -> list[int]:
+        """The prompt with what `reset` returned appended; an agent's request replaces it."""
+        if isinstance(observation, dict):
+            return self._renderer.asked(observation["messages"], observation["tools"])
+        if not observation:
             return []
-        return self._renderer.told_first(episode.prompt["prompt"], self._messages(said))
+        return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation))
 
-    def _messages(self, said: str | list[str]) -> list[dict[str, str]]:
-        return [{"role": self.config.role, "content": one} for one in ([said] if isinstance(said, str) else said)]
+    def _messages(self, texts: str | list[str]) -> list[dict[str, str]]:
+        return [{"role": self.config.role, "content": one} for one in ([texts] if isinstance(texts, str) else texts)]
 
     def close(self) -> None:
         """End all processes."""

@@ -68,16 +68,16 @@ class Episode:
     @property
     def policy_tokens(self) -> list[int]:
         """What the policy sampled, over all of its turns."""
-        return [token for token, said in zip(self.ids, self.mask, strict=True) if said]
+        return [token for token, own in zip(self.ids, self.mask, strict=True) if own]
 
-    def take(self, said: Completion) -> None:
+    def take(self, completion: Completion) -> None:
         """Append a turn of the policy."""
         self.turn_start, self.turns = len(self.ids), self.turns + 1
-        self.ids += said.token_ids.tolist()
-        self.logps += said.logps.tolist()
-        self.versions += said.versions.tolist()
-        self.mask += [True] * len(said.token_ids)
-        self.finish_reason = said.finish_reason
+        self.ids += completion.token_ids.tolist()
+        self.logps += completion.logps.tolist()
+        self.versions += completion.versions.tolist()
+        self.mask += [True] * len(completion.token_ids)
+        self.finish_reason = completion.finish_reason
 
     def append_observation(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample."""

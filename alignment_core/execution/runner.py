@@ -57,8 +57,8 @@ def cached_result(store: Store, call: StageCall, key: StageKey) -> StageResult |
         return None
     here, then = key.parts["packages"], found.key_parts["packages"]
     accepted = {name: version for name, version in then.items() if version != here[name]}
-    said = ", ".join(f"{name} {version} instead of {here[name]}" for name, version in accepted.items())
-    reason = f"made with {said} (reuse_across_versions)"
+    versions = ", ".join(f"{name} {version} instead of {here[name]}" for name, version in accepted.items())
+    reason = f"made with {versions} (reuse_across_versions)"
     result = StageResult.of(found, call.label, call.stage, "cached", reason, 0.0)
     return result.model_copy(update={"accepted": accepted})
 

@@ -28,8 +28,8 @@ OnWait = Callable[[str | None], None]
 
 def placed(error: AlignmentError, label: str, log: Path) -> AlignmentError:
     """The error of a stage with the stage's name before it; one that nobody foresaw says where the log is, too."""
-    said = str(error) if str(error).startswith(f"{label}: ") else f"{label}: {error}"
-    return type(error)(f"{said}; the log is {log}" if type(error) is AlignmentError else said)
+    sentence = str(error) if str(error).startswith(f"{label}: ") else f"{label}: {error}"
+    return type(error)(f"{sentence}; the log is {log}" if type(error) is AlignmentError else sentence)
 
 
 class Host:

@@ -57,8 +57,8 @@ def _one(line: StageLine, records: list[Provenance], run_id: str) -> Explanation
     changed = tuple(in_words(changes(other.key_parts, line.key_parts), line.label))
     mine = next((record for record in records if record.key == line.key), None)
     elsewhere = tuple(changes(other.hardware, mine.hardware)) if mine and mine.hardware and other.hardware else ()
-    said = {"changed": changed, "elsewhere": elsewhere, "nearest": _name(other)}
-    return Explanation(**shared, why=f"changed since {_name(other)}{failure}", **said)
+    details = {"changed": changed, "elsewhere": elsewhere, "nearest": _name(other)}
+    return Explanation(**shared, why=f"changed since {_name(other)}{failure}", **details)
 
 
 def _name(record: Provenance) -> str:

@@ -103,8 +103,8 @@ def _no_method(name: Any) -> str:
         if name
         else ""
     )
-    said = "is missing" if name is None else f"is {name!r}"
-    return f"{said}; choose one of {', '.join(known)}{hint}"
+    problem = "is missing" if name is None else f"is {name!r}"
+    return f"{problem}; choose one of {', '.join(known)}{hint}"
 
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: Path | None = None) -> dict[str, Any]:

@@ -76,14 +76,13 @@ class Account:
                 failed += 1
                 self.failed[failure.reason] += 1
                 row = rows[number]
-                said = f"{row['source']}: {self.who} {failure}, for the prompt {row['prompt_text'][:SHOWN]!r}"
-                first = first or said
+                sentence = f"{row['source']}: {self.who} {failure}, for the prompt {row['prompt_text'][:SHOWN]!r}"
+                first = first or sentence
                 if failed > allowed:
                     raise DataError(
-                        f"{first}; {allowed} of {size} completions may go without a reward "
-                        f"({self.field} {self.max_failed:g})"
+                        f"{first}; {allowed} of {size} completions may lack a reward ({self.field} {self.max_failed:g})"
                     )
-                log.warning("%s; it is left out", said)
+                log.warning("%s; it is left out", sentence)
         found = [rewards[number] for number in range(len(rows))]
         self._recent.extend(isinstance(reward, Failed) for reward in found)
         return found
@@ -107,7 +106,7 @@ def failure_of(answer: Any) -> Failed | None:
     if answer is None:
         return Failed("none_given", "gave no reward")
     if isinstance(answer, bool) or not isinstance(answer, int | float):
-        return Failed("bad_number", f"answered {str(answer)[:SHOWN]!r}; a number is needed")
+        return Failed("bad_number", f"returned {str(answer)[:SHOWN]!r}; a number is needed")
     if not abs(answer) <= sys.float_info.max:  # NaN neither
-        return Failed("bad_number", f"answered {str(answer)[:SHOWN]}; a finite number is needed")
+        return Failed("bad_number", f"returned {str(answer)[:SHOWN]}; a finite number is needed")
     return None

@@ -122,8 +122,8 @@ class _Function:
         calls = [[row["prompt_text"], row["completion_text"], row["label"]] for row in rows]
         for number, score in self._pool.answers(calls):
             bad = isinstance(score, float) and not 0 <= score <= 1  # as NaN is
-            said = f"answered {score}; a number in [0, 1] is needed"
-            yield number, Failed("bad_number", said) if bad else score
+            problem = f"returned {score}; a number in [0, 1] is needed"
+            yield number, Failed("bad_number", problem) if bad else score
 
     def close(self) -> None:
         self._pool.close()

@@ -191,10 +191,10 @@ class Ahead:
                     self._busy.discard(engine)
                     self._changed.notify_all()
             with self._changed:
-                for name, said in done:
+                for name, completion in done:
                     sampling.remove(name)
                     episode = self._under_way[engine][name]
-                    episode.take(said)
+                    episode.take(completion)
                     self._next(episode, engine)
                 self._changed.notify_all()
 

@@ -50,9 +50,9 @@ class Sampling:
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
         policy, stop = version_of(self.policy, version), self.tokenizer.eos_token_id
         asked = [(number, [self.draws.request(one) for one in shard]) for number, shard in enumerate(shards)]
-        for number, said in self.engines.sample(policy, asked, generation, stop):
+        for number, completions in self.engines.sample(policy, asked, generation, stop):
             self.check()
-            for episode, completion in zip(shards[number], said, strict=True):
+            for episode, completion in zip(shards[number], completions, strict=True):
                 episode.take(completion)
                 episode.over = self.environments is None
 

@@ -28,15 +28,15 @@ def run(context: StageContext, config: OverlapConfig) -> dict[str, Any]:
     shared = {role: held_out & read_prompts(folder) for role, folder in context.inputs.items() if role != HELD_OUT}
     count = len(set().union(*shared.values()))
     by_data = {role: len(prompts) for role, prompts in sorted(shared.items()) if prompts}
-    said = sentence(len(held_out), count, by_data)
+    finding = sentence(len(held_out), count, by_data)
     if config.max_overlap is not None and count > config.max_overlap * len(held_out):
         raise DataError(
-            f"{config.field}: {said}, so a gate would measure memorisation: hold out other prompts, "
+            f"{config.field}: {finding}, so a gate would measure memorisation: hold out other prompts, "
             f"or raise evaluation.max_overlap (it allows {config.max_overlap:.3g} of them)"
         )
     found: dict[str, Any] = {"prompts": len(held_out), "overlap": count, "shared": by_data}
     (context.output / FILE).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
-    return found | ({"warnings": [f"{config.field}: {said}"]} if count else {})
+    return found | ({"warnings": [f"{config.field}: {finding}"]} if count else {})
 
 
 def sentence(prompts: int, overlap: int, shared: dict[str, int]) -> str:

@@ -130,17 +130,19 @@ class FunctionPool:
                         self._thread(self._find_nodes, queue)
                     others, grows_at = [], None
                 try:
-                    said = queue.told.get(timeout=None if grows_at is None else max(grows_at - time.monotonic(), 0.0))
+                    message = queue.told.get(
+                        timeout=None if grows_at is None else max(grows_at - time.monotonic(), 0.0)
+                    )
                 except Empty:
                     continue
-                if isinstance(said, BaseException):
-                    raise said
-                if isinstance(said, _Loaded):
-                    if (others or self._elsewhere is not None) and not said.is_concurrent and grows_at is None:
+                if isinstance(message, BaseException):
+                    raise message
+                if isinstance(message, _Loaded):
+                    if (others or self._elsewhere is not None) and not message.is_concurrent and grows_at is None:
                         grows_at = time.monotonic() + GROWS_AFTER_SECONDS
                     continue
                 left -= 1
-                yield said
+                yield message
         finally:
             queue.waiting.clear()
             if left:

@@ -151,7 +151,7 @@ def _doing(record: journal.RunRecord) -> dict[str, str]:
     }
     for label, wait in journal.waits(record.run_id).items():
         found[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
-    return {label: said for label, said in found.items() if label in running}
+    return {label: progress for label, progress in found.items() if label in running}
 
 
 def _status(record: journal.RunRecord) -> str:

@@ -172,8 +172,8 @@ def _ask(run_id: str) -> _Run | None:
     try:
         return _Run.model_validate_json(answer.content)
     except ValidationError:
-        said = f"{url} answers {answer.status_code}, which is no answer of a Prefect server"
-        raise EnvironmentFault(f"{said}: is PREFECT_API_URL right? It ends in /api") from None
+        problem = f"{url} answers {answer.status_code}, which is no answer of a Prefect server"
+        raise EnvironmentFault(f"{problem}: is PREFECT_API_URL right? It ends in /api") from None
 
 
 def _record(run_id: str) -> journal.RunRecord | None:

@@ -95,9 +95,7 @@ def test_a_server_that_stays_broken_is_given_up_at_the_deadline(serve: Any, capl
     assert rewards(endpoint([broken.url], timeout=1.0), rows(2), 1.0) == [[None] * 2, {"unreachable": 2}]
     assert f"p.jsonl:1: the endpoint answered 503 Service Unavailable at {broken.url}, for the prompt" in caplog.text
     assert 2 <= len(broken.asked) <= 8, "it rests longer and longer between attempts"
-    with pytest.raises(
-        DataError, match=r"0 of 2 completions may go without a reward \(rl\.rewards\.0\.max_failed 0\.01\)"
-    ):
+    with pytest.raises(DataError, match=r"0 of 2 completions may lack a reward \(rl\.rewards\.0\.max_failed 0\.01\)"):
         rewards(endpoint([broken.url], timeout=0.3), rows(2), 0.01)
 
 

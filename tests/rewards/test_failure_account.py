@@ -20,5 +20,5 @@ def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
     assert numbers(account.settle(rows, answers(2))) == [None, None, 1.0, 1.0], (
         "the first two are no longer among the last 8"
     )
-    with pytest.raises(DataError, match="2 of 8 completions may go without a reward"):
+    with pytest.raises(DataError, match="2 of 8 completions may lack a reward"):
         account.settle(rows, answers(1))

@@ -43,7 +43,9 @@ def test_the_share_is_that_of_one_call_and_what_passes_it_asks_for_nothing_more(
             asked.append("ended")  # type: ignore[arg-type]
 
     account = Account("it", 0.25, "rl.rewards.0.max_failed")
-    says = r"^p\.jsonl:2: it gave no reward, for the prompt '\?'; 1 of 4 completions may go without a reward \(rl\.rewards\.0\."
+    says = (
+        r"^p\.jsonl:2: it gave no reward, for the prompt '\?'; 1 of 4 completions may lack a reward \(rl\.rewards\.0\."
+    )
     with pytest.raises(DataError, match=says):
         account.settle(ROWS, answers())
     assert asked == [2, 0, "ended"]

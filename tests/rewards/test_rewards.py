@@ -96,7 +96,7 @@ def test_one_failure_more_than_allowed_ends_the_stage_and_names_verifier_row_pro
     says = (
         r"^prompts\.jsonl:1: the verifier .*checks\.py:moody failed: ValueError: what is this\? \(checks\.py, line \d+\), "
         r"for the prompt 'prompt 1'; "
-        r"1 of 4 completions may go without a reward \(evaluation\.max_failed_rewards 0\.25\)$"
+        r"1 of 4 completions may lack a reward \(evaluation\.max_failed_rewards 0\.25\)$"
     )
     assert verify(moody, rows("raise", "a", "b", "c"), max_failed=0.25) == [None, 0.25, 0.25, 0.25]
     with pytest.raises(DataError, match=says):

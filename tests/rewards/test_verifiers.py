@@ -88,8 +88,8 @@ def test_a_function_of_a_module(name, tmp_path, monkeypatch):
     [
         ("fails", r"failed: ZeroDivisionError: division by zero \(checks\.py, line \d+\)"),
         ("words", "failed: ValueError: could not convert string to float: 'good'"),
-        ("nan", r"answered nan; a number in \[0, 1\] is needed"),
-        ("high", r"answered 1\.5; a number in \[0, 1\] is needed"),
+        ("nan", r"returned nan; a number in \[0, 1\] is needed"),
+        ("high", r"returned 1\.5; a number in \[0, 1\] is needed"),
     ],
 )
 def test_a_bad_answer_names_the_row_and_the_verifier(name, function, says):

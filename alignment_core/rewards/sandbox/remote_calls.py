@@ -185,15 +185,15 @@ class Channel:
         """Have the other side do it. Raises what that raised; ends this process if it is gone."""
         self._write({"do": action, "with": [self._encoded(one) for one in operands]})
         while True:
-            said = self._read()
-            if "do" in said:
-                self._serve(said)
+            message = self._read()
+            if "do" in message:
+                self._serve(message)
                 continue
-            for place, now in said.get("left", []):
-                _replace(operands[place], self._decoded(now))
-            if "raised" in said:
-                raise self._exception(*said["raised"])
-            return self._decoded(said["gives"])
+            for index, now in message.get("left", []):
+                _replace(operands[index], self._decoded(now))
+            if "raised" in message:
+                raise self._exception(*message["raised"])
+            return self._decoded(message["gives"])
 
     def class_named(self, number: int, name: str, base: str) -> type:
         """What stands here for a class of the other side: of its name, and of Python's class that it derives from."""
@@ -280,10 +280,10 @@ class Channel:
             return ["exception", [id(one), name, [self._encoded(each) for each in bases]]]
         return ["mine", id(one)]
 
-    def _decoded(self, said: Any) -> Any:
-        if not isinstance(said, list):
-            return said
-        kind, held = said
+    def _decoded(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        kind, held = value
         if kind in OF_TEXT:
             return OF_TEXT[kind](held)
         if kind in SERIES:

@@ -138,7 +138,7 @@ class _Sandbox:
             stack.callback(self._kill)
             self.ended = os.pidfd_open(self.process.pid)
             stack.callback(os.close, self.ended)
-            self.said = b""
+            self.status = b""
             self.listener: int | None = None
             self._left = {"clone": THREADS, "open": FILES}
             self._stack = stack.pop_all()
@@ -153,20 +153,20 @@ class _Sandbox:
 
     def ears(self) -> dict[int, Callable[[], None]]:
         """Descriptors at which something may happen, and what to do then."""
-        told = {self.told.fileno(): self.hear} if self.told.fileno() >= 0 else {}
+        told = {self.told.fileno(): self.receive} if self.told.fileno() >= 0 else {}
         asked = {self.listener: self.answer} if self.listener is not None else {}
         return {self.ended: lambda: None, **told, **asked}
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """It is ready or says why not; with the first byte comes the descriptor at which it asks."""
         with contextlib.suppress(BlockingIOError):
             while self.told.fileno() >= 0:
-                said, descriptors, _, _ = socket.recv_fds(self.told, 4096, 1)
-                self.said += said
+                received, descriptors, _, _ = socket.recv_fds(self.told, 4096, 1)
+                self.status += received
                 for listener in descriptors:
                     self.listener = listener
                     self._stack.callback(os.close, listener)
-                if not said:
+                if not received:
                     self.told.close()
 
     def answer(self) -> None:
@@ -223,9 +223,9 @@ def _watch(sandboxes: list[_Sandbox], stop: threading.Event, seconds: float) -> 
             raise Stopped("the programs were ended")
         _attend(sandboxes, min(left, LOOK_SECONDS))
     for one in sandboxes:
-        one.hear()
-    why = next((said for one in sandboxes if (said := one.said.strip()) not in (b"", b"ready")), b"").decode()
-    if not why and first.said != READY:
+        one.receive()
+    why = next((text for one in sandboxes if (text := one.status.strip()) not in (b"", b"ready")), b"").decode()
+    if not why and first.status != READY:
         why = f"exit code {code}" if code is not None else f"no start within {seconds:g} seconds"
     if why:
         raise EnvironmentFault(f"a program cannot be run within limits on this machine: {why}")
