@@ -56,7 +56,7 @@ def boot() -> str:
 
 
 def inherited(**changes: str) -> dict[str, str]:
-    """What a process that we start may know of our environment, with changes: all but Prefect's variables.
+    """The environment that a child process inherits, with changes: everything except Prefect's variables.
 
     They may hold a token or the password of a database, and below us runs anybody's code: reward functions, tokenizers,
     stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`flows.access`.

@@ -12,8 +12,8 @@ from alignment_core.host.pace import Progress
 class Listener:
     """A tracker of a run. ``label`` names a stage, as ``round-1/dpo`` does; a stage that is retried starts again.
 
-    Its methods are called one at a time, in the order of events. A cached stage finishes without having started. What a
-    listener does not define, it does not hear of.
+    Its methods are called one at a time, in the order of events. A cached stage finishes without having started. Events that a
+    listener does not define are ignored.
     """
 
     def started(self, label: str) -> None:
