@@ -81,10 +81,6 @@ class AlreadyRuns(AlignmentError):
     """Another process is running the same night, and will record its outcome."""
 
 
-class _Held(Exception):
-    """The batch belongs to a night that is alive."""
-
-
 class Ledger:
     """The nights of one inbox: all of it is the history of one tag, which moves by compare-and-set."""
 
@@ -186,15 +182,8 @@ class Ledger:
 
     def _hold(self, batch: Reference, held: ExitStack) -> bool:
         """Keep the batch for this process, unless another one that lives has it."""
-
-        def leave(_reason: str | None) -> None:
-            raise _Held
-
-        try:
-            held.enter_context(self.store.workspace.claim(batch.digest, leave))
-        except _Held:
-            return False
-        return True
+        self.store.workspace.progress(batch.digest)
+        return held.enter_context(self.store.workspace.held(batch.digest))
 
     def _append(self, night: Night, head: Reference | None) -> Night:
         """Make an entry if the ledger still ends with ``head``. Raises Conflict otherwise."""

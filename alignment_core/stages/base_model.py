@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import shutil
 from collections.abc import Sequence
@@ -111,11 +112,7 @@ def _parameters(directory: Path) -> int:
     total = 0
     for path in directory.glob("*.safetensors"):
         with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no mapping)
     return total
 
 

@@ -7,7 +7,6 @@ number of the step alone, so that a resumed run needs nothing but weights, optim
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +39,8 @@ from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.batches import epoch_order
-from alignment_core.training.checkpoints import complete, newest_progress
-from alignment_core.training.learner import Learner, ModelSource, StepReport, Term
+from alignment_core.training.checkpoints import newest_progress
+from alignment_core.training.learner import Learner, ModelSource, StepReport, Term, save_step
 from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.schedule import learning_rate
 
@@ -274,17 +273,8 @@ class PolicyTrainer:
 
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step below ``directory``, with what the driver wants back."""
-        layout, target = self.policy.layout(), Path(directory) / f"step-{self.step:08d}"
-        if newest_progress(Path(directory), layout) == target:
-            return
-        if self.rank == 0:
-            shutil.rmtree(target, ignore_errors=True)
-        torch.distributed.barrier()
-        for name, learner in self.learners.items():
-            learner.save(target / name)
-        if self.rank == 0:
-            updates = {name: learner.steps for name, learner in self.learners.items()}
-            complete(target, {"step": self.step, "layout": layout, "updates": updates, "driver": driver})
+        updates = {name: learner.steps for name, learner in self.learners.items()}
+        save_step(Path(directory), self.step, self.learners, updates=updates, driver=driver)
 
     def close(self) -> None:
         """Let go of the models' memory."""

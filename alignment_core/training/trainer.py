@@ -6,7 +6,6 @@ the dropout seed. So a resumed run needs nothing but the weights, the optimiser 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from alignment_core.models.microbatch import MicroBatch
 from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import batch_of_step, steps_per_epoch
-from alignment_core.training.checkpoints import complete, newest_progress, step_of
-from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term
+from alignment_core.training.checkpoints import newest_progress, step_of
+from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term, save_step
 from alignment_core.training.methods.base import Method
 from alignment_core.training.ranks import agree
 from alignment_core.training.reference import ReferenceLogps
@@ -169,22 +168,9 @@ class Trainer:
         self.learner.close()
 
     def save_progress(self, directory: str) -> None:
-        """Write a checkpoint of this step below ``directory``; it counts once its ``complete.json`` is there.
-
-        When it returns, all of it is on the disk, so that older ones may go. Raises EnvironmentFault where the disk has no
-        room for it.
-        """
+        """Write a checkpoint of this step below ``directory``, see :func:`save_step`."""
         self.learner.check_sound()
-        step, layout = self.learner.steps, self.learner.layout()
-        target = Path(directory) / f"step-{step:08d}"
-        if newest_progress(Path(directory), layout) == target:
-            return  # the one that this trainer resumed from; all ranks see the same
-        if self.rank == 0:
-            shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
-        torch.distributed.barrier()
-        self.learner.save(target)
-        if self.rank == 0:
-            complete(target, {"step": step, "layout": layout})
+        save_step(Path(directory), self.learner.steps, {"": self.learner})
 
 
 def _read(path: str) -> Any:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tests.processes import free_port
 from tests.rewards.reward_server import Server
 
 AWAY_SECONDS = 1.5
@@ -25,9 +25,7 @@ class Replica:
     """A port of this machine behind which a process answers, or another one soon."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/score"
         self._closed = threading.Event()
         self._start()

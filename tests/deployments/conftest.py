@@ -18,7 +18,7 @@ import pytest
 
 from flows import access
 from tests.deployments.up import PASSWORD, Services
-from tests.processes import wait_until
+from tests.processes import free_port, wait_until
 
 
 def postgresql(program: str) -> str:
@@ -42,9 +42,7 @@ def database() -> Iterator[str]:
             shutil.chown(path, owner)
     make = [initdb, "-D", str(folder / "data"), "-U", "align", "-A", "scram-sha-256", f"--pwfile={folder / 'password'}"]
     subprocess.run(make, check=True, capture_output=True, user=owner, cwd=folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ["-h", "127.0.0.1", "-p", str(port), "-k", str(folder), "-c", "fsync=off"]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(

@@ -14,10 +14,11 @@ from alignment_core.cluster.group import call
 from alignment_core.inference.engine import Engine, Request
 from alignment_core.inference.engines import EngineRequest, Engines
 from alignment_core.models import buckets
-from alignment_core.models.adapters import add_adapters, merged
+from alignment_core.models.adapters import merged
 from alignment_core.models.handle import Model
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import GenerationConfig, LoraConfig
+from tests.models.test_adapters import adapted
 
 STOP = 257  # <eos>
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 5], [200], list(range(40))]  # the last fills more than a block of the cache
@@ -234,15 +235,7 @@ def test_an_update_that_lacks_weights_is_no_policy(engine: Engines, models: dict
 def test_adapters_reach_the_engine_within_the_weights_that_they_belong_to(
     engine: Engines, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(models["a"])
-    add_adapters(model, model.lm_head, LoraConfig(r=4), seed=3, train_head=False)
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:  # as if it had been trained
-            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    model = adapted(models["a"], LoraConfig(r=4), seed=3)
     save_checkpoint(model, models["a"], tmp_path / "merged", merged(model, model.state_dict()))
     send(engine, model, "b", version=1)
     assert parity(engine, {"merged": tmp_path / "merged"}, "merged") < 1e-4

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.tracking import require
-from tests.processes import processes_of
+from tests.processes import processes_of, wait_until
 from tests.tracking.watched import recipe_with
 
 ROOT = Path(__file__).parents[2]
@@ -125,16 +124,12 @@ def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_killed_run_leaves_no_process_keeps_what_it_said_and_goes_on_under_its_id(place: Place) -> None:
     process = place.start([1, 2], crash=True)
-    deadline = time.monotonic() + 180
-    while not (place.logs() and len(points(place.records(place.logs()[0]))) == 2):
-        assert time.monotonic() < deadline, process.poll()
-        time.sleep(0.5)
+    said_all = lambda: bool(place.logs()) and len(points(place.records(place.logs()[0]))) == 2  # noqa: E731
+    assert wait_until(said_all, 180), process.poll()
     assert any("wandb-core" in line for line in processes_of(place.home).values())
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
-    while processes_of(place.home):
-        assert time.monotonic() < deadline, processes_of(place.home)
-        time.sleep(0.1)
+    assert wait_until(lambda: not processes_of(place.home), 60), processes_of(place.home)
     assert place.outside() == []
 
     assert place.run([2, 3]) == ""
@@ -160,10 +155,7 @@ def test_a_server_that_nobody_hears_of_holds_up_neither_the_run_nor_the_exit(pla
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         said = place.run([1], close=1.0, environment={"WANDB_API_KEY": SECRET, "WANDB_BASE_URL": url})
     assert said == "W&B: does not finish; the run continues without it\n"
-    deadline = time.monotonic() + 60
-    while processes_of(place.home):
-        assert time.monotonic() < deadline, processes_of(place.home)
-        time.sleep(0.1)
+    assert wait_until(lambda: not processes_of(place.home), 60), processes_of(place.home)
     written = b"".join(path.read_bytes() for path in place.home.rglob("*") if path.is_file())
     assert SECRET.encode() not in written
 
