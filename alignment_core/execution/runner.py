@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Store, Workspace
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
@@ -93,7 +93,7 @@ def run_stage(request: StageRequest) -> StageResult:
         check_same_code(call, key)
     if (found := cached_result(store, call, key)) is not None:
         return found
-    with _claimed(store, key.value, request.machines, request.ticket) as progress, serving(key.files):
+    with _claimed(store.workspace, key.value, request.machines, request.ticket) as progress, serving(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
         meter = Meter(request.ticket)
@@ -107,7 +107,7 @@ def run_stage(request: StageRequest) -> StageResult:
 
 
 @contextmanager
-def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
+def _claimed(workspace: Workspace, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
     """The key for this caller alone. A run that waits for another's stage keeps nothing that this one may wait for."""
     with ExitStack() as deferring:
 
@@ -117,7 +117,7 @@ def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> 
                 deferring.enter_context(machines.deferring())
             ticket.waits(reason)
 
-        with store.workspace.claim(key, waits, str(ticket.run)) as progress:
+        with workspace.claim(key, waits, str(ticket.run)) as progress:
             yield progress
 
 

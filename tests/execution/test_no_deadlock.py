@@ -214,7 +214,7 @@ def test_runs_on_a_cluster_keep_no_gpus_while_they_wait_for_each_others_stages(
         pass  # and the run keeps its GPU for the next stage
 
     def stage(machines: WarmMachines) -> None:
-        with _claimed(workspace, "0" * 64, machines, FIRST), machines.trainers():  # type: ignore[arg-type]
+        with _claimed(workspace, "0" * 64, machines, FIRST), machines.trainers():
             pass
         machines._end_actors()  # the end of the run
 
