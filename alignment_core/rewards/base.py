@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from alignment_core.user_code.pool import Elsewhere
 
 Rows = Sequence[dict[str, Any]]
 """Completions. Each has `prompt_text`, `completion_text`, `label`, `task`, `source`, `prompt_ids`, `completion_ids`, `group`
-(which prompt of the step it answers) and `finish_reason`, among others."""
+(which prompt of the step it answers) and `finish_reason`, among others; but for those of earlier versions, also `messages` and
+`columns` of the prompt, as JSON (see :mod:`alignment_core.data.kinds.prompts`)."""
 
 
 class Source(Protocol):
@@ -50,6 +52,8 @@ class Opening:
     resources: ResourcesConfig
     tokenizer: Any = None
     """The policy's."""
+    policy: str = "the policy"
+    """What messages call it."""
     prompts: Rows = ()
     """Rows whose ``prompt_ids`` the tokenizer made; ``prompt`` is their text."""
     model: Model | None = None
@@ -58,6 +62,8 @@ class Opening:
     """Starts pools of the user's functions on other nodes (see FunctionPool)."""
     scores: Callable[[Model, str], AbstractContextManager[Scores]] | None = None
     """Opens a reward model, with a name for its actors; there only for kinds that need ``actors``."""
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    """Takes sentences that people should read, for the stage to say."""
 
     def of_function(self, source: Callable[..., S], name: str, field: str) -> S:
         """A ``source`` that calls the function ``name``, which the recipe has in the reward's ``field``."""

@@ -1,9 +1,9 @@
-"""Reward models that score completions, each in actors of its own or in the trainers' place."""
+"""Models that score completions: in actors of their own, what they are asked for, and whether they read the same tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,8 +12,7 @@ from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.resources import ResourcesConfig
-from alignment_core.rewards.base import Opening, Pair, Rows, Scores
-from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.base import Pair, Rows, Scores
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob
@@ -22,29 +21,6 @@ COMPARED = 64
 """Completions that are read again to compare tokenizers."""
 BLOCK = 256
 """Completions per forward call of one actor: what a kill may cost, so not many."""
-
-
-class Judge:
-    """The reward that a model gives."""
-
-    def __init__(self, scores: Scores, close: Callable[[], None] = lambda: None) -> None:
-        """``close`` ends its actors."""
-        self._scores, self.close = scores, close
-
-    @classmethod
-    def open(cls, opening: Opening) -> Judge:
-        """Raises UserError for a model with another tokenizer than the policy's."""
-        assert opening.model is not None
-        assert opening.scores is not None
-        role, prompts = f"reward model of {opening.field}", _prompts_as_completions(opening)
-        check_tokenizer(opening.model, role, prompts)
-        held = ExitStack()
-        scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
-        return cls(scores, held.close)
-
-    def __call__(self, rows: Rows) -> Answers:
-        pairs, places = distinct(rows)
-        yield from enumerate(np.asarray(self._scores(pairs))[places].tolist())
 
 
 class Machines(Protocol):
@@ -91,23 +67,19 @@ def distinct(rows: Rows) -> tuple[list[Pair], list[int]]:
 
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
-    """The token ids of the policy must mean the same to the model that scores them. Raises UserError."""
-    tokenizer = model.tokenizer()
+    """The token ids of the policy must mean the same to the model that works out their probability. Raises UserError."""
+    if (other := misread(model.tokenizer(), rows)) is not None:
+        read, wrote = other
+        raise UserError(
+            f"the {role} has another tokenizer than the policy: it reads {read[:40]!r} where the policy wrote {wrote[:40]!r}; "
+            "give one with the policy's tokenizer"
+        )
+
+
+def misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
+    """What a tokenizer reads in token ids of the policy and what the policy wrote, where some of them differ."""
     for row in rows[:: max(1, len(rows) // COMPARED)]:
         read = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
         if read != row["completion_text"]:
-            raise UserError(
-                f"the {role} has another tokenizer than the policy: it reads {read[:40]!r} where the "
-                f"policy wrote {row['completion_text'][:40]!r}; give one with the policy's tokenizer"
-            )
-
-
-def _prompts_as_completions(opening: Opening) -> list[dict[str, Any]]:
-    """Prompts as if they were completions, for a look at what tokens mean."""
-    return [
-        {
-            "completion_ids": prompt["prompt_ids"],
-            "completion_text": opening.tokenizer.decode(prompt["prompt_ids"], skip_special_tokens=True),
-        }
-        for prompt in opening.prompts
-    ]
+            return read, row["completion_text"]
+    return None

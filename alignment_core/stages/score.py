@@ -68,7 +68,8 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     columns: dict[str, Sequence[Any]] = {}
     metrics: dict[str, float] = {}
     passes = _ForwardPasses(context)
-    sources = _sources(context, config, rollouts, passes) if config.rewards else None
+    warnings: list[str] = []
+    sources = _sources(context, config, rollouts, passes, warnings) if config.rewards else None
     of_models = any(rewards.kind_of(one).actors for one in config.rewards)
     with passes.held() if of_models or "reference" in context.inputs else nullcontext():
         if sources:
@@ -102,21 +103,29 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
         metrics[f"mean_{name}"] = float(np.mean([value for value in columns[name] if value is not None]))
     asked = [name for name in ("reward", "verifier") if name in columns]
     failed = sum(any(row[name] is None for name in asked) for row in rows)
-    return {"completions": len(rows), **({"failed_rewards": failed} if asked else {}), **metrics}
+    told = {"warnings": warnings} if warnings else {}
+    return {"completions": len(rows), **({"failed_rewards": failed} if asked else {}), **metrics, **told}
 
 
 def _sources(
-    context: StageContext, config: ScoreConfig, rollouts: list[dict[str, Any]], passes: _ForwardPasses
+    context: StageContext,
+    config: ScoreConfig,
+    rollouts: list[dict[str, Any]],
+    passes: _ForwardPasses,
+    warnings: list[str],
 ) -> RewardSources:
-    """Raises what opening a reward raises, before any machine is taken."""
+    """Raises what opening a reward raises, before any machine is taken. ``warnings`` takes what people should know of them once
+    they are open."""
     prompts = {row["prompt"]: {**row, "prompt": row["prompt_text"]} for row in rollouts}
     opening = Opening(
         config.field,
         context.resources,
         tokenizer=context.model("tokenizer").tokenizer(),
+        policy=context.references["tokenizer"].short,
         prompts=list(prompts.values()),
         elsewhere=context.machines.elsewhere,
         scores=passes.scores,
+        warnings=warnings,
     )
     models = {number: context.model(f"reward-{number}") for number, one in enumerate(config.rewards) if one.model}
     return RewardSources(config.rewards, opening, models)

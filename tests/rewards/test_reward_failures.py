@@ -9,7 +9,8 @@ import pytest
 
 from alignment_core.errors import DataError
 from alignment_core.rewards.failures import Account, Answers, numbers
-from alignment_core.rewards.judges import Judge, Judges
+from alignment_core.rewards.judges import Judges
+from alignment_core.rewards.model_reward import Judge
 
 ROWS: list[dict[str, Any]] = [
     {"source": f"p.jsonl:{number}", "prompt_text": "?", "prompt_ids": [number], "completion_ids": [1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Mapping
@@ -9,21 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from alignment_core.data.messages import user
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.rl.driver import Driver
+from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
 from tests.rewards.reward_server import Server, lengths
 from tests.stages.conftest import RunRl
 from tests.stages.killing import Killer
-from tests.stages.rl_runs import Section, rows_of, section_of
+from tests.stages.rl_runs import Section, prompts, rows_of, section_of
 
 pytestmark = pytest.mark.slow
 
@@ -195,26 +199,30 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
     assert all(np.abs(np.subtract(row["reference_logps"], row["old_logps"])).max() > 1e-4 for row in rows)
 
 
-def test_two_reward_models_at_once_and_a_verifier_that_fails_now_and_then(
+def test_two_reward_models_at_once_one_of_another_tokenizer_and_a_verifier_that_fails_now_and_then(
     section: Section, tiny_model: Any, tmp_path: Path, run: RunRl
 ) -> None:
-    judges, models = (tmp_path / "judge", tmp_path / "another"), []
-    for seed, judge in enumerate(judges):
-        shutil.copytree(tiny_model(), judge)
-        torch.manual_seed(seed)
-        models.append(transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1))
-        models[-1].save_pretrained(judge)
+    judge, reads_text = tmp_path / "judge", reward_model_with_another_tokenizer(tmp_path / "text", tiny_model())
+    shutil.copytree(tiny_model(), judge)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1)
+    model.save_pretrained(judge)
     (tmp_path / "fails.py").write_text(FAILS)
     section |= {
         "steps": 2,
         "rewards": [
             {"reward_model": "ours", "weight": 2.0},
             {"verifier": f"{tmp_path / 'fails.py'}:now_and_then", "max_failed": 0.5},
-            {"reward_model": str(judges[1]), "weight": -0.5},
+            {"reward_model": "another/judge", "weight": -0.5},
         ],
         "shaping": {"truncation_penalty": 0.25},
     }
-    made, result = run(section, judges={"reward-0": judges[0], "reward-2": judges[1]})
+    given = [json.dumps(user(f"{number}+{number}=")) for number in range(8)]
+    data = prompts().append_column("messages", pa.array(given))
+    made, result = run(section, judges={"reward-0": judge, "reward-2": reads_text}, rows=data)
+    (warning,) = result.warnings
+    assert "rl.rewards.2.reward_model: " in warning
+    assert "has another tokenizer than" in warning
     rows = rows_of(made)
     assert (result.cost["failed_rewards"], len(rows)) == (6, 24), "every fourth of twelve, in two steps"
     missing = [row for row in rows if row["failures"]]
@@ -226,10 +234,13 @@ def test_two_reward_models_at_once_and_a_verifier_that_fails_now_and_then(
     for row in rows[:6]:
         ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
         with torch.no_grad():
-            one, other = (float(model(ids).logits[0, 0]) for model in models)
+            score = float(model(ids).logits[0, 0])
         text = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
-        expected = 2 * one + len(text) / 100 - 0.5 * other - 0.25 * (row["finish_reason"] == "length")
-        assert row["rewards"] == pytest.approx([one, len(text) / 100, other], abs=1e-5)
+        truncated = row["finish_reason"] == "length"
+        conversation = rendered(reads_text, json.loads(row["messages"]), text)
+        of_text = score_of(reads_text, conversation.removesuffix("<end>") if truncated else conversation)
+        expected = 2 * score + len(text) / 100 - 0.5 * of_text - 0.25 * truncated
+        assert row["rewards"] == pytest.approx([score, len(text) / 100, of_text], abs=1e-5)
         assert row["reward"] == pytest.approx(expected, abs=1e-4)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.errors import Stopped, UserError
+from alignment_core.data.messages import user
+from alignment_core.errors import Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, SelectionConfig
@@ -22,6 +22,7 @@ from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
 from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
+from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
 
 COMPLETIONS = [("2+2=", "4"), ("2+2=", "5"), ("2+2=", "4"), ("1+1=", "4"), ("1+1=", "two")]
 
@@ -196,17 +197,14 @@ def test_a_stage_that_goes_on_scores_no_block_of_either_reward_model_again(
     assert scored(lambda *_: None) == in_pieces
 
 
-def test_a_reward_model_with_another_tokenizer_is_refused(
-    machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path
+def test_a_reward_model_with_another_tokenizer_scores_the_text_and_the_stage_says_so(
+    machines: Any, reward_model: Path, rollouts: Path, tiny_model: Any, tmp_path: Path
 ) -> None:
-    path = reward_model / "tokenizer.json"
-    content = json.loads(path.read_text())
-    vocabulary = content["model"]["vocab"]
-    vocabulary["2"], vocabulary["5"] = vocabulary["5"], vocabulary["2"]
-    path.write_text(json.dumps(content))
-    context = context_of(machines, tmp_path, rollouts, reward_model)
-    policy = shutil.copytree(reward_model, tmp_path / "policy")
-    byte_tokenizer().save_pretrained(policy)
-    context.inputs["tokenizer"] = policy
-    with pytest.raises(UserError, match=r"another tokenizer than the policy: it reads '5\+5=' where the"):
-        score.run(context, OURS)
+    judge = reward_model_with_another_tokenizer(tmp_path / "judge", tiny_model())
+    context = context_of(machines, tmp_path, rollouts, judge)
+    metrics = score.run(context, OURS)
+    scored = [row["reward"] for row in read_scores(context.output)]
+    by_hand = [score_of(judge, rendered(judge, user(prompt), completion)) for prompt, completion in COMPLETIONS]
+    assert scored == pytest.approx(by_hand, abs=1e-5)
+    (warning,) = metrics["warnings"]
+    assert warning.startswith("evaluation.rewards.0.reward_model: model@sha256:aaaa")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, RewardKind
-from alignment_core.rewards.judges import Judge
+from alignment_core.rewards.model_reward import Judge
 
 
 class ModelReward(RewardConfig):
@@ -16,7 +16,8 @@ class ModelReward(RewardConfig):
     KEY: ClassVar[str] = "reward_model"
 
     reward_model: Literal["ours"] | ModelConfig
-    """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model."""
+    """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model. One with another
+    tokenizer than the policy's scores text."""
 
     @property
     def model(self) -> Literal["ours"] | ModelConfig:
@@ -36,6 +37,6 @@ REWARD = RewardKind(
     _open,
     who=lambda reward: "the reward model",
     content=_content,
-    packages=lambda reward: ("torch", "transformers"),
+    packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
     actors=True,
 )

@@ -43,7 +43,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     best = None
     if section.best is not None:
         best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
-    sources = _sources(context, section, tokenizer, prompts)
+    warnings: list[str] = []
+    sources = _sources(context, section, tokenizer, prompts, warnings)
     environments = _environments(context, section, tokenizer)
     pretraining = _pretraining(context, section)
     job = RlJob(section, policy, _critic(context, section), context.seed, pretraining)
@@ -67,6 +68,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
             ranks = PolicyRanks(trainers, job, context.resources)
             driver = Driver(context, section, engines, ranks, sampling, sampler, rewarding, best, watch)
             metrics = driver.run()
+    if warnings:
+        metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]
     link_tree(context.progress / TRAJECTORIES, context.outputs[TRAJECTORIES])
     if best:
         metrics |= best.link_to(context.outputs[BEST])
@@ -75,12 +78,17 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     return metrics
 
 
-def _sources(context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]]) -> RewardSources:
+def _sources(
+    context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]], warnings: list[str]
+) -> RewardSources:
+    """``warnings`` takes what people should know of them once they are open."""
     opening = Opening(
         FIELD,
         context.resources,
         tokenizer=tokenizer,
+        policy=context.references["policy"].short,
         prompts=prompts,
+        warnings=warnings,
         elsewhere=context.machines.elsewhere,
         scores=in_actors(context.machines, context.resources),
     )

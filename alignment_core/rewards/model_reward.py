@@ -1,0 +1,133 @@
+"""The reward that a model gives: by the policy's own tokens, or through text where its tokenizer is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from alignment_core.data.context import context_length
+from alignment_core.data.messages import as_given, assistant
+from alignment_core.data.template import Renderer
+from alignment_core.errors import UserError
+from alignment_core.models.handle import Model
+from alignment_core.rewards.base import Opening, Pair, Rows, Scores
+from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.judges import COMPARED, misread
+from alignment_core.user_code.failed import Failed
+
+
+class Judge:
+    """A reward model that is open. The same completion of the same prompt is scored once."""
+
+    def __init__(self, scores: Scores, close: Callable[[], None] = lambda: None, text: InText | None = None) -> None:
+        """``close`` ends its actors; ``text`` is there for a model with another tokenizer than the policy's."""
+        self._scores, self.close, self._text = scores, close, text
+
+    @classmethod
+    def open(cls, opening: Opening) -> Judge:
+        """A model with another tokenizer than the policy's scores text, which ``opening.warnings`` then says. Raises UserError
+        if it cannot."""
+        assert opening.model is not None
+        assert opening.scores is not None
+        text = None
+        if has_another_tokenizer(opening.model, opening):
+            text = InText(opening.model, f"{opening.field}.reward_model")
+            opening.warnings.append(text.warning(opening.policy))
+        held = ExitStack()
+        scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
+        return cls(scores, held.close, text)
+
+    def __call__(self, rows: Rows) -> Answers:
+        read = (
+            self._text.pairs(rows)
+            if self._text
+            else [(tuple(r["prompt_ids"]), tuple(r["completion_ids"])) for r in rows]
+        )
+        pairs = list(dict.fromkeys(pair for pair in read if not isinstance(pair, Failed)))
+        scores = dict(zip(pairs, self._scores(pairs) if pairs else (), strict=True))
+        yield from (
+            (number, pair if isinstance(pair, Failed) else float(scores[pair])) for number, pair in enumerate(read)
+        )
+
+
+def has_another_tokenizer(model: Model, opening: Opening) -> bool:
+    """Whether some token of the policy's is another one to the model, or none; by the vocabularies, and by reading prompts."""
+    policy, tokenizer = opening.tokenizer, model.tokenizer()
+    vocabulary = tokenizer.get_vocab()
+    if any(vocabulary.get(token) != number for token, number in policy.get_vocab().items()):
+        return True
+    prompts = [
+        {
+            "completion_ids": prompt["prompt_ids"],
+            "completion_text": policy.decode(prompt["prompt_ids"], skip_special_tokens=True),
+        }
+        for prompt in opening.prompts[:: max(1, len(opening.prompts) // COMPARED)]
+    ]
+    return misread(tokenizer, prompts) is not None
+
+
+class InText:
+    """Completions in the tokens of a reward model, which reads them as a conversation in its own chat template.
+
+    The prompt is the row's messages, or the text that it was before the policy's template; where neither is known, as of a
+    truncated prompt, the text that the policy saw. The completion is one answer to it: of an episode with several turns, all
+    that the policy said. A model without a chat template reads the text of the prompt and that of the completion.
+    As in the policy's own tokens, an answer ends with EOS unless it was truncated.
+    """
+
+    def __init__(self, model: Model, field: str) -> None:
+        """Raises UserError for a tokenizer without EOS."""
+        tokenizer = model.tokenizer()
+        if tokenizer.eos_token_id is None:
+            raise UserError(
+                f"{field}: its tokenizer is another one than the policy's, and has no end-of-sequence token to end answers with"
+            )
+        self.field, self.model, self._renderer = field, model, Renderer(tokenizer)
+        self._most = context_length(model.path)
+
+    def warning(self, policy: str) -> str:
+        """What people should know."""
+        how = (
+            "rendered by its own chat template"
+            if self._renderer.template
+            else "as plain text, as it has no chat template"
+        )
+        return (
+            f"{self.field}: {self.model.reference.short} has another tokenizer than {policy}, so it scores the text of "
+            f"prompt and completion, {how}, and not the policy's tokens"
+        )
+
+    def pairs(self, rows: Rows) -> list[Pair | Failed]:
+        """The prompt and the answer of each row, or why the model cannot score it."""
+        known: dict[Any, Pair | Failed] = {}
+        found = []
+        for row in rows:
+            content = (
+                row.get("messages"),
+                *(row[name] for name in ("prompt_text", "completion_text", "finish_reason")),
+            )
+            if content not in known:
+                try:
+                    known[content] = self._pair(row)
+                except Failed as failure:
+                    known[content] = failure
+            found.append(known[content])
+        return found
+
+    def _pair(self, row: dict[str, Any]) -> Pair:
+        prompt = as_given(row) or row["prompt_text"]
+        if isinstance(prompt, list) and not self._renderer.template:
+            prompt = row["prompt_text"]
+        try:
+            completion = row["completion_text"]
+            answered = self._renderer.answered(
+                prompt, assistant(completion) if isinstance(prompt, list) else completion
+            )
+        except ValueError as error:
+            raise Failed("raised", f"cannot read the conversation: {error}") from None
+        answer = answered.ids if row["finish_reason"] == "stop" or len(answered.ids) == 1 else answered.ids[:-1]
+        length = len(answered.prompt_ids) + len(answer)
+        if self._most is not None and length > self._most:
+            raise Failed("too_long", f"takes {self._most} tokens, and prompt and completion are {length} of its own")
+        return tuple(answered.prompt_ids), tuple(answer)

@@ -1,0 +1,177 @@
+"""Reward models of other vocabularies: they score the text, in their own tokens and by their own chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import Device
+from alignment_core.data.messages import user
+from alignment_core.errors import UserError
+from alignment_core.models.handle import Model
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.rewards.base import Opening, Pair
+from alignment_core.rewards.model_reward import Judge
+from alignment_core.user_code.failed import Failed
+from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
+
+CHAT = [
+    {"role": "user", "content": "2+2="},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "Sure?"},
+]
+
+
+@pytest.fixture
+def judge(tiny_model: Any, tmp_path: Path) -> Path:
+    return reward_model_with_another_tokenizer(tmp_path / "judge", tiny_model())
+
+
+def row(prompt: str, completion: str, given: Any = None, finish_reason: str = "stop") -> dict[str, Any]:
+    """A completion of the policy of byte_tokenizer; ``given`` is the prompt before its chat template."""
+    tokenizer = byte_tokenizer()
+    end = [tokenizer.eos_token_id] if finish_reason == "stop" else []
+    return {
+        "prompt_text": prompt,
+        "completion_text": completion,
+        "prompt_ids": tokenizer(prompt)["input_ids"],
+        "completion_ids": [*tokenizer(completion)["input_ids"], *end],
+        "finish_reason": finish_reason,
+        "messages": given and json.dumps(given),
+    }
+
+
+def opening_of(model: Path, asked: list[Sequence[Pair]], prompt: str = "<user>2+2=<assistant>") -> Opening:
+    """With real forward passes in this process; ``asked`` takes what they are asked for."""
+
+    @contextmanager
+    def scores(model: Model, name: str) -> Iterator[Any]:
+        from alignment_core.training.forward import ForwardJob
+
+        forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
+
+        def run(pairs: Sequence[Pair]) -> list[float]:
+            asked.append(pairs)
+            return forward.run(pairs).tolist()
+
+        yield run
+
+    prompts = [{"prompt": prompt, "prompt_ids": byte_tokenizer()(prompt)["input_ids"]}]
+    opened = Model(model, Reference("model", "a" * 64))
+    return Opening(
+        "rl.rewards.1",
+        ResourcesConfig(),
+        byte_tokenizer(),
+        policy="the-policy",
+        prompts=prompts,
+        model=opened,
+        scores=scores,
+    )
+
+
+def scored(model: Path, rows: list[dict[str, Any]]) -> tuple[list[Any], list[Sequence[Pair]], list[str]]:
+    """The answers, the pairs that were asked for, and the warnings."""
+    asked: list[Sequence[Pair]] = []
+    opening = opening_of(model, asked)
+    judge = Judge.open(opening)
+    found = dict(judge(rows))
+    judge.close()
+    return [found[number] for number in range(len(rows))], asked, opening.warnings
+
+
+def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Path) -> None:
+    rows = [
+        row("<user>2+2=<assistant>5<eos><user>Sure?<assistant>", "No, 4.", CHAT),
+        row("<user>1+1=<assistant>", "2", "1+1="),  # a text that the policy's template wrapped
+        row("<user>3+3=<assistant>", "6"),  # truncated, say: what the policy saw
+        row("<user>1+1=<assistant>", "2", "1+1="),
+    ]
+    found, asked, _ = scored(judge, rows)
+    by_hand = [
+        score_of(judge, rendered(judge, CHAT, "No, 4.")),
+        score_of(judge, rendered(judge, user("1+1="), "2")),
+        score_of(judge, rendered(judge, user("<user>3+3=<assistant>"), "6")),
+    ]
+    assert found == pytest.approx([*by_hand, by_hand[1]], abs=1e-5)
+    assert len({round(one, 4) for one in by_hand}) == 3
+    assert [len(pairs) for pairs in asked] == [3], "the same completion of the same prompt is scored once"
+
+
+def test_a_truncated_answer_ends_without_eos_as_in_the_policys_own_tokens(judge: Path) -> None:
+    found, *_ = scored(judge, [row("<user>1+1=<assistant>", "2 bec", "1+1=", finish_reason="length")])
+    assert found == pytest.approx(
+        [score_of(judge, rendered(judge, user("1+1="), "2 bec").removesuffix("<end>"))], abs=1e-5
+    )
+
+
+def test_a_model_without_a_chat_template_reads_plain_text(tiny_model: Any, tmp_path: Path) -> None:
+    judge = reward_model_with_another_tokenizer(tmp_path / "plain", tiny_model(), template=None)
+    rows = [
+        row("1+1=", "2"),
+        row("<user>1+1=<assistant>", "2", user("1+1=")),
+        row("<user>1+1=<assistant>", "2", "1+1="),
+    ]
+    found, _, (warning,) = scored(judge, rows)
+    by_hand = [score_of(judge, text) for text in ("1+1=2<end>", "<user>1+1=<assistant>2<end>")]
+    assert found == pytest.approx([*by_hand, by_hand[0]], abs=1e-5)
+    assert "as plain text, as it has no chat template" in warning
+
+
+def test_one_warning_names_the_field_both_models_and_what_is_done(judge: Path) -> None:
+    *_, warnings = scored(judge, [row("1+1=", "2")] * 3)
+    assert warnings == [
+        f"rl.rewards.1.reward_model: {Reference('model', 'a' * 64).short} has another tokenizer than the-policy, so it scores "
+        "the text of prompt and completion, rendered by its own chat template, and not the policy's tokens"
+    ]
+
+
+def test_a_completion_that_the_model_cannot_read_is_a_failure_of_its_own(judge: Path) -> None:
+    rows = [
+        row("?", "2", [{"role": "system", "content": "be brief"}, *user("1+1=")]),
+        row("?", "x" * 300, "1+1="),
+        row("?", "!"),
+    ]
+    found, *_ = scored(judge, rows)
+    refused, long, fine = found
+    assert isinstance(refused, Failed)
+    assert (refused.reason, "cannot read the conversation: the chat template refuses" in str(refused)) == (
+        "raised",
+        True,
+    )
+    assert isinstance(long, Failed)
+    assert long.reason == "too_long"
+    assert str(long).startswith("takes 256 tokens, and prompt and completion are 3")
+    assert isinstance(fine, float)
+
+
+def test_the_policys_tokens_are_scored_where_they_mean_the_same_and_further_ones_do_no_harm(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    import shutil
+
+    import transformers
+
+    judge = tmp_path / "same"
+    shutil.copytree(tiny_model(), judge)
+    transformers.AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1).save_pretrained(judge)
+    tokenizer = byte_tokenizer(chat_template="{{ 'another' }}")
+    tokenizer.add_tokens(["<further>"])
+    tokenizer.save_pretrained(judge)
+    completion = row("<user>1+1=<assistant>", "2", "1+1=")
+    found, asked, warnings = scored(judge, [completion])
+    assert (asked, warnings) == ([[(tuple(completion["prompt_ids"]), tuple(completion["completion_ids"]))]], [])
+    assert found == pytest.approx([score_of(judge, "<user>1+1=<assistant>2<eos>")], abs=1e-5)
+
+
+def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) -> None:
+    config = json.loads((judge / "tokenizer_config.json").read_text())
+    (judge / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
+    with pytest.raises(UserError, match=r"rl\.rewards\.1\.reward_model: its tokenizer .* has no end-of-sequence token"):
+        scored(judge, [])
