@@ -95,6 +95,13 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ALIGN_HOME of this test's own."""
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 1 MiB and 64 names."""
     disk = tmp_path / "disk"

@@ -31,10 +31,7 @@ with Journal(new_record(sys.argv[1], "small", {}, "store")).open() as journal:
 Start = Callable[[str], subprocess.Popen[bytes]]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

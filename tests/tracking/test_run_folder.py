@@ -23,10 +23,7 @@ with run_folder(recipe_with({})) as folder:
 """
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_a_killed_run_gives_its_folder_to_the_next_and_only_then() -> None:

@@ -75,6 +75,12 @@ def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+@pytest.fixture
+def reference(tiny_model: Any, tmp_path: Path) -> Path:
+    """A reference model other than the policy, which may be removed."""
+    return Path(shutil.copytree(tiny_model(seed=2), tmp_path / "reference"))
+
+
 @pytest.mark.slow  # the first one starts Ray and three trainer ranks
 @pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
 def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
@@ -158,10 +164,8 @@ def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
 
 
 def test_the_pass_of_the_reference_goes_on_where_it_was_interrupted(
-    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+    make_job: Any, machines: Any, reference: Path, tmp_path: Path
 ) -> None:
-    reference = tmp_path / "reference"
-    shutil.copytree(tiny_model(seed=2), reference)
     job, progress = make_job(DPO, reference=reference), tmp_path / "progress"
     progress.mkdir()
     with machines(2).trainers() as group:
@@ -182,10 +186,9 @@ def test_the_pass_of_the_reference_goes_on_where_it_was_interrupted(
 
 
 def test_the_reference_reads_the_rows_that_steps_take_and_no_others(
-    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+    make_job: Any, machines: Any, reference: Path, tmp_path: Path
 ) -> None:
-    reference, progress = tmp_path / "reference", tmp_path / "few.progress"
-    shutil.copytree(tiny_model(seed=2), reference)
+    progress = tmp_path / "few.progress"
     settings = {"reference": reference, "lr_scheduler_type": "constant"}
     all_rows = trained(machines(1), make_job(DPO, **settings), tmp_path / "all", steps=2)
     job = make_job(DPO, **settings, max_steps=2)
@@ -208,10 +211,8 @@ def test_the_reference_reads_the_rows_that_steps_take_and_no_others(
 
 
 def test_a_reference_that_gives_no_number_is_a_numeric_error_on_every_rank(
-    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+    make_job: Any, machines: Any, reference: Path, tmp_path: Path
 ) -> None:
-    reference = tmp_path / "reference"
-    shutil.copytree(tiny_model(seed=2), reference)
     weights = load_file(reference / "model.safetensors")
     save_file({name: tensor * torch.nan for name, tensor in weights.items()}, reference / "model.safetensors")
     with (
@@ -237,10 +238,8 @@ def test_a_checkpoint_without_the_log_probabilities_of_its_reference_counts_for_
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
-    offload: bool, make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+    offload: bool, make_job: Any, machines: Any, reference: Path, tmp_path: Path
 ) -> None:
-    reference = tmp_path / "reference"
-    shutil.copytree(tiny_model(seed=2), reference)
     job = make_job(DPO, reference=reference)
     progress = tmp_path / "progress"
     with machines(2).trainers() as group:
