@@ -102,7 +102,7 @@ def test_another_machine_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(
         EnvironmentFault,
-        match=r"^evaluation\.verifier: `code` needs 64-bit Linux on x86_64 or aarch64, and this .* riscv64$",
+        match=r"^evaluation\.verifier: `code` needs 64-bit Linux on x86_64 or aarch64, but this .* riscv64$",
     ):
         CodeTests("evaluation.verifier")
 
