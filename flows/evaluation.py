@@ -1,4 +1,4 @@
-"""Judging the policies of a run on the same held-out prompts, the first one being the baseline."""
+"""Evaluating the policies of a run on the same held-out prompts; the first one is the baseline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STREAM = "evaluation"
 
 
 PRODUCTION = "production"
-"""What reports call the policy that a promotion's tag names."""
+"""What reports call the policy that a promotion's tag points to."""
 
 
 class Evaluations:
-    """Collects policies to judge; the first that is added is the baseline and the reference of the KL."""
+    """Collects policies to evaluate; the first that is added is the baseline and the reference of the KL."""
 
     def __init__(self, recipe: BaseRecipe, tokenizer: Input, reward_model: Input | None) -> None:
         self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model

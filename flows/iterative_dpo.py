@@ -44,14 +44,14 @@ def rounds(
     judge: Input | None,
     rounds_before: int = 0,
 ) -> dict[str, Input]:
-    """All rounds; the policy that each comes to, by label. Prompts and noise go on after ``rounds_before`` others."""
+    """All rounds; the policy that each ends with, by label. Prompts and noise continue after ``rounds_before`` others."""
     policies: dict[str, Input] = {}
     policy = start
     ranked_by = rewards("iterative_dpo.rewards", section.rewards, judge, "rounds")
     for number in range(1, section.rounds + 1):
         reference = start if section.reference == "initial" and number > 1 else None
-        turn = rounds_before + number
-        policy = one_round(recipe, section, f"round-{number}", turn, policy, prompts, ranked_by, reference)
+        round_number = rounds_before + number
+        policy = one_round(recipe, section, f"round-{number}", round_number, policy, prompts, ranked_by, reference)
         policies[f"round-{number}"] = policy
     return policies
 
@@ -60,15 +60,15 @@ def one_round(
     recipe: BaseRecipe,
     section: IterativeDpoConfig,
     label: str,
-    turn: int,
+    round_number: int,
     policy: Input,
     prompts: Input,
     ranked_by: Rewards,
     reference: Input | None,
 ) -> Step:
-    """Generate → score → select → train; returns the next policy. ``turn`` counts all rounds ever, from 1."""
+    """Generate → score → select → train; returns the next policy. ``round_number`` counts all rounds ever, from 1."""
     count = section.prompts_per_round
-    first, stream = (turn - 1) * count, f"round-{turn}"
+    first, stream = (round_number - 1) * count, f"round-{round_number}"
     verifying = recipe.evaluation if section.selection.score == "verifier" else None
     samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, stream)
     scores = rollout.score(f"{label}/score", samples, policy, ranked_by, verifying)

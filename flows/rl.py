@@ -1,4 +1,4 @@
-"""Reinforcement learning, after SFT if the recipe has one, judged on held-out prompts if it says so."""
+"""Reinforcement learning, after SFT if the recipe has one, evaluated on held-out prompts if it says so."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def rl(recipe: RlRecipe) -> Outputs:
     base, start = base_and_start(recipe, recipe.sft)
     prompts = data.dataset("rl/prompts", recipe.rl.prompts, "prompts", base)
     judge = reward_model(recipe, recipe.reward_model, base, start)
-    judges = rewards("rl.rewards", recipe.rl.rewards, judge, "rl").models
-    critic = next(iter(judges.values()), None) if recipe.rl.critic else None
+    reward_models = rewards("rl.rewards", recipe.rl.rewards, judge, "rl").models
+    critic = next(iter(reward_models.values()), None) if recipe.rl.critic else None
     pretraining = held_out = None
     if recipe.rl.pretraining:
         pretraining = data.dataset("rl/pretraining", recipe.rl.pretraining.data, "demonstrations", base)
@@ -25,7 +25,7 @@ def rl(recipe: RlRecipe) -> Outputs:
             "rl/held-out", recipe.rl.best.prompts, "prompts", base, stream="held-out", held_out=True
         )
         data.overlap("rl/held-out/overlap", "rl.best.prompts", held_out, None)
-    policy = tasks.rl("rl", recipe.rl, start, prompts, judges, critic, pretraining, held_out)
+    policy = tasks.rl("rl", recipe.rl, start, prompts, reward_models, critic, pretraining, held_out)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"
     if recipe.evaluation:

@@ -24,7 +24,7 @@ def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, In
 
 
 def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:
-    """The judge: trained from the SFT model, given by the recipe, or none."""
+    """The reward model: trained from the SFT model, named by the recipe, or none."""
     if section is None:
         return None
     if section.model is not None:

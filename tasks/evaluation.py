@@ -1,4 +1,4 @@
-"""Tasks that judge policies."""
+"""Tasks that evaluate policies."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ def rl(
     section: RlConfig,
     policy: Input,
     prompts: Input,
-    judges: Mapping[str, Input],
+    reward_models: Mapping[str, Input],
     critic: Input | None,
     pretraining: Input | None,
     held_out: Input | None,
 ) -> Step:
     """Reward a policy for its own samples; returns the policy that ``rl.result`` chooses.
 
-    ``judges`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
+    ``reward_models`` are the reward models by role (``reward-<number>`` in ``section.rewards``); ``critic`` is where a critic
     starts, none meaning the policy; ``pretraining`` and ``held_out`` are the data sets of ``section.pretraining`` and
     ``section.best``, if it has them.
     """
     config = RlStageConfig(section=section)
     data = {"prompts": prompts, "pretraining": pretraining, "held_out": held_out}
-    inputs = {"policy": policy, "critic": critic, **data, **judges}
+    inputs = {"policy": policy, "critic": critic, **data, **reward_models}
     return submit("rl", label, config, inputs).output(RESULTS[section.result])

@@ -171,7 +171,7 @@ assert kinds.formats() and "verifier" in CHOICE.kinds
     assert done.returncode == 0, done.stderr
     for said in (
         "it is not a RewardKind",
-        "dict is no RewardConfig",
+        "dict is not a RewardConfig",
         "provide the kind of reward 'verifier'",
         "it is not a Kind",
         "every Origin needs `description`",

@@ -48,7 +48,7 @@ class PlannedStage:
             raise UserError(f"{self.label}: the stage {self.stage} has no output {name!r}; it has {', '.join(outputs)}")
         if outputs[name] in PRUNABLE and name not in (default, *self.needs):
             raise UserError(
-                f"{self.label}: retention may drop the output {name!r}; submit the stage with needs=({name!r},)"
+                f"{self.label}: retention may delete the output {name!r}; submit the stage with needs=({name!r},)"
             )
         return replace(self, name=name)
 
@@ -59,7 +59,7 @@ class PlannedStage:
     def result(self) -> StageResult:
         """What the store holds of it. Raises NotMade if that is nothing."""
         if self.found is None:
-            raise NotMade(f"{self.label} is planned and has no result")
+            raise NotMade(f"{self.label} is only planned and has no result")
         return self.found
 
     def waits_for(self) -> list[str]:

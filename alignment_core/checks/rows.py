@@ -182,9 +182,7 @@ def _render(question: Question) -> dict[str, Any]:
     if not rows:
         if whole:
             ledger.check_rows_left([0] * len(pinned), mixture=False)
-        return found | {
-            "unseen": f"the filters leave none of the first {found['read']} rows; what follows was not read"
-        }
+        return found | {"unseen": f"the filters drop all of the first {found['read']} rows; later rows were not read"}
     drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
     if drawn:  # otherwise the mixture may never come to a row that is too long
         check_context(rows, kind, question.context)

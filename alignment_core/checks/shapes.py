@@ -42,8 +42,8 @@ def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[s
     size = shape.get("head_dim") or (width // heads if heads and width else None)
     if size is not None and served and size not in served and _on_cpu(resources):
         yield (
-            f"model: its heads have {size} dimensions (hidden_size {width} / num_attention_heads {heads}), which vLLM's "
-            f"attention on the CPU does not serve; it serves {', '.join(map(str, served))}"
+            f"model: its heads have {size} dimensions (hidden_size {width} / num_attention_heads {heads}), which "
+            f"vLLM's attention on the CPU does not support; it supports {', '.join(map(str, served))}"
         )
 
 
@@ -79,7 +79,7 @@ def too_long(stage: PlannedStage, room: int, longest_prompt: int, most: int | No
     """
     if most is not None and longest_prompt + room > most:
         yield (
-            f"{stage.label}: the longest prompt has {longest_prompt} tokens or more, which with max_completion_length {room} "
-            f"makes {longest_prompt + room}; the model takes {most} (max_position_embeddings). Lower "
+            f"{stage.label}: the longest prompt has {longest_prompt} tokens or more; with max_completion_length {room} "
+            f"that makes {longest_prompt + room}, but the model takes at most {most} (max_position_embeddings). Lower "
             "generation.max_completion_length or prompts.max_prompt_length"
         )

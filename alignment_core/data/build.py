@@ -156,7 +156,7 @@ def examples(
     try:
         formats.check_format(source.format, kind)
         if source.keep_columns and KEPT not in kind.columns:
-            raise UserError(f"keep_columns: {kind.gives} have no room for further columns; prompts have")
+            raise UserError(f"keep_columns: {kind.gives} cannot keep further columns; only prompts can")
     except UserError as error:
         raise UserError(f"{pinned.name}: {error}") from None
     for row in sources.read(pinned, number, seed, kind):

@@ -117,7 +117,7 @@ class Fields:
                 json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
             except (TypeError, ValueError):
                 raise ValueError(
-                    f"`{column}` is to be kept, and holds a value that JSON cannot hold: {short(value)}"
+                    f"`{column}` is in `keep_columns`, but contains a value that JSON cannot represent: {short(value)}"
                 ) from None
         return json.dumps(found, ensure_ascii=False)
 

@@ -60,7 +60,7 @@ class BaseRecipe(Config):
             return
         lacks = "reward_model" not in type(self).model_fields
         cure = f"`method: {self.method}` has none, so name a model" if lacks else "add a section `reward_model`"
-        raise ValueError(f"`{field}` asks for the reward model `ours`: {cure}")
+        raise ValueError(f"`{field}` refers to the reward model `ours`: {cure}")
 
     @model_validator(mode="after")
     def _evaluation_has_its_rewards(self) -> BaseRecipe:

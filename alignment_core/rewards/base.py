@@ -99,7 +99,7 @@ class RewardKind(Generic[C]):
             not issubclass(self.config, RewardConfig)
             or getattr(self.config, "KEY", None) not in self.config.model_fields
         ):
-            raise TypeError(f"{self.config.__name__} is no RewardConfig whose KEY is one of its fields")
+            raise TypeError(f"{self.config.__name__} is not a RewardConfig whose KEY is one of its fields")
 
 
 def kind_of(reward: RewardConfig) -> RewardKind[Any]:

@@ -42,9 +42,11 @@ class GroupFunction:
                 answer = _with_extras(answer, len(numbers))
             if not isinstance(answer, Failed) and not (isinstance(answer, list) and len(answer) == len(numbers)):
                 many = (
-                    f"{len(answer)} numbers" if isinstance(answer, list) else f"{answer}, which is no list of numbers,"
+                    f"{len(answer)} numbers"
+                    if isinstance(answer, list)
+                    else f"{answer}, which is not a list of numbers,"
                 )
-                answer = Failed("wrong_shape", f"answered {many} for {len(numbers)} completions")
+                answer = Failed("wrong_shape", f"returned {many} for {len(numbers)} completions")
             yield from zip(numbers, [answer] * len(numbers) if isinstance(answer, Failed) else answer, strict=True)
 
     def close(self) -> None:
@@ -59,12 +61,12 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Failed] | F
     rewards, scores, extra = answer.get("rewards"), answer.get("scores"), answer.get("extra_logs")
     extra = {} if extra is None else extra
     if not isinstance(extra, dict):
-        return Failed("wrong_shape", f"answered {extra} as 'extra_logs'; a dict is needed")
+        return Failed("wrong_shape", f"returned {extra} as 'extra_logs'; a dict is needed")
     if not isinstance(rewards, list):
-        return Failed("wrong_shape", f"answered {rewards} as 'rewards' for {count} completions")
+        return Failed("wrong_shape", f"returned {rewards} as 'rewards' for {count} completions")
     for name, values in [("rewards", rewards), ("scores", scores), *extra.items()]:
         if isinstance(values, list) and len(values) != count:
-            return Failed("wrong_shape", f"answered {values} as {name!r} for {count} completions")
+            return Failed("wrong_shape", f"returned {values} as {name!r} for {count} completions")
 
     def at(values: Any, place: int) -> Any:
         one = values[place] if isinstance(values, list) else values

@@ -14,6 +14,6 @@ def check_length(model: Path, longest_prompt: int, length: int) -> None:
     most = longest_sampled(json.loads((model / "config.json").read_text()))
     if most is not None and length > most:
         raise UserError(
-            f"generation: the longest prompt has {longest_prompt} tokens, which with max_completion_length makes {length}; "
-            f"the model takes {most}. Lower generation.max_completion_length or prompts.max_prompt_length"
+            f"generation: the longest prompt has {longest_prompt} tokens; with max_completion_length that makes {length}, "
+            f"but the model takes at most {most}. Lower generation.max_completion_length or prompts.max_prompt_length"
         )

@@ -28,7 +28,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
     selection = config.selection
     rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
     if all(score[selection.score] is None for score in scores):
-        raise DataError(f"these scores hold no {selection.score!r}; selection.score asks for it")
+        raise DataError(f"these scores have no {selection.score!r}; selection.score needs it")
     pairs: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
     joined = zip(rollouts, scores, strict=True)

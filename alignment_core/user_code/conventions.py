@@ -31,8 +31,8 @@ def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Cal
     trl = "completions" in named and (takes_all or needed != ["completions"])
     if openrlhf and trl:
         raise UserError(
-            f"{field}: {name!r} may be meant as one of TRL or of OpenRLHF: take `completions` and no `queries` for TRL's form, "
-            "`queries, prompts, labels` and no `completions` for OpenRLHF's, or one list of dicts for ours"
+            f"{field}: {name!r} could be a function for TRL or for OpenRLHF: take `completions` and no `queries` for TRL's "
+            "form, `queries, prompts, labels` and no `completions` for OpenRLHF's, or one list of dicts for ours"
         )
     if openrlhf:
         return _wrapped(function, lambda rows, extra: _of_openrlhf(rows))
@@ -47,7 +47,7 @@ def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Cal
         lacks = [one for one in needed if one not in given]
         if lacks:
             raise TypeError(
-                f"it needs the columns {', '.join(lacks)}, and completions have {', '.join(columns)}; "
+                f"it needs the columns {', '.join(lacks)}, but completions have {', '.join(columns)}; "
                 "`keep_columns` of the prompts keeps further ones"
             )
         return given if takes_all else {key: value for key, value in given.items() if key in named}

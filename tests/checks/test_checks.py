@@ -95,7 +95,7 @@ def test_rows_that_the_chat_template_refuses_and_rows_that_are_too_long_are_foun
     with rows.open("a") as file:
         file.write(json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n")
     (problem,) = look(store, sft(rows)).problems
-    assert "sft/data: rows.jsonl:101: the row has 106 tokens, and the model takes 64" in problem
+    assert "sft/data: rows.jsonl:101: the row has 106 tokens, but the model takes at most 64" in problem
     assert "set max_length to 64 or less" in problem
     (fine,) = look(store, sft(rows, max_length=64)).seen
     assert (fine.problem, fine.dropped) == (None, {"too_long": 1})
@@ -120,7 +120,7 @@ def test_rows_that_all_fall_are_refused_only_where_the_source_was_read_to_its_en
     rows.write_text(long * 3 + json.dumps({"prompt": "?", "completion": "yes"}) + "\n")  # the longest first
     (found,) = look(store, sft(rows, max_length=64)).seen
     assert (found.problem, found.read, found.dropped) == (None, 3, {"too_long": 3})
-    assert found.unseen == "the filters leave none of the first 3 rows; what follows was not read"
+    assert found.unseen == "the filters drop all of the first 3 rows; later rows were not read"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(name,
     kind = kinds.load(name)
     rows = [compact({**columns, "source": "rows.jsonl:7"}, kind.columns)]
     check_context(rows, kind, tokens)
-    with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, and the model takes 8 "):
+    with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, but the model takes at most 8 "):
         check_context(rows, kind, tokens - 1)
 
 
@@ -287,8 +287,8 @@ def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store
     recipe["rl"]["generation"]["max_completion_length"] = 62
     (problem,) = look(store, recipe).problems
     assert (
-        "rl: the longest prompt has 5 tokens or more, which with max_completion_length 62 makes 67; the model takes 64"
-        in problem
+        "rl: the longest prompt has 5 tokens or more; with max_completion_length 62 that makes 67, "
+        "but the model takes at most 64" in problem
     )
 
 

@@ -101,7 +101,7 @@ def test_align_check_looks_at_them_in_its_own_process(
     (answer,) = ask([question(jsonl(ROWS))])
     assert (answer.problem, answer.unseen, answer.read, answer.whole) == (None, None, 24, True)
     (answer,) = answers_to([question(jsonl([*ROWS, {**ROWS[0], "completion": "x" * 99}]))])
-    assert "the row has 104 tokens, and the model takes 64" in str(answer.problem)
+    assert "the row has 104 tokens, but the model takes at most 64" in str(answer.problem)
 
 
 def test_their_texts_are_shown_as_what_they_are(site: Path, built: Build, jsonl: Write, tmp_path: Path) -> None:

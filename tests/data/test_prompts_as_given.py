@@ -68,21 +68,21 @@ def test_a_row_without_the_column_or_with_what_json_cannot_hold_is_malformed(bui
         built({"path": path, "keep_columns": ["solution"]}, "prompts")
     half = str(jsonl(['{"prompt": "a", "solution": "\\ud83d"}\n']))
     with pytest.raises(
-        DataError, match=r"train\.jsonl:1: `solution` is to be kept, and holds a value that JSON cannot"
+        DataError, match=r"train\.jsonl:1: `solution` is in `keep_columns`, but contains a value that JSON cannot"
     ):
         built({"path": half, "keep_columns": ["solution"]}, "prompts")
 
 
 def test_other_rows_keep_no_columns(built: Build, jsonl: Write) -> None:
     path = str(jsonl([{"prompt": "a", "completion": "b", "solution": "c"}]))
-    with pytest.raises(UserError, match=r"train\.jsonl: keep_columns: demonstrations have no room for further columns"):
+    with pytest.raises(UserError, match=r"train\.jsonl: keep_columns: demonstrations cannot keep further columns"):
         built({"path": path, "keep_columns": ["solution"]}, "demonstrations")
 
 
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (["solution", "label"], "'label' is what reward functions already call something else"),
+        (["solution", "label"], "'label' already means something else to reward functions"),
         (["a", "a"], "named twice"),
     ],
 )

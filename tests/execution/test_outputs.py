@@ -112,7 +112,7 @@ def test_a_composition_gives_other_stages_the_output_that_it_names(run: Any, sto
 
     with pytest.raises(UserError, match="rl: the stage learn has no output 'bst'; it has policy, best, trajectories"):
         step.output("bst")
-    with pytest.raises(UserError, match=r"retention may drop .* submit the stage with needs=\('trajectories',\)"):
+    with pytest.raises(UserError, match=r"retention may delete .* submit the stage with needs=\('trajectories',\)"):
         step.output("trajectories")
 
     later = submit("learn", "later", LearnConfig(makes=["best", "policy"]), {})

@@ -35,7 +35,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
         (
             SFT,
             "evaluation={prompts: p.jsonl, verifier: task}",
-            "evaluation: `verifier: task` scores the built-in tasks",
+            "evaluation: `verifier: task` scores only built-in tasks",
         ),
         (
             ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "selection": {"score": "verifier"}}},
@@ -45,22 +45,22 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
         (
             SFT,
             "evaluation={prompts: p.jsonl, rewards: [{verifier: task}]}",
-            "evaluation: `verifier: task` scores the built-in tasks alone, and",
+            "evaluation: `verifier: task` scores only built-in tasks, but",
         ),
         (
             SFT,
             "evaluation={prompts: p.jsonl, rewards: [{reward_model: judge}, {environment: true}]}",
-            "evaluation: `rewards.1` is what an environment gave in an episode, which `rl.rewards` alone knows: remove it",
+            "evaluation: `rewards.1` is an environment's reward, which only `rl.rewards` can use: remove it",
         ),
         (
             SFT,
             "evaluation={prompts: p.jsonl, rewards: [{reward_model: ours}]}",
-            "`evaluation.rewards` asks for the reward model `ours`: `method: sft` has none, so name a model",
+            "`evaluation.rewards` refers to the reward model `ours`: `method: sft` has none, so name a model",
         ),
         (
             ROUNDS | {"reward_model": None},
             "iterative_dpo.rewards=[{reward_model: ours}]",
-            "`iterative_dpo.rewards` asks for the reward model `ours`: add a section `reward_model`",
+            "`iterative_dpo.rewards` refers to the reward model `ours`: add a section `reward_model`",
         ),
         (
             ROUNDS,
@@ -71,7 +71,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
         (
             ROUNDS | {"iterative_dpo": {"prompts": "p.jsonl", "selection": {"score": "verifier"}}},
             "iterative_dpo.rewards=[{reward_model: ours}]",
-            "`iterative_dpo.rewards` rank the completions, and so does `iterative_dpo.selection.score: verifier`: remove",
+            "`iterative_dpo.rewards` and `iterative_dpo.selection.score: verifier` both rank the completions: remove",
         ),
         (
             SFT | {"evaluation": {"prompts": "p.jsonl", "verifier": "math"}},
@@ -83,7 +83,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
             "promotion={gates: [{metric: win_rate, min: 0.5}]}",
             "nothing measures 'win_rate': add `evaluation.rewards` or `evaluation.verifier`",
         ),
-        (JUDGE, "reward_model={model: judge}", "`reward_model.data` is needed here, and `reward_model.model` is not"),
+        (JUDGE, "reward_model={model: judge}", "give `reward_model.data` instead of `reward_model.model`"),
         (JUDGE, "evaluation.prompts=p", "remove `evaluation`, `promotion`"),
     ],
 )
@@ -116,7 +116,7 @@ def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
             "dpo.data={task: reverse}",
             "`dpo.data.sources.0`: rows arrive in a file, folder, glob or `store:` prefix; give",
         ),
-        ("dpo.data={path: inbox, rows: 5}", "give `path` and, if need be, `format` and `columns`, and nothing else"),
+        ("dpo.data={path: inbox, rows: 5}", "give `path` and, if necessary, `format` and `columns`, and nothing else"),
         ("dpo.data={path: inbox, test_rows: 9}", "`dpo.data.test_rows` (9) must be less than `nightly.min_rows` (1)"),
         ("promotion.gates=[]", "`promotion.gates` needs at least one gate"),
         ("promotion=null", "promotion"),
@@ -157,12 +157,12 @@ def test_a_night_needs_no_section_of_its_own(load):
         ),
         (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` has no effect with `verifier`: it belongs to `urls`"),
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
-        (["rl.rewards.0={reward_model: ours}"], "asks for the reward model `ours`: add a section `reward_model`"),
+        (["rl.rewards.0={reward_model: ours}"], "refers to the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
         (["rl.rewards.0.verifier=task"], "prompts.jsonl of `rl.prompts` is none"),
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
-        (["rl.generation.temperature=0"], "`rl.generation` samples from the policy itself"),
+        (["rl.generation.temperature=0"], "`rl.generation` must sample from the unmodified policy"),
         (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
         (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
         (["resources={offload_optimizer: true, zero_stage: 0}"], "`offload_optimizer` needs `zero_stage` 1, 2 or 3"),
@@ -175,11 +175,11 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
         (
             ["rl.generation.num_generations=1", "rl.advantage.estimator=batch", "rl.filter={}"],
-            "`rl.filter` would leave out all: raise it, or drop the filter",
+            "`rl.filter` would drop all prompts: raise it, or drop the filter",
         ),
         (
             ["rl.training.max_steps=5"],
-            "`max_steps` has no effect in `rl.training`, as `rl.steps` says how many steps there are",
+            "`max_steps` has no effect in `rl.training`, because `rl.steps` sets the number of steps",
         ),
         (
             ["rl.loss={loss_type: sapo, clip_high: 0.3}"],
@@ -199,7 +199,7 @@ def test_a_night_needs_no_section_of_its_own(load):
             "`mixing` has no effect without a `weight` of each source",
         ),
         (["model={scratch: {}, revision: main}"], "`revision` has no effect with `scratch`"),
-        (["rl.filter={low: 0.5, high: 0.5}"], "`low` 0.5 is not below `high` 0.5, so that no prompt would stay"),
+        (["rl.filter={low: 0.5, high: 0.5}"], "`low` 0.5 is not below `high` 0.5, so that no prompt would be kept"),
     ],
 )
 def test_sections_of_rl_that_do_not_fit_together_are_refused(load, overrides, says):

@@ -161,7 +161,7 @@ def test_what_is_no_number_for_each_completion_has_a_type_and_is_counted(
 
 
 def test_more_failures_than_allowed_end_the_run_and_name_the_field(name: str) -> None:
-    says = r"^p\.jsonl:0: the function odd answered 1 numbers for 2 completions, .*; 1 of 4 .*rl\.rewards\.0\.max_failed 0\.25"
+    says = r"^p\.jsonl:0: the function odd returned 1 numbers for 2 completions, .*; 1 of 4 .*rl\.rewards\.0\.max_failed 0\.25"
     with pytest.raises(DataError, match=says):
         rewards(f"{name}:odd", rows("short", "none"), max_failed=0.25)
 
@@ -331,10 +331,11 @@ def test_extra_numbers_that_are_none_or_not_finite_are_left_out(forms: str) -> N
 
 def test_a_function_whose_form_is_not_clear_or_that_needs_other_columns_is_said(forms: str) -> None:
     with pytest.raises(
-        UserError, match="may be meant as one of TRL or of OpenRLHF: take `completions` and no `queries` for TRL's form"
+        UserError,
+        match="could be a function for TRL or for OpenRLHF: take `completions` and no `queries` for TRL's form",
     ):
         rewards(f"{forms}:ambiguous", rows("ab"))
-    with pytest.raises(DataError, match="it needs the columns solution, and completions have "):
+    with pytest.raises(DataError, match="it needs the columns solution, but completions have "):
         rewards(f"{forms}:other", rows("ab"), max_failed=0.0)
 
 

@@ -274,7 +274,7 @@ def test_an_async_function_of_the_group_and_an_endpoint_one_of_whose_replicas_di
 def test_prompts_that_all_teach_nothing_are_said(section: Section, run: RunRl) -> None:
     section["filter"] = {"low": 0.99, "high": 1.0, "max_refills": 1}
     with pytest.raises(
-        DataError, match=r"step 0: rl.filter leaves out all 6 prompts, as the completions of each have equal"
+        DataError, match=r"step 0: rl.filter drops all 6 prompts, as the completions of each have equal"
     ):
         run(section)
 

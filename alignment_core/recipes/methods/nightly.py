@@ -60,7 +60,9 @@ class NightlyRecipe(BaseRecipe):
         _check_inbox(self.dpo.data, self.nightly.min_rows)
         check_rounds(self, self.reward_model, self.iterative_dpo)
         if not self.promotion.gates:
-            raise ValueError("`promotion.gates` needs at least one gate: nobody looks at a model before it is promoted")
+            raise ValueError(
+                "`promotion.gates` needs at least one gate, because nobody reviews a model before it is promoted"
+            )
         return self
 
 
@@ -71,7 +73,7 @@ def _check_inbox(data: DataConfig, min_rows: int) -> None:
         if source.path is None or source != given:
             raise ValueError(
                 f"`dpo.data.sources.{number}`: rows arrive in a file, folder, glob or `store:` prefix; give `path` and, "
-                "if need be, `format` and `columns`, and nothing else"
+                "if necessary, `format` and `columns`, and nothing else"
             )
     if data.test_rows >= min_rows:
         raise ValueError(

@@ -23,11 +23,11 @@ class RewardModelRecipe(BaseRecipe):
     def _needs_pairs(self) -> RewardModelRecipe:
         if self.reward_model.data is None or self.reward_model.model is not None:
             raise ValueError(
-                "`reward_model.data` is needed here, and `reward_model.model` is not: this recipe trains one"
+                "give `reward_model.data` instead of `reward_model.model`: this recipe trains a reward model"
             )
         if self.evaluation or self.promotion:
             raise ValueError(
-                "a reward model is judged on its held-out pairs (`test_rows`): remove `evaluation`, `promotion`"
+                "a reward model is evaluated on its held-out pairs (`test_rows`): remove `evaluation`, `promotion`"
             )
         return self
 

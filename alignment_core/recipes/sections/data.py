@@ -125,7 +125,7 @@ class DataSource(_WithLibraries):
     def _names_are_free(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name in TAKEN:
-                raise ValueError(f"{name!r} is what reward functions already call something else; rename the column")
+                raise ValueError(f"{name!r} already means something else to reward functions; rename the column")
         if len(set(names)) < len(names):
             raise ValueError("a column is named twice")
         return names

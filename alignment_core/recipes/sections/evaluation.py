@@ -1,4 +1,4 @@
-"""How to judge a policy, and what a promotion must pass."""
+"""How a policy is evaluated, and what a promotion must pass."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConf
     for number, reward in enumerate(rewards):
         if reward.of_environment:
             raise ValueError(
-                f"`{field}.{number}` is what an environment gave in an episode, which `rl.rewards` alone knows: remove it"
+                f"`{field}.{number}` is an environment's reward, which only `rl.rewards` can use: remove it"
             )
         reward.check(prompts, where)
 
@@ -94,7 +94,7 @@ def check_verifier(name: str, prompts: DataConfig, where: str, cure: str = "") -
         return
     other = next((source.origin for source in prompts.sources if source.task is None), None)
     if other is not None:
-        raise ValueError(f"`verifier: {name}` scores the built-in tasks alone, and {other} of `{where}` is none{cure}")
+        raise ValueError(f"`verifier: {name}` scores only built-in tasks, but {other} of `{where}` is not one{cure}")
 
 
 def is_named(name: str) -> bool:

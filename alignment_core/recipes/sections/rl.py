@@ -94,7 +94,7 @@ class FilterConfig(Config):
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> FilterConfig:
         if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"`low` {self.low:g} is not below `high` {self.high:g}, so that no prompt would stay")
+            raise ValueError(f"`low` {self.low:g} is not below `high` {self.high:g}, so that no prompt would be kept")
         return self
 
 
@@ -305,28 +305,28 @@ class RlConfig(Config):
             )
         if alone and self.filter is not None:
             raise ValueError(
-                "`rl.generation.num_generations` is 1, so no prompt has completions that differ in their reward, and "
-                "`rl.filter` would leave out all: raise it, or drop the filter"
+                "`rl.generation.num_generations` is 1, so no prompt has completions that differ in their reward, "
+                "and `rl.filter` would drop all prompts: raise it, or drop the filter"
             )
         sampling = self.generation
         if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0:
             raise ValueError(
-                "`rl.generation` samples from the policy itself, at any `temperature` above 0: leave `top_p`, `top_k` and "
-                "`min_p` out, as the tokens that they exclude would have no probability to learn from"
+                "`rl.generation` must sample from the unmodified policy, at any `temperature` above 0: leave `top_p`, `top_k` "
+                "and `min_p` out, as the tokens that they exclude would have no probability to learn from"
             )
         if (self.environment is not None) != any(reward.of_environment for reward in self.rewards):
             raise ValueError(
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )
-        self.training.refuse_unused(("max_steps",), "in `rl.training`, as `rl.steps` says how many steps there are")
+        self.training.refuse_unused(("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps")
         if self.kl.place == "reward":
             self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
         if self.result == "average" and self.ema is None:
-            raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or take `result: last`")
+            raise ValueError("`rl.result: average` needs the section `rl.ema`: add `ema: {}`, or use `result: last`")
         if self.result == "best" and self.best is None:
             raise ValueError(
-                "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`, or take `result: last`"
+                "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`, or use `result: last`"
             )
         return self

@@ -82,7 +82,7 @@ class IterativeDpoConfig(Config):
         check_rewards(self.rewards, "iterative_dpo.rewards", self.prompts, "iterative_dpo.prompts")
         if self.rewards and self.selection.score == "verifier":
             raise ValueError(
-                "`iterative_dpo.rewards` rank the completions, and so does `iterative_dpo.selection.score: verifier`: remove "
-                "that, and add `{verifier: …}` to the list if the verifier is to take part"
+                "`iterative_dpo.rewards` and `iterative_dpo.selection.score: verifier` both rank the "
+                "completions: remove the latter, and add `{verifier: …}` to the list if the verifier should count"
             )
         return self

@@ -71,7 +71,7 @@ class Rewarding:
             raise DataError(f"step {step}: no completion has a reward (rl.rewards)")
         if not used:
             raise DataError(
-                f"step {step}: rl.filter leaves out all {len({row['group'] for row in samples})} prompts, as the completions "
+                f"step {step}: rl.filter drops all {len({row['group'] for row in samples})} prompts, as the completions "
                 "of each have equal rewards, or a mean outside rl.filter.low and .high; the task is too easy or too hard for "
                 "the policy, or the bounds do not fit the rewards"
             )

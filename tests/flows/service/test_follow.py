@@ -96,8 +96,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             b'{"exception_message": "Unauthorized"}',
             r'this shell has none or a different one; eval "\$\(align env\)"',
         ),
-        (200, b"<html>", "answers 200 which is no answer of a Prefect server: is PREFECT_API_URL right"),
-        (200, b"{}", "answers 200 which is no answer of a Prefect server: is PREFECT_API_URL right"),
+        (200, b"<html>", "answers 200, which is no answer of a Prefect server: is PREFECT_API_URL right"),
+        (200, b"{}", "answers 200, which is no answer of a Prefect server: is PREFECT_API_URL right"),
     ],
 )
 def test_a_server_that_will_never_tell_is_an_error_and_no_endless_wait(
