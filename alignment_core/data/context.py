@@ -74,6 +74,7 @@ def check_context(rows: Sequence[Mapping[str, Any]], kind: Kind, most: int | Non
     longer = [number for number, count in enumerate(tokens) if count > most]
     if longer:
         raise DataError(
-            f"{rows[longer[0]]['source']}: the row has {tokens[longer[0]]} tokens, but the model takes at "
-            f"most {most} (max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {most} or less"
+            f"{rows[longer[0]]['source']}: the row has {tokens[longer[0]]} tokens, but the model takes at most "
+            f"{most} (max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {most} or "
+            "less"
         )

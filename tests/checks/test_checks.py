@@ -133,7 +133,7 @@ def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixi
     weight = {"weight": 1} if mixing else {}
     sources = [{"path": str(file), **weight} for file in (short, rows)]
     recipe = {"method": "sft", "name": "demo", "model": MODEL, "sft": {"data": {"sources": sources, **mixing}}}
-    assert ["takes 64" in problem for problem in look(store, recipe).problems] == [True] * refused
+    assert ["takes at most 64" in problem for problem in look(store, recipe).problems] == [True] * refused
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
     for as_json in (False, True):
         cli_check.check(tmp_path / "recipe.json", [], None, as_json)
     said, found = capsys.readouterr().out.rsplit("\n", 2)[:2]
-    why = "policy/production names model@"
+    why = "policy/production points to model@"
     assert f"cannot be promoted: {why}" in said
     assert "it cannot be compared; align promote moves the tag by hand" in said
     assert json.loads(found)["not_promoted"].startswith(why)

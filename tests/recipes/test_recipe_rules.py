@@ -40,7 +40,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
         (
             ROUNDS | {"iterative_dpo": {"prompts": "prompts.jsonl", "selection": {"score": "verifier"}}},
             "evaluation={prompts: {task: reverse}, verifier: task}",
-            "of `iterative_dpo.prompts` is none; name a function",
+            "of `iterative_dpo.prompts` is not one; name a function",
         ),
         (
             SFT,
@@ -67,7 +67,7 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
             "iterative_dpo.rewards=[{verifier: math}]",
             "nothing uses `reward_model`: add `{reward_model: ours}` to",
         ),
-        (ROUNDS, "iterative_dpo.rewards=[{environment: true}]", "iterative_dpo: `iterative_dpo.rewards.0` is what an"),
+        (ROUNDS, "iterative_dpo.rewards=[{environment: true}]", "iterative_dpo: `iterative_dpo.rewards.0` is an env"),
         (
             ROUNDS | {"iterative_dpo": {"prompts": "p.jsonl", "selection": {"score": "verifier"}}},
             "iterative_dpo.rewards=[{reward_model: ours}]",
@@ -159,7 +159,7 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),
         (["rl.rewards.0={reward_model: ours}"], "refers to the reward model `ours`: add a section `reward_model`"),
         (["reward_model={data: pairs.jsonl}"], "nothing uses `reward_model`"),
-        (["rl.rewards.0.verifier=task"], "prompts.jsonl of `rl.prompts` is none"),
+        (["rl.rewards.0.verifier=task"], "prompts.jsonl of `rl.prompts` is not one"),
         (["rl.advantage.estimator=gae"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.critic={}"], "`rl.critic` and the estimator `gae` need each other"),
         (["rl.generation.temperature=0"], "`rl.generation` must sample from the unmodified policy"),
@@ -170,7 +170,7 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),
         (
             ["rl.rewards.0.verifier=task", "rl.prompts={task: reverse, rows: 8}", "rl.best={prompts: held_out.jsonl}"],
-            "held_out.jsonl of `rl.best.prompts` is none",
+            "held_out.jsonl of `rl.best.prompts` is not one",
         ),
         (["rl.generation.num_generations=1"], "a prompt's completions have no mean but their own"),
         (

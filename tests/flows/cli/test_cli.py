@@ -307,7 +307,7 @@ def test_promote_moves_a_tag_that_still_names_what_was_expected(align, store, ma
 
 def test_promote_wants_to_know_what_it_replaces_unless_the_tag_is_new(align, store, made):
     unsaid = parsed(align("promote", "policy/production", "--json"), 2)["error"]
-    assert unsaid.startswith("--if-current is missing: the tag policy/production names " + str(made["sft"]))
+    assert unsaid.startswith("--if-current is missing: the tag policy/production points to " + str(made["sft"]))
     assert parsed(align("promote", made["sft"].short, "--if-current", "none", "--json"), 1)  # it is not new
     assert align("promote", made["data"].short, "--tag", "data/now").returncode == 0
     assert align("promote", made["data"].short, "--tag", "data/then", "--if-current", "none").returncode == 0
@@ -316,7 +316,7 @@ def test_promote_wants_to_know_what_it_replaces_unless_the_tag_is_new(align, sto
 
 def test_promote_refuses_another_kind(align, store, made):
     refused = align("promote", made["data"].short, "--if-current", "policy/production", "--json")
-    assert "names a model, and " + made["data"].short + " is a dataset" in parsed(refused, 2)["error"]
+    assert "points to a model, but " + made["data"].short + " is a dataset" in parsed(refused, 2)["error"]
     assert store.tag("policy/production") == made["sft"]
 
 
