@@ -81,7 +81,7 @@ class InText:
         tokenizer = model.tokenizer()
         if tokenizer.eos_token_id is None:
             raise UserError(
-                f"{field}: its tokenizer is another one than the policy's, and has no end-of-sequence token to end answers with"
+                f"{field}: its tokenizer differs from the policy's and has no end-of-sequence token to end answers with"
             )
         self.field, self.model, self._renderer = field, model, Renderer(tokenizer)
         self._most = context_length(model.path)
@@ -95,7 +95,7 @@ class InText:
         )
         return (
             f"{self.field}: {self.model.reference.short} has another tokenizer than {policy}, so it scores the text of "
-            f"prompt and completion, {how}, and not the policy's tokens"
+            f"prompt and completion, {how}, instead of the policy's tokens"
         )
 
     def pairs(self, rows: Rows) -> list[Pair | Failed]:
@@ -129,5 +129,5 @@ class InText:
         answer = answered.ids if row["finish_reason"] == "stop" or len(answered.ids) == 1 else answered.ids[:-1]
         length = len(answered.prompt_ids) + len(answer)
         if self._most is not None and length > self._most:
-            raise Failed("too_long", f"takes {self._most} tokens, and prompt and completion are {length} of its own")
+            raise Failed("too_long", f"takes at most {self._most} tokens, but prompt and completion have {length}")
         return tuple(answered.prompt_ids), tuple(answer)

@@ -128,7 +128,7 @@ def test_one_warning_names_the_field_both_models_and_what_is_done(judge: Path) -
     *_, warnings = scored(judge, [row("1+1=", "2")] * 3)
     assert warnings == [
         f"rl.rewards.1.reward_model: {Reference('model', 'a' * 64).short} has another tokenizer than the-policy, so it scores "
-        "the text of prompt and completion, rendered by its own chat template, and not the policy's tokens"
+        "the text of prompt and completion, rendered by its own chat template, instead of the policy's tokens"
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_completion_that_the_model_cannot_read_is_a_failure_of_its_own(judge: 
     )
     assert isinstance(long, Failed)
     assert long.reason == "too_long"
-    assert str(long).startswith("takes 256 tokens, and prompt and completion are 3")
+    assert str(long).startswith("takes at most 256 tokens, but prompt and completion have 3")
     assert isinstance(fine, float)
 
 
