@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from trl.data_utils import is_conversational
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -26,6 +27,7 @@ __all__ = [
     "entropy_from_logits",
     "get_soft_overlong_punishment",
     "grpo_loss",
+    "reward_arguments",
     "reward_loss",
     "rloo_loss",
     "scored",
@@ -274,3 +276,30 @@ def _trainer(**fields: Any) -> Any:
         _metrics=defaultdict(lambda: defaultdict(list)),
         **fields,
     )
+
+
+def reward_arguments(
+    rows: list[dict[str, Any]], completions: list[str], completion_ids: list[list[int]]
+) -> dict[str, Any]:
+    """What GRPOTrainer calls a reward function with for rows of a data set and a completion each, without its own objects."""
+    given: dict[str, Any] = {}
+
+    def keep(**arguments: Any) -> list[float]:
+        given.update(arguments)
+        return [0.0] * len(completions)
+
+    prompts = [row["prompt"] for row in rows]
+    as_messages = is_conversational({"prompt": prompts[0]})
+    said = [[{"role": "assistant", "content": one}] if as_messages else one for one in completions]
+    trainer = _trainer(
+        reward_funcs=[keep],
+        reward_processing_classes=[None],
+        reward_func_names=["keep"],
+        environments=None,
+        state=SimpleNamespace(global_step=0),
+        _log_completion_extra=None,
+        _log_metric=None,
+        args=SimpleNamespace(report_to=[]),
+    )
+    GRPOTrainer._calculate_rewards.__wrapped__(trainer, rows, prompts, said, completion_ids)
+    return {name: values for name, values in given.items() if isinstance(values, list)}
