@@ -120,13 +120,14 @@ def test_a_killed_run_of_it_resumes_within_its_stage(resumed: dict[str, Any]) ->
 def test_its_loss_reward_and_verifier_took_part(resumed: dict[str, Any]) -> None:
     metrics = {stage["label"]: stage["metrics"] for stage in resumed["stages"]}
     assert metrics["unlikelihood"]["loss"] > 0
-    assert 0 <= metrics["rl"]["reward_1"] <= 1, "one less the share of characters"
-    assert 0 <= resumed["metrics"]["policies"]["rl"]["accuracy"] <= 1
+    policy = resumed["metrics"]["policies"]["unlikelihood"]
+    assert 0 <= policy["reward_1"] <= 1, "one less the share of characters"
+    assert policy["reward"] == pytest.approx(policy["accuracy"] + 0.5 * policy["reward_1"])
 
 
 def test_its_result_has_its_lineage(installed: Installed, resumed: dict[str, Any]) -> None:
     said = installed.align("lineage", resumed["outputs"]["policy"])
-    assert all(label in said for label in ("unlikelihood", "unlikelihood/data", "rl"))
+    assert all(label in said for label in ("unlikelihood", "unlikelihood/data"))
 
 
 def test_prefect_deploys_its_recipe(installed: Installed, services: Services) -> None:
