@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Store, open_store
+from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.machines import WarmMachines
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.engines import EngineRequest
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from tests.align import Align, align_here, prefect_server, run_align
 
@@ -28,7 +33,9 @@ from tests.align import Align, align_here, prefect_server, run_align
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TinyModel = Callable[..., Path]
-Machines = Callable[[int], WarmMachines]
+Machines = Callable[[int], "Roomy"]
+POSITIONS = 256
+"""How long a sequence a tiny model takes."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -186,7 +193,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
                 num_hidden_layers=2,
                 num_attention_heads=2,  # 32 wide: the least that vLLM's attention takes on a CPU
                 num_key_value_heads=1,
-                max_position_embeddings=256,
+                max_position_embeddings=POSITIONS,
                 tie_word_embeddings=tied,
             )
             made[key] = tmp_path_factory.mktemp("model") / f"{architecture}-{'tied' if tied else 'untied'}-{seed}"
@@ -196,18 +203,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make
 
 
+class Roomy(WarmMachines):
+    """With engines that start with room for whatever tests sample of a tiny model, so that none has to start again for more."""
+
+    def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
+        return super()._ready_engines(replace(request, max_model_len=max(POSITIONS, request.max_model_len)), alone)
+
+
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
     """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
-    made: dict[int, WarmMachines] = {}
+    made: dict[int, Roomy] = {}
 
-    def of_world(world: int) -> WarmMachines:
+    def of_world(world: int) -> Roomy:
         if world not in made:
             resources = ResourcesConfig(
                 device="cpu", trainers=world, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120
             )
-            made[world] = WarmMachines(resources, temporary)
+            made[world] = Roomy(resources, temporary)
         return made[world]
 
     yield of_world

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from flows import access
+from tests.conftest import TinyModel
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import free_port, wait_until
 
@@ -61,11 +62,11 @@ def database() -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def services(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterator[Services]:
+def services(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel, database: str) -> Iterator[Services]:
     home = tmp_path_factory.mktemp("home")
     patch = pytest.MonkeyPatch()
     patch.setenv("ALIGN_HOME", str(home))
-    running = Services(home)
+    running = Services(home, tiny_model())
     try:
         running.align("up", "--port", str(running.port), variables={access.DATABASE: database})
         yield running

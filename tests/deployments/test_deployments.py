@@ -37,6 +37,7 @@ OVERRIDES = [
     *(f"evaluation.prompts.sources.{i}.rows=8" for i in range(3)),
     "reward_model.data.test_rows=20",
     "promotion.gates=[]",
+    "resources.trainers=1",
     "resources.engines=1",
 ]
 

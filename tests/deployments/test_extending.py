@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 class Installed:
     """A scratch environment that sees the project and its packages, and has the plug-in."""
 
-    def __init__(self, folder: Path, database: Path) -> None:
+    def __init__(self, folder: Path, api: dict[str, str]) -> None:
         self.source, self.home, python = folder / "source", folder / "home", folder / "environment" / "bin" / "python"
         for name, text in FILES.items():
             (self.source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,9 +48,7 @@ class Installed:
         subprocess.run([*pip, "--no-deps", "--no-build-isolation", str(self.source)], check=True, capture_output=True)
         self.python = str(python)
         self.recipe = str(self.source / "unlikelihood" / "unlikelihood-tiny.yaml")
-        (self.home / "prefect").mkdir(parents=True)
-        shutil.copyfile(database, self.home / "prefect" / "prefect.db")
-        self.settings = {**os.environ, "ALIGN_HOME": str(self.home)}
+        self.settings = {**os.environ, **api, "ALIGN_HOME": str(self.home)}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A command of ours, under way."""
@@ -74,9 +71,9 @@ def changes() -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Installed]:
+def installed(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Iterator[Installed]:
     before = changes()
-    yield Installed(tmp_path_factory.mktemp("plug-in"), migrated)
+    yield Installed(tmp_path_factory.mktemp("plug-in"), prefect_api)
     assert changes() == before, "nothing of the project was edited"
 
 

@@ -35,9 +35,10 @@ SIGNS = {
 class Services:
     """What `align up` started, in a home of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, model: Path | None = None) -> None:
+        """``model`` is what its runs train, unless they say otherwise themselves."""
         self.port = free_port()
-        self.home = home
+        self.home, self.model = home, model
         self.url = f"http://127.0.0.1:{self.port}/api"
         self.settings = {**os.environ, "ALIGN_HOME": str(home)}
 
@@ -109,7 +110,8 @@ class Services:
 
     def start_run(self, overrides: list[str]) -> str:
         """The id of a new run of the deployment `sft`."""
-        parameter = f"overrides={json.dumps(overrides)}"
+        model = [f"model={self.model}"] if self.model else []
+        parameter = f"overrides={json.dumps([*model, *overrides])}"
         printed = self.prefect("deployment", "run", "alignment/sft", "--param", parameter)
         return next(word for word in printed.split() if word.count("-") == 4)
 

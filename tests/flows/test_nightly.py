@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterType
 
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.lineage import Graph
@@ -20,6 +20,7 @@ from alignment_core.nights.ledger import Ledger
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.dataset import ROWS
+from flows.access import TOKEN, URL
 
 RECIPE = """
 method: nightly
@@ -61,7 +62,7 @@ class Week:
 
 
 @pytest.fixture(scope="module")
-def week(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Week:
+def week(tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str]) -> Week:
     home = tmp_path_factory.mktemp("week")
     (home / "inbox").mkdir()
     (home / "nightly.yaml").write_text(RECIPE.format(home=home))
@@ -69,12 +70,10 @@ def week(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Week:
     for name, first in (("prompts", 200), ("rounds", 300)):
         rows = [json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(first, first + 16)]
         (home / f"{name}.jsonl").write_text("".join(rows))
-    (home / "prefect").mkdir()
-    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
     lines = []
     for part, code in (("until_killed", -signal.SIGKILL), ("after_the_kill", 0)):
         command = [sys.executable, "-m", "tests.flows.week", str(home), part]
-        environment = {**os.environ, "ALIGN_HOME": str(home)}
+        environment = {**os.environ, **prefect_api, "ALIGN_HOME": str(home)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == code, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         lines += done.stdout.splitlines()
@@ -158,12 +157,16 @@ def test_a_night_that_fails_says_why_and_is_on_record(week: Week) -> None:
     assert (last.night, last.state, last.batch) == ("night-8", "failed", None)
 
 
-def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week) -> None:
-    with sqlite3.connect(week.home / "prefect" / "prefect.db") as database:
-        pages = database.execute("select description from artifact where description like 'Night %'").fetchall()
-        events = database.execute("select event from events where resource_id = 'alignment.night.owl'").fetchall()
+def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week, prefect_api: dict[str, str]) -> None:
+    nights = {"event": {"prefix": ["alignment.night."]}, "resource": {"id": ["alignment.night.owl"]}}
+    with SyncPrefectClient(api=prefect_api[URL], auth_string=prefect_api[TOKEN]) as client:
+        markdown = ArtifactFilter(type=ArtifactFilterType(any_=["markdown"]))
+        said = [str(one.description) for one in client.read_artifacts(artifact_filter=markdown)]
+        pages = [one for one in said if one.startswith("Night ")]
+        answer = client.request("POST", "/events/filter", json={"filter": nights, "limit": 50})
+        events = {one["event"] for one in answer.json()["events"]}
     states = {name: week.state(name) for name in week.nights if name != "night-8"} | {"night-8": "failed"}
-    assert sorted(page for (page,) in pages) == sorted(f"Night {name}: {state}" for name, state in states.items())
+    assert sorted(pages) == sorted(f"Night {name}: {state}" for name, state in states.items())
     ended_in_peace = (
         "night-5",
         "night-6b",
@@ -171,4 +174,4 @@ def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week) -> Non
         "night-7",
         "night-8",
     )  # the kill may have cut off earlier events
-    assert {event for (event,) in events} >= {f"alignment.night.{states[name]}" for name in ended_in_peace}
+    assert events >= {f"alignment.night.{states[name]}" for name in ended_in_peace}

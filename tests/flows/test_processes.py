@@ -15,25 +15,26 @@ import psutil
 import pytest
 
 from tests.align import Align
+from tests.conftest import TinyModel
 from tests.processes import processes_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 method: sft
 name: small
-model: {scratch: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}
-sft: {data: {task: reverse, rows: 64}, training: {batch_size: 16}}
-resources: {trainers: 2, engines: 1}
-evaluation: {prompts: {task: reverse, split: test, rows: 8}, generation: {max_completion_length: 4}, verifier: task}
+model: {{name: {model}}}
+sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 16}}}}
+resources: {{trainers: 2, engines: 1}}
+evaluation: {{prompts: {{task: reverse, split: test, rows: 8}}, generation: {{max_completion_length: 4}}, verifier: task}}
 """
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path: Path, tiny_model: TinyModel) -> Path:
     path = tmp_path / "small.yaml"
-    path.write_text(RECIPE)
+    path.write_text(RECIPE.format(model=tiny_model()))
     return path
 
 

@@ -16,15 +16,16 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from flows.access import TOKEN, URL
 from tests.align import Align, references, states
+from tests.conftest import TinyModel
 from tests.processes import processes_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 STEPS = 300
-RECIPE = f"""
+RECIPE = """
 method: sft
 name: small
-model: {{scratch: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}}}}
-sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, num_train_epochs: 500, max_steps: {STEPS}}}}}
+model: {{name: {model}}}
+sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, num_train_epochs: 500, max_steps: {steps}}}}}
 resources: {{trainers: 1, engines: 1, progress_seconds: 1}}
 """
 
@@ -32,9 +33,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Path:
     home = tmp_path_factory.mktemp("home")
-    (home / "small.yaml").write_text(RECIPE)
+    (home / "small.yaml").write_text(RECIPE.format(model=tiny_model(), steps=STEPS))
     return home
 
 

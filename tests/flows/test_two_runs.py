@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +17,43 @@ import pytest
 
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.tickets import RunName, Ticket
-from flows.access import of_client
+from flows.access import TOKEN, URL
+from tests.conftest import TinyModel
 from tests.flows.test_processes import RECIPE, wait_until
 
 pytestmark = pytest.mark.slow
 
-API = """
-import sys
-from flows.service import environment
-from flows.service.prefect_api import start_prefect_api
-environment.prepare()
-api = start_prefect_api()
-api.wait()
-print(api.url, api.token, flush=True)
-sys.stdin.read()
-"""
 Messages = Callable[[], list[str]]
 
 
 @pytest.fixture
-def home(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, prefect_api: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """An ALIGN_HOME, and actors that say something although they are healthy: OpenMP shows its settings when it starts."""
     home = tmp_path / "home"
-    (home / "prefect").mkdir(parents=True)
-    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
-    monkeypatch.setenv("ALIGN_HOME", str(home))
-    monkeypatch.setenv("OMP_DISPLAY_ENV", "true")
+    for name, value in {**prefect_api, "ALIGN_HOME": str(home), "OMP_DISPLAY_ENV": "true"}.items():
+        monkeypatch.setenv(name, value)
     return home
 
 
 @pytest.fixture
-def messages(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Messages]:
-    """What Prefect's API shows as the logs of all runs; both runs report to one server."""
-    server = subprocess.Popen([sys.executable, "-c", API], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    url, token = server.stdout.readline().split()
-    for name, value in of_client(url, token).items():
-        monkeypatch.setenv(name, value)
-    headers = {"authorization": f"Basic {b64encode(token.encode()).decode()}", "content-type": "application/json"}
+def messages(home: Path, prefect_api: dict[str, str]) -> Messages:
+    """What Prefect's API shows as the logs of the runs of this home."""
+    token = b64encode(prefect_api[TOKEN].encode()).decode()
+    headers = {"authorization": f"Basic {token}", "content-type": "application/json"}
 
     def read() -> list[str]:
         found: list[str] = []
         while True:
-            body = json.dumps({"offset": len(found), "sort": "TIMESTAMP_ASC"}).encode()
-            request = urllib.request.Request(f"{url}/logs/filter", body, headers)
+            runs = [path.name for path in (home / "runs").glob("*")]
+            asked = {"offset": len(found), "sort": "TIMESTAMP_ASC", "logs": {"flow_run_id": {"any_": runs}}}
+            request = urllib.request.Request(f"{prefect_api[URL]}/logs/filter", json.dumps(asked).encode(), headers)
             with urllib.request.urlopen(request, timeout=30) as answer:
                 page = json.loads(answer.read())
             found += [log["message"] for log in page]
             if not page:
                 return found
 
-    yield read
-    server.communicate(timeout=60)
+    return read
 
 
 def outcome_of(run: subprocess.Popen[str]) -> dict[str, Any]:
@@ -80,10 +64,10 @@ def outcome_of(run: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
-    home: Path, messages: Messages, tmp_path: Path
+    home: Path, messages: Messages, tmp_path: Path, tiny_model: TinyModel
 ) -> None:
     recipe = tmp_path / "small.yaml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(RECIPE.format(model=tiny_model()))
     align = [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--json"]
     me = Ticket(label="a test", run=RunName("0123456789", "other"))
     with MachineQueue(home / "locks").use(me):

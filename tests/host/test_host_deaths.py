@@ -11,6 +11,7 @@ import pytest
 from alignment_core.errors import DeadlineExceeded, InfrastructureError
 from alignment_core.host.client import Host
 from alignment_core.recipes import ResourcesConfig
+from tests.conftest import TinyModel
 from tests.host.training_call import training_call
 from tests.processes import processes_of, role_of, wait_until
 
@@ -34,14 +35,14 @@ class Killer:
 
 
 def test_training_goes_on_in_a_new_host_after_the_death_of_each_process_that_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its actors others tell: tests/execution/test_failures.py and tests/stages/test_rl.py."""
     home = tmp_path / "home"
     monkeypatch.setenv("ALIGN_HOME", str(home))
     resources = ResourcesConfig(trainers=1, zero_stage=0, progress_seconds=1e-9)
     with Host(str(tmp_path / "store"), resources, tmp_path / "host.log") as host:
-        call = training_call(host, STEPS)
+        call = training_call(host, tiny_model(), STEPS)
         for role, says in {"gcs": "Ray's gcs_server died", "raylet": "Ray's raylet died", "host": ""}.items():
             with pytest.raises(InfrastructureError, match=r"sft: the run host died; see .*host\.log") as caught:
                 host.run(call, Killer(home, role))
@@ -59,14 +60,14 @@ def test_training_goes_on_in_a_new_host_after_the_death_of_each_process_that_it_
 
 
 def test_a_wait_that_passes_its_deadline_ends_the_host_and_says_which_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("ALIGN_HOME", str(home))
     hurried = ResourcesConfig(trainers=1, zero_stage=0, wait_timeout_seconds=0.01)
     says = r"^sft: 1 of 1 trainers did not answer `\w+` within 0\.01 seconds \(resources\.wait_timeout_seconds\)$"
     with Host(str(tmp_path / "store"), hurried, tmp_path / "host.log") as host:
-        call = training_call(host, STEPS)
+        call = training_call(host, tiny_model(), STEPS)
         with pytest.raises(DeadlineExceeded, match=says):
             host.run(call)
         assert processes_of(home) == {}, "nothing that hangs is left when the next attempt begins"

@@ -12,6 +12,7 @@ import pytest
 
 from alignment_core.artifacts import open_store
 from alignment_core.training.checkpoints import newest_progress
+from tests.conftest import TinyModel
 from tests.processes import processes_of, wait_until
 
 pytestmark = pytest.mark.slow
@@ -22,14 +23,14 @@ STEPS = 100_000
 
 
 def test_a_stage_whose_flow_ends_writes_a_checkpoint_and_goes_on_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("ALIGN_HOME", str(home))
     store, saved = open_store(tmp_path / "store"), 0
     for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         flow = subprocess.Popen(
-            [sys.executable, str(CALLS), str(tmp_path / "store"), str(STEPS)],
+            [sys.executable, str(CALLS), str(tmp_path / "store"), str(tiny_model()), str(STEPS)],
             env={**os.environ, "PYTHONPATH": str(CALLS.parents[2])},
             stdout=subprocess.PIPE,
         )

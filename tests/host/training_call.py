@@ -8,7 +8,7 @@ from pathlib import Path
 from alignment_core.data.pin import pin
 from alignment_core.execution.base import StageCall
 from alignment_core.host.client import Host
-from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, ScratchModel, TrainingConfig
+from alignment_core.recipes import DataConfig, DataSource, ModelConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.base_model import pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.sft import SftStageConfig
@@ -16,10 +16,9 @@ from alignment_core.stages.sft import SftStageConfig
 STEPS_BEFORE_READY = 3
 
 
-def training_call(host: Host, steps: int) -> StageCall:
-    """The call of a training stage, whose model and data the host makes first."""
-    shape = ScratchModel(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
-    model_config = pin_model(ModelConfig(scratch=shape))
+def training_call(host: Host, model_folder: Path, steps: int) -> StageCall:
+    """The call of a training stage, whose model and data the host brings into the store first."""
+    model_config = pin_model(ModelConfig(name=str(model_folder)))
     model = host.run(
         StageCall(stage="base_model", label="model", config=model_config.model_dump(mode="json"), inputs={})
     )
@@ -38,7 +37,7 @@ def training_call(host: Host, steps: int) -> StageCall:
     return StageCall(stage="sft", label="sft", config=config.model_dump(mode="json"), inputs=inputs)
 
 
-def main(store: str, steps: int) -> None:
+def main(store: str, model: str, steps: int) -> None:
     """Print the step that training begins with once it is under way."""
     host = Host(store, ResourcesConfig(trainers=1, zero_stage=0), Path(store + ".log"))
     done: list[float] = []
@@ -49,8 +48,8 @@ def main(store: str, steps: int) -> None:
         if now >= done[0] + STEPS_BEFORE_READY > before:
             print(int(done[0]), flush=True)
 
-    host.run(training_call(host, steps), on_progress)
+    host.run(training_call(host, Path(model), steps), on_progress)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
