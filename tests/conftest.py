@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -38,11 +38,17 @@ POSITIONS = 256
 """How long a sequence a tiny model takes."""
 
 
+def kept(config: pytest.Config, name: str) -> Path:
+    """A folder that all workers and later sessions share."""
+    assert config.cache is not None
+    return Path(config.cache.mkdir(name))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let all homes share what vLLM keeps of the architectures it has seen (to look at a new one takes ten seconds), and
     the Rays that tests start themselves a token."""
-    os.environ.setdefault("VLLM_CACHE_ROOT", str(config.cache.mkdir("vllm")))  # type: ignore[union-attr]
-    token = Path(config.cache.mkdir("ray")) / "auth_token"  # type: ignore[union-attr]
+    os.environ.setdefault("VLLM_CACHE_ROOT", str(kept(config, "vllm")))
+    token = kept(config, "ray") / "auth_token"
     token.write_text("0" * 64)
     os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))  # Ray itself would write one to ~/.ray
 
@@ -135,7 +141,7 @@ def fill(disk: Path) -> list[Path]:
 @pytest.fixture(scope="session")
 def migrated(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new database of this Prefect's: to make one takes ten seconds, so all workers and later sessions share it."""
-    folder = Path(pytestconfig.cache.mkdir("prefect"))  # type: ignore[union-attr]
+    folder = kept(pytestconfig, "prefect")
     made = folder / f"{version('prefect')}.db"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -178,7 +184,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """The folder of a 0.1M-parameter model with random weights; equal arguments give the same folder."""
     made: dict[tuple[str, bool, int], Path] = {}
 
-    def make(architecture: str = "llama", tied: bool = True, seed: int = 1) -> Path:
+    def make(architecture: Literal["llama", "qwen2"] = "llama", tied: bool = True, seed: int = 1) -> Path:
         import torch
 
         from alignment_core.models.scratch import create_model
@@ -187,7 +193,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         key = (architecture, tied, seed)
         if key not in made:
             shape = ScratchModel(
-                architecture=architecture,  # type: ignore[arg-type]
+                architecture=architecture,
                 hidden_size=64,
                 intermediate_size=128,
                 num_hidden_layers=2,

@@ -44,13 +44,16 @@ def times_started(run_id: str, label: str) -> list[datetime]:
     ]
 
 
+def kill(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 ENDS: dict[str, Callable[[Services, journal.RunRecord], None]] = {
     "SIGKILL of the flow": lambda _, record: os.kill(record.pid, signal.SIGKILL),
     "SIGTERM of the flow": lambda _, record: os.kill(record.pid, signal.SIGTERM),
     "SIGTERM of the worker": lambda services, _: os.kill(services.pid("worker"), signal.SIGTERM),
-    "SIGKILL of worker and flow": lambda services, record: [  # type: ignore[dict-item]
-        os.kill(pid, signal.SIGKILL) for pid in (services.pid("worker"), record.pid)
-    ],
+    "SIGKILL of worker and flow": lambda services, record: kill(services.pid("worker"), record.pid),
 }
 
 

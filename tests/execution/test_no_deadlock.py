@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -84,7 +84,9 @@ class Script:
 
 
 @pytest.fixture
-def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], WarmMachines]]:
+def new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Literal["cpu", "cuda"]], WarmMachines]]:
     """A run on the machine that all runs of a test share."""
     made: list[WarmMachines] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -92,9 +94,9 @@ def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setattr(module, "architecture_digest", lambda _: "one")
     monkeypatch.setattr(machine_queue, "POLL_SECONDS", 0.001)
 
-    def make(device: str) -> WarmMachines:
+    def make(device: Literal["cpu", "cuda"]) -> WarmMachines:
         machines = WarmMachines(ResourcesConfig(), tmp_path, tmp_path / "locks")
-        machines._device = Device(device, 1)  # type: ignore[arg-type]
+        machines._device = Device(device, 1)
         for name, fake in (
             ("connect", lambda: None),
             ("_reserve", lambda _: None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 
 from alignment_core.execution.tickets import OrderedLock, Ticket
 from tests.processes import wait_until
@@ -20,7 +21,7 @@ def test_the_earliest_that_waits_goes_first_whoever_came_first() -> None:
     with turnstile.hold(Ticket(7)):
         for number, thread in enumerate(threads, start=1):
             thread.start()
-            assert wait_until(lambda number=number: len(waiting) == number, 10)  # type: ignore[misc]
+            assert wait_until(partial(lambda number: len(waiting) == number, number), 10)
     for thread in threads:
         thread.join(10)
     assert waiting == [5, 3, 9, 1]

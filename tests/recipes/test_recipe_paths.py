@@ -17,7 +17,8 @@ from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
 from alignment_core.journal import new_record
 from alignment_core.nights.inbox import read_inbox
-from alignment_core.recipes import BaseRecipe, folder_of, load_recipe, parse_recipe
+from alignment_core.recipes import BaseRecipe, DataSource, folder_of, load_recipe, parse_recipe
+from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.recipes.methods.rl import RlRecipe
 from alignment_core.stages.base_model import pin_model
 from alignment_core.stages.rl import RlStageConfig
@@ -231,22 +232,28 @@ def nightly(folder: Path, data: Any) -> Path:
     return folder / "night.yaml"
 
 
+def inbox_of(recipe: Path) -> tuple[DataSource, ...]:
+    """Where a nightly recipe takes its rows from."""
+    loaded = load_recipe(recipe)
+    assert isinstance(loaded, NightlyRecipe)
+    return loaded.dpo.data.sources
+
+
 def test_a_glob_beside_a_recipe_matches_whatever_the_folders_name_is(tmp_path):
     store = open_store(tmp_path / "store")
     folder = tmp_path / "a[1]*?"
     (folder / "inbox/new").mkdir(parents=True)
     (folder / "inbox/new/1.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
     for data in ("inbox/**/*.jsonl", "inbox/n[ea]w/*.jsonl"):
-        recipe = load_recipe(nightly(folder, data))
-        inbox = read_inbox(recipe.dpo.data.sources, set(), store)  # type: ignore[attr-defined]
+        inbox = read_inbox(inbox_of(nightly(folder, data)), set(), store)
         assert [row.where for row in inbox.rows] == ["new/1.jsonl:1"]
     with pytest.raises(UserError, match="there is no such file or folder"):  # not a glob that matches nothing
-        read_inbox(load_recipe(nightly(folder, "gone.jsonl")).dpo.data.sources, set(), store)  # type: ignore[attr-defined]
+        read_inbox(inbox_of(nightly(folder, "gone.jsonl")), set(), store)
 
 
 @pytest.mark.parametrize("data", ["inbox", ["inbox"], {"path": "inbox"}, {"sources": ["inbox"]}])
 def test_an_inbox_that_is_not_there_yet_is_a_path_and_no_name(tmp_path, data):
-    (source,) = load_recipe(nightly(tmp_path, data)).dpo.data.sources  # type: ignore[attr-defined]
+    (source,) = inbox_of(nightly(tmp_path, data))
     assert source.path == f"{tmp_path}/inbox"
 
 
@@ -294,7 +301,7 @@ def test_nothing_of_a_recipe_remembers_its_folder(load):
     assert yaml.safe_dump(rl.environment.options)
 
 
-UNUSED = {
+UNUSED: dict[str, Any] = {
     "method": "rl",
     "name": "old",
     "model": "some/model",
@@ -316,7 +323,7 @@ def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_wh
     with disable_run_logger():
         run_any(kept, ["seed=2"], None)
     assert ran[0] == kept.model_copy(update={"seed": 2})
-    del UNUSED["rl"]["training"], UNUSED["rl"]["prompts"]["mixing"]  # type: ignore[attr-defined, index]
+    del UNUSED["rl"]["training"], UNUSED["rl"]["prompts"]["mixing"]
     with pytest.raises(UserError, match="`max_steps` has no effect"):
         run_any(parse_recipe(UNUSED), ["rl.training.max_steps=50"], None)
 
@@ -336,7 +343,7 @@ def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name)
 def test_paths_of_shipped_recipes_begin_at_the_project_by_hand_and_as_deployment(tmp_path, monkeypatch):
     project = PROJECT
     monkeypatch.chdir(tmp_path)
-    by_hand = load_recipe(project / "deployments/recipes/nightly.yaml").dpo.data.sources[0].path  # type: ignore[attr-defined]
+    by_hand = str(inbox_of(project / "deployments/recipes/nightly.yaml")[0].path)
     assert os.path.normpath(by_hand) == f"{project}/inbox/**/*.jsonl"
     for name, one in shipped().items():
         flow = getattr(alignment, one.function)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -14,26 +13,29 @@ from typing import Any
 import pytest
 
 from alignment_core import plugins
+<<<<<<< HEAD
 from alignment_core.artifacts import Reference, Store
 from alignment_core.execution.base import STAGES, Stage, StageCall, StageResult
 from alignment_core.execution.key import StageKey
 from alignment_core.execution.runner import StageRequest, run_stage
+=======
+from alignment_core.artifacts import Reference
+from alignment_core.execution.base import STAGES, Stage, StageCall
+from alignment_core.execution.machines import WarmMachines
+>>>>>>> 8a04d08 (Type fixtures and helpers of tests by what they are, instead of ignoring what mypy says of them)
 from alignment_core.recipes import ResourcesConfig
 
 ROOT = Path(__file__).parents[2]
 
 
-class HostAlone:
-    """Machines of a host whose stages need no actors."""
+class HostAlone(WarmMachines):
+    """Machines of a host whose stages need no actors: it starts no Ray, not even to say what it runs on."""
 
-    def hardware(self, *_: Any) -> dict[str, Any]:
+    def __init__(self) -> None:
+        super().__init__(ResourcesConfig(), Path("nowhere"))
+
+    def hardware(self, resources: ResourcesConfig | None = None) -> dict[str, Any]:
         return {}
-
-    def elsewhere(self, *_: Any) -> None: ...
-
-    @contextlib.contextmanager
-    def processor(self, *_: Any) -> Any:
-        yield lambda: None
 
 
 def run_alone(store: Store, call: StageCall, key: StageKey | None = None, **resources: Any) -> StageResult:

@@ -282,9 +282,13 @@ def test_what_tools_put_below_the_users_folder_may_be_loaded_by_its_path(
         monkeypatch.setenv(variable, str(tmp_path / folder))
     write("venv/pyvenv.cfg", "home = /usr/bin\n")
     write("conda/conda-meta/history", "")
-    theirs = (".triton/cache/AB/kernel.py", "compiled/ab/kernel.py", "scratch/torchinductor_me/ab/kernel.py")
-    theirs += ("venv/src/library.py", "conda/opt/library.py", "node_modules/gyp/input.py")  # type: ignore[assignment]
-    theirs += ("venv/lib/python3.11/site-packages/library.py",)  # type: ignore[assignment]
+    theirs: tuple[str, ...] = (
+        ".triton/cache/AB/kernel.py",
+        "compiled/ab/kernel.py",
+        "scratch/torchinductor_me/ab/kernel.py",
+    )
+    theirs += ("venv/src/library.py", "conda/opt/library.py", "node_modules/gyp/input.py")
+    theirs += ("venv/lib/python3.11/site-packages/library.py",)
     with FunctionProcess(write("reward.py", BY_PATH) + ":f", 20.0, FIELD) as process:
         assert [one for _, one in process.answers([[write(path, "VALUE = 2\n")] for path in theirs])] == [2.0] * 7
         mine = write("rules/mine.py", "VALUE = 2\n")
