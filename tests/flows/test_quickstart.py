@@ -30,7 +30,8 @@ SMALL = [
     *(f"evaluation.prompts.sources.{i}.rows=16" for i in range(3)),
     "reward_model.data.test_rows=60",
     "promotion.gates=[{metric: accuracy, min: 0.99}]",
-    "resources.engines=1",  # so little to sample does not pay for a second one's start
+    "resources.trainers=1",  # so little does not pay for the start of a second one
+    "resources.engines=1",
 ]
 
 
