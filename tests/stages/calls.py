@@ -13,16 +13,11 @@ from typing import Any
 import pytest
 
 from alignment_core import plugins
-<<<<<<< HEAD
 from alignment_core.artifacts import Reference, Store
 from alignment_core.execution.base import STAGES, Stage, StageCall, StageResult
 from alignment_core.execution.key import StageKey
-from alignment_core.execution.runner import StageRequest, run_stage
-=======
-from alignment_core.artifacts import Reference
-from alignment_core.execution.base import STAGES, Stage, StageCall
 from alignment_core.execution.machines import WarmMachines
->>>>>>> 8a04d08 (Type fixtures and helpers of tests by what they are, instead of ignoring what mypy says of them)
+from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +35,7 @@ class HostAlone(WarmMachines):
 
 def run_alone(store: Store, call: StageCall, key: StageKey | None = None, **resources: Any) -> StageResult:
     """Run a stage that needs no actors."""
-    machines: Any = HostAlone()
-    return run_stage(StageRequest(store, call, machines, ResourcesConfig(**resources), lambda *_: None, key=key))
+    return run_stage(StageRequest(store, call, HostAlone(), ResourcesConfig(**resources), lambda *_: None, key=key))
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, stage: Stage[Any]) -> None:
