@@ -21,6 +21,7 @@ from alignment_core.recipes import load_recipe
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.dataset import ROWS
 from flows.access import TOKEN, URL
+from tests.processes import wait_until
 
 RECIPE = """
 method: nightly
@@ -158,15 +159,7 @@ def test_a_night_that_fails_says_why_and_is_on_record(week: Week) -> None:
 
 
 def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week, prefect_api: dict[str, str]) -> None:
-    nights = {"event": {"prefix": ["alignment.night."]}, "resource": {"id": ["alignment.night.owl"]}}
-    with SyncPrefectClient(api=prefect_api[URL], auth_string=prefect_api[TOKEN]) as client:
-        markdown = ArtifactFilter(type=ArtifactFilterType(any_=["markdown"]))
-        said = [str(one.description) for one in client.read_artifacts(artifact_filter=markdown)]
-        pages = [one for one in said if one.startswith("Night ")]
-        answer = client.request("POST", "/events/filter", json={"filter": nights, "limit": 50})
-        events = {one["event"] for one in answer.json()["events"]}
     states = {name: week.state(name) for name in week.nights if name != "night-8"} | {"night-8": "failed"}
-    assert sorted(pages) == sorted(f"Night {name}: {state}" for name, state in states.items())
     ended_in_peace = (
         "night-5",
         "night-6b",
@@ -174,4 +167,16 @@ def test_every_night_left_an_artifact_and_an_event_in_prefect(week: Week, prefec
         "night-7",
         "night-8",
     )  # the kill may have cut off earlier events
-    assert events >= {f"alignment.night.{states[name]}" for name in ended_in_peace}
+    owl = {"event": {"prefix": ["alignment.night."]}, "resource": {"id": ["alignment.night.owl"]}}
+    with SyncPrefectClient(api=prefect_api[URL], auth_string=prefect_api[TOKEN]) as client:
+
+        def events() -> set[str]:
+            answer = client.request("POST", "/events/filter", json={"filter": owl, "limit": 50})
+            return {one["event"] for one in answer.json()["events"]}
+
+        expected = {f"alignment.night.{states[name]}" for name in ended_in_peace}
+        assert wait_until(lambda: events() >= expected, 60), events()  # the server writes them now and then
+        markdown = ArtifactFilter(type=ArtifactFilterType(any_=["markdown"]))
+        said = [str(one.description) for one in client.read_artifacts(artifact_filter=markdown)]
+    nights = [one for one in said if one.startswith("Night ")]
+    assert sorted(nights) == sorted(f"Night {name}: {state}" for name, state in states.items())
