@@ -24,7 +24,7 @@ method: sft
 name: small
 model: {{name: {model}}}
 sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 16}}}}
-resources: {{trainers: 2, engines: 1}}
+resources: {{trainers: {trainers}, engines: 1}}
 evaluation: {{prompts: {{task: reverse, split: test, rows: 8}}, generation: {{max_completion_length: 4}}, verifier: task}}
 """
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: TinyModel) -> Path:
     path = tmp_path / "small.yaml"
-    path.write_text(RECIPE.format(model=tiny_model()))
+    path.write_text(RECIPE.format(model=tiny_model(), trainers=2))
     return path
 
 
@@ -48,8 +48,12 @@ def test_a_verifier_that_cannot_be_loaded_is_said_before_anything_is_trained(
     assert made <= {"model", "sft/data"}
 
 
-def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(recipe: Path, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(
+    recipe: Path, tmp_path: Path, migrated: Path
+) -> None:
     home = tmp_path / "home"
+    (home / "prefect").mkdir(parents=True)
+    shutil.copyfile(migrated, home / "prefect" / "prefect.db")
     command = subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--set", "tracking.wandb={project: tests}"],
         cwd=ROOT,
