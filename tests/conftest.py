@@ -13,8 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +20,7 @@ from typing import Any, Literal
 import pytest
 
 from alignment_core.artifacts import Store, open_store
-from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from tests.align import Align, align_here, prefect_server, run_align
 
@@ -33,9 +28,7 @@ from tests.align import Align, align_here, prefect_server, run_align
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TinyModel = Callable[..., Path]
-Machines = Callable[[int], "Roomy"]
-POSITIONS = 256
-"""How long a sequence a tiny model takes."""
+Machines = Callable[[int], WarmMachines]
 
 
 def kept(config: pytest.Config, name: str) -> Path:
@@ -199,7 +192,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
                 num_hidden_layers=2,
                 num_attention_heads=2,  # 32 wide: the least that vLLM's attention takes on a CPU
                 num_key_value_heads=1,
-                max_position_embeddings=POSITIONS,
+                max_position_embeddings=256,
                 tie_word_embeddings=tied,
             )
             made[key] = tmp_path_factory.mktemp("model") / f"{architecture}-{'tied' if tied else 'untied'}-{seed}"
@@ -209,25 +202,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make
 
 
-class Roomy(WarmMachines):
-    """With engines that start with room for whatever tests sample of a tiny model, so that none has to start again for more."""
-
-    def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
-        return super()._ready_engines(replace(request, max_model_len=max(POSITIONS, request.max_model_len)), alone)
-
-
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
     """Warm machines with so many trainer ranks, all over one Ray; actors start when a test first asks for them."""
     temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # a short path: Ray's sockets lie below it
-    made: dict[int, Roomy] = {}
+    made: dict[int, WarmMachines] = {}
 
-    def of_world(world: int) -> Roomy:
+    def of_world(world: int) -> WarmMachines:
         if world not in made:
             resources = ResourcesConfig(
                 device="cpu", trainers=world, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120
             )
-            made[world] = Roomy(resources, temporary)
+            made[world] = WarmMachines(resources, temporary)
         return made[world]
 
     yield of_world
