@@ -24,7 +24,7 @@ class CommandLine:
     display: Any
     host: Host | None
     resumes: RunRecord | None = None
-    """The run that is taken up again; its stages that were run again on purpose are so still."""
+    """The run that is resumed; stages that it was told to run again still count as such."""
     overrides: tuple[str, ...] = ()
     """What was given with ``--set``; it is in the recipe already."""
 

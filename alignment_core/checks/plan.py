@@ -34,7 +34,7 @@ class PlannedStage:
     name: str | None = None
     """The output that it stands for; None: the default one."""
     needs: tuple[str, ...] = ()
-    """Outputs that have to be there although retention may drop them."""
+    """Outputs that have to be there although retention may delete them."""
 
     @property
     def reference(self) -> Reference | None:

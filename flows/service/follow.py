@@ -19,7 +19,7 @@ from flows.service import services
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
-"""A crashed run that nothing has taken up for so long stays as it is."""
+"""A crashed run that nothing has resumed for this long stays as it is."""
 ENDS = {"COMPLETED": "completed", "FAILED": "failed", "CANCELLED": "cancelled"}
 LATER = (408, 429)
 """Answers of a server that has no time now."""

@@ -37,7 +37,7 @@ SILENCE_SECONDS = 120.0
 """A run that did not begin on this machine since its last boot is dead after so long without a heartbeat; prefect.yaml asks
 for one every 30."""
 MOST_RESUMPTIONS = 4
-"""How often a run goes on by itself until somebody takes it up by hand."""
+"""How often a run is resumed automatically before somebody has to resume it by hand."""
 FIRST_PAUSE_SECONDS, PAUSE_GROWTH = 3.0, 4.0
 """From a crash to the first resumption, by when the worker has said what it has to say; each later pause is so many times
 as long: 3, 12, 48, 192 seconds."""

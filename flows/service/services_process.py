@@ -192,7 +192,7 @@ class Services:
 
     def close(self, error: str | None = None) -> None:
         """End everything: the runs under way save their work and say so, before the worker, which kills what it started when
-        it ends, and the server, which hears of it; the reconciler, which would take them up again, goes first."""
+        it ends, and the server, which is told; the reconciler, which would resume them, goes first."""
         self._write("stopping", error)
         if self.services:
             server, worker, reconciler = self.services

@@ -38,7 +38,7 @@ class NightlyRecipe(BaseRecipe):
     nightly: NightlyConfig = NightlyConfig()
     """Which rows a night takes."""
     reward_model: RewardModelConfig | None = None
-    """The reward model, trained from `model` or given; optional if rewards or a verifier judge."""
+    """The reward model, trained from `model` or existing; not needed if other rewards or a verifier rank the completions."""
     iterative_dpo: IterativeDpoConfig | None = None
     """Rounds after the training on new rows. Default: no rounds."""
     evaluation: EvaluationConfig

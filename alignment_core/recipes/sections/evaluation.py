@@ -27,8 +27,8 @@ class EvaluationConfig(Config):
     metric `accuracy`."""
     rewards: tuple[Reward, ...] = ()
     """Rewards of a completion; the mean of their weighted sum is the metric `reward`, and `win_rate` compares it. They are
-    clipped, but not normalised, as the policies' own completions would be the measure. Default: the reward model of the
-    section `reward_model`, if the recipe has one."""
+    clipped but not normalised, because normalised rewards of two policies could not be compared. Default: the reward
+    model of the section `reward_model`, if the recipe has one."""
     max_overlap: float = Field(0.0, ge=0, le=1)
     """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
     is counted in any case."""
