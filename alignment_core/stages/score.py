@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -191,14 +192,14 @@ class _ForwardPasses:
         yield lambda pairs: self(model, "score", name, pairs).tolist()
 
     def __call__(self, model: Model, head: Head, name: str, pairs: Sequence[Pair]) -> np.ndarray:
-        """One number for each pair; ``name`` is that of the blocks' files."""
+        """One number for each pair; the files of the blocks begin with ``name``."""
         from alignment_core.training.forward import ForwardJob
         from alignment_core.training.forward_ranks import ForwardRanks
 
         assert self._trainers is not None, "the trainers are not held"
         context = self.context
         blocks = [pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)]
-        files = [context.progress / f"{name}-{number:05d}.npy" for number in range(len(blocks))]
+        files = [context.progress / f"{name}-{_digest(model, head, block)}.npy" for block in blocks]
         values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
         left = [(number, block) for number, block in enumerate(blocks) if number not in values]
         with self._alone:
@@ -213,6 +214,14 @@ class _ForwardPasses:
             for what, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
                 context.cost[what] = round(context.cost.get(what, 0.0) + value, 3)
         return np.concatenate([values[number] for number in range(len(blocks))])
+
+
+def _digest(model: Model, head: Head, block: Sequence[Pair]) -> str:
+    """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
+    found = hashlib.sha256(f"{model.reference} {head}".encode())
+    for ids in (ids for pair in block for ids in pair):
+        found.update(np.array([len(ids), *ids], np.int64).tobytes())
+    return found.hexdigest()[:32]
 
 
 SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,9 @@ from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, SelectionConfig
 from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.rewards.base import Opening, Rows
+from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.model_reward import Judge
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
 from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
@@ -155,6 +159,36 @@ def test_two_reward_models_a_verifier_and_a_function_make_one_weighted_sum(
     select_pairs.run(of_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
     (pair,) = pq.read_table(tmp_path / "pairs" / "train.parquet").to_pylist()
     assert (pair["chosen"], pair["rejected"]) == (("4", "5") if total[0] > total[1] else ("5", "4"))
+
+
+def test_a_reward_may_ask_a_model_in_pieces_and_two_may_call_theirs_the_same(
+    machines: Any,
+    reward_models: tuple[Path, Path],
+    rollouts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class InPieces:
+        def __init__(self, opening: Opening) -> None:
+            assert opening.scores is not None
+            assert opening.model is not None
+            self.held = ExitStack()
+            self.scores = self.held.enter_context(opening.scores(opening.model, "judge"))
+
+        def __call__(self, rows: Rows) -> Answers:
+            for number, row in enumerate(rows):
+                yield number, self.scores([(tuple(row["prompt_ids"]), tuple(row["completion_ids"]))])[0]
+
+        def close(self) -> None:
+            self.held.close()
+
+    monkeypatch.setattr(Judge, "open", InPieces)
+    context = context_of(machines, tmp_path, rollouts, *reward_models)
+    context.references["reward-1"] = Reference(kind="model", digest="b" * 64)
+    score.run(context, rewards({"reward_model": "a/judge"}, {"reward_model": "another/judge"}))
+    one, other = (scores_by_hand(model) for model in reward_models)
+    for row, *given in zip(read_scores(context.output), one, other, strict=True):
+        assert row["rewards"] == pytest.approx(given, abs=1e-5)
 
 
 def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any, tmp_path: Path) -> None:
