@@ -55,9 +55,10 @@ def called_by(
     rewards: Mapping[str, RewardConfig], sampling: SamplingPlan, resources: ResourcesConfig
 ) -> Iterator[Called]:
     """The functions of the user's among the rewards, by their fields, of what is sampled, and those of its environment. An
-    endpoint and a reward model are not asked."""
+    endpoint is not asked, nor is what needs actors, such as a reward model."""
     for field, reward in rewards.items():
-        for name in kind_of(reward).user_code:
+        kind = kind_of(reward)
+        for name in () if kind.actors else kind.user_code:
             look = _reward(reward, Opening(field, resources), sampling.generation.num_generations)
             yield Called(f"{field}.{name}", getattr(reward, name), reward.max_failed, look)
     environment = sampling.environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
-from alignment_core.checks import shapes
+from alignment_core.checks import functions, shapes
 from alignment_core.checks.findings import Findings, _functions, check
+from alignment_core.checks.functions import called_by
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.checks.rows import Answer, Question, TokenizerSource, answers_to
 from alignment_core.data import kinds
@@ -21,10 +23,12 @@ from alignment_core.data.context import check_context, longest_sampled, longest_
 from alignment_core.data.pin import pin
 from alignment_core.data.tables import compact
 from alignment_core.errors import DataError
-from alignment_core.execution.base import StageCall, StageConfig
+from alignment_core.execution.base import SamplingPlan, StageCall, StageConfig
 from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
-from alignment_core.recipes import GenerationConfig, parse_recipe
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, parse_recipe
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.rewards.base import kind_of
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.generate import GenerateConfig
 from flows import early
@@ -254,6 +258,14 @@ def test_functions_of_every_list_of_rewards_are_called_on_the_prompts_that_they_
         "rounds/prompts": {"iterative_dpo.rewards.0.verifier", "iterative_dpo.rewards.1.function"},
         "evaluation/prompts": {"evaluation.rewards.0.function", "evaluation.verifier"},
     }
+
+
+def test_a_function_of_a_reward_that_needs_actors_is_not_called(monkeypatch):
+    reward, sampling = CHOICE.validate({"function": "f.py:f"}), SamplingPlan(GenerationConfig())
+    assert len(list(called_by({"rl.rewards.0": reward}, sampling, ResourcesConfig()))) == 1
+    kind = dataclasses.replace(kind_of(reward), actors=True)
+    monkeypatch.setattr(functions, "kind_of", lambda reward: kind)
+    assert not list(called_by({"rl.rewards.0": reward}, sampling, ResourcesConfig()))
 
 
 def test_the_reader_of_rows_tells_a_malformed_one_without_transformers_and_without_what_calls_functions(rows):
