@@ -67,6 +67,11 @@ from tests.recipes.contents import JUDGE, NIGHT, RL, ROUNDS, SFT, refusal
             "iterative_dpo.rewards=[{verifier: math}]",
             "nothing uses `reward_model`: add `{reward_model: ours}` to",
         ),
+        (
+            NIGHT | {"reward_model": {"model": "judge"}},
+            "evaluation.rewards=[{verifier: math}]",
+            "nothing uses `reward_model`: add `{reward_model: ours}` to `evaluation.rewards`, or remove it",
+        ),
         (ROUNDS, "iterative_dpo.rewards=[{environment: true}]", "iterative_dpo: `iterative_dpo.rewards.0` is an env"),
         (
             ROUNDS | {"iterative_dpo": {"prompts": "p.jsonl", "selection": {"score": "verifier"}}},
