@@ -68,7 +68,7 @@ def distinct(rows: Rows) -> tuple[list[Pair], list[int]]:
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
     """The token ids of the policy must mean the same to the model that works out their probability. Raises UserError."""
-    if (other := misread(model.tokenizer(), rows)) is not None:
+    if (other := _misread(model.tokenizer(), rows)) is not None:
         read, wrote = other
         raise UserError(
             f"the {role} has another tokenizer than the policy: it reads {read[:40]!r} where the policy wrote {wrote[:40]!r}; "
@@ -76,7 +76,24 @@ def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
         )
 
 
-def misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
+def has_another_tokenizer(model: Model, policy: Any, prompts: Rows) -> bool:
+    """Whether some token of the tokenizer ``policy`` is another one to the model, or none; by the vocabularies, and by reading
+    the prompts, whose ``prompt_ids`` it made."""
+    tokenizer = model.tokenizer()
+    vocabulary = tokenizer.get_vocab()
+    if any(vocabulary.get(token) != number for token, number in policy.get_vocab().items()):
+        return True
+    read = [
+        {
+            "completion_ids": prompt["prompt_ids"],
+            "completion_text": policy.decode(prompt["prompt_ids"], skip_special_tokens=True),
+        }
+        for prompt in prompts[:: max(1, len(prompts) // COMPARED)]
+    ]
+    return _misread(tokenizer, read) is not None
+
+
+def _misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
     """What a tokenizer reads in token ids of the policy and what the policy wrote, where some of them differ."""
     for row in rows[:: max(1, len(rows) // COMPARED)]:
         read = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)

@@ -13,7 +13,7 @@ from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
 from alignment_core.rewards.base import Opening, Pair, Rows, Scores
 from alignment_core.rewards.failures import Answers
-from alignment_core.rewards.judges import COMPARED, misread
+from alignment_core.rewards.judges import has_another_tokenizer
 from alignment_core.user_code.failed import Failed
 
 
@@ -31,7 +31,7 @@ class Judge:
         assert opening.model is not None
         assert opening.scores is not None
         text = None
-        if has_another_tokenizer(opening.model, opening):
+        if has_another_tokenizer(opening.model, opening.tokenizer, opening.prompts):
             text = InText(opening.model, f"{opening.field}.reward_model")
             opening.warnings.append(text.warning(opening.policy))
         held = ExitStack()
@@ -49,22 +49,6 @@ class Judge:
         yield from (
             (number, pair if isinstance(pair, Failed) else float(scores[pair])) for number, pair in enumerate(read)
         )
-
-
-def has_another_tokenizer(model: Model, opening: Opening) -> bool:
-    """Whether some token of the policy's is another one to the model, or none; by the vocabularies, and by reading prompts."""
-    policy, tokenizer = opening.tokenizer, model.tokenizer()
-    vocabulary = tokenizer.get_vocab()
-    if any(vocabulary.get(token) != number for token, number in policy.get_vocab().items()):
-        return True
-    prompts = [
-        {
-            "completion_ids": prompt["prompt_ids"],
-            "completion_text": policy.decode(prompt["prompt_ids"], skip_special_tokens=True),
-        }
-        for prompt in opening.prompts[:: max(1, len(opening.prompts) // COMPARED)]
-    ]
-    return misread(tokenizer, prompts) is not None
 
 
 class InText:

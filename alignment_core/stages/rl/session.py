@@ -16,7 +16,7 @@ from alignment_core.inference.engines import EngineRequest
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.judges import in_actors
+from alignment_core.rewards.judges import has_another_tokenizer, in_actors
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.episodes import Draws
@@ -47,7 +47,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     sources = _sources(context, section, tokenizer, prompts, warnings)
     environments = _environments(context, section, tokenizer)
     pretraining = _pretraining(context, section)
-    job = RlJob(section, policy, _critic(context, section), context.seed, pretraining)
+    critic = critic_of(context, section, tokenizer, prompts, warnings)
+    job = RlJob(section, policy, critic, context.seed, pretraining)
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
     check_length(policy.path, longest, length)
@@ -123,9 +124,24 @@ def _sampler(context: StageContext, section: RlConfig, sampling: Sampling, rewar
     )
 
 
-def _critic(context: StageContext, section: RlConfig) -> Model | None:
-    """Where the critic starts, if there is one."""
-    return None if section.critic is None else context.model("critic" if "critic" in context.inputs else "policy")
+def critic_of(
+    context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]], warnings: list[str]
+) -> Model | None:
+    """Where the critic starts, if there is one: at the first reward model if it reads the policy's tokens, or else at the
+    policy. ``warnings`` takes what people should know of it."""
+    if section.critic is None:
+        return None
+    policy = context.model("policy")
+    if "critic" not in context.inputs:
+        return policy
+    model = context.model("critic")
+    if not has_another_tokenizer(model, tokenizer, prompts):
+        return model
+    warnings.append(
+        f"rl.critic: {model.reference.short} has another tokenizer than {policy.reference.short}, so the critic is "
+        "initialised from the policy, with a new head"
+    )
+    return policy
 
 
 def _pretraining(context: StageContext, section: RlConfig) -> str | None:
