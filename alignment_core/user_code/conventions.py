@@ -97,10 +97,27 @@ def plain(answer: Any, extra: dict[str, Any]) -> Any:
     """What a function answered, without tensors, with the ``extra`` numbers that it logged."""
     if not isinstance(answer, dict):
         rewards = _numbers(answer) if hasattr(answer, "tolist") else answer
-        return {"rewards": rewards, "scores": None, "extra_logs": _shown(extra)} if extra else rewards
+        logged = _logged(extra, rewards)
+        if not logged:
+            return rewards
+        if isinstance(rewards, list | tuple):  # of whatever is a number, as where nothing is logged
+            rewards = [None if one is None else float(one) for one in rewards]
+        return {"rewards": rewards, "scores": None, "extra_logs": logged}
     return {name: _numbers(answer.get(name)) for name in ("rewards", "scores")} | {
         "extra_logs": _shown(answer.get("extra_logs"))
     }
+
+
+def _logged(extra: dict[str, Any], rewards: Any) -> dict[str, Any]:
+    """The numbers of what a function logged, for all completions or for each. It may log anything else, and no completion
+    loses its reward by that."""
+    found = {str(name): _numbers(values) for name, values in extra.items()}
+    for name, values in found.items():
+        if isinstance(values, list):
+            found[name] = [one if isinstance(one, int | float) else None for one in values]
+    fits = {name: values for name, values in found.items() if isinstance(values, int | float | list)}
+    count = len(rewards) if isinstance(rewards, list | tuple) else 0
+    return {name: values for name, values in fits.items() if not isinstance(values, list) or len(values) == count}
 
 
 def _shown(extra: Any) -> Any:

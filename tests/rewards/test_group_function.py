@@ -211,6 +211,8 @@ def test_one_process_lasts_until_it_is_closed_also_while_another_thread_waits_fo
 
 FORMS = """
 import json
+from datetime import date
+from fractions import Fraction
 from pathlib import Path
 
 class Tensor:
@@ -261,7 +263,10 @@ def logs(completions, log_extra, log_metric, **kwargs):
     log_extra("length", Tensor([len(one) for one in completions]))
     log_extra("said", completions)
     log_metric("share", 0.25)
-    return [1.0] * len(completions)
+    log_extra("when", [date(2026, 1, 1) for one in completions])
+    log_metric("day", date(2026, 1, 1))
+    log_extra("of the batch", [1.0, 2.0, 3.0])
+    return [Fraction(1)] * len(completions)
 
 def told(completions, **kwargs):
     Path(__file__).with_suffix(".json").write_text(json.dumps({
