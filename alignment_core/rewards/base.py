@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Opening:
     """Opens a reward model, with a name for its actors; there only for kinds that need ``actors``."""
     warnings: list[str] = dataclasses.field(default_factory=list)
     """Takes sentences that people should read, for the stage to say."""
+    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Set once nobody waits for rewards any more."""
 
     def of_function(self, source: Callable[..., S], name: str, field: str) -> S:
         """A ``source`` that calls the function ``name``, which the recipe has in the reward's ``field``."""

@@ -34,7 +34,7 @@ class RewardSources:
         self, rewards: Sequence[RewardConfig], opening: Opening, models: Mapping[int, Model] = {}, step: int = 0
     ) -> None:
         self._rewards, self._kinds = rewards, [kind_of(reward) for reward in rewards]
-        self._calling, self._closed = threading.Lock(), False
+        self._calling, self._over = threading.Lock(), opening.over
         self._openings = [
             replace(opening, field=f"{opening.field}.{number}", model=models.get(number))
             for number in range(len(rewards))
@@ -70,14 +70,14 @@ class RewardSources:
 
     def stop(self) -> None:
         """Give no more rewards, and end the call that is under way, unless it is a reward model's. From any thread."""
-        self._closed = True
+        self._over.set()
         for number, source in list(self._sources.items()):
             if not self._kinds[number].actors:
                 source.close()
 
     def __call__(self, rows: Rows) -> list[list[float | Failed]]:
         with self._calling:
-            if self._closed:
+            if self._over.is_set():
                 raise Stopped("the rewards were closed")
             if len(self._accounts) == 1:
                 return [self._ask(0, rows)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alignment_core.errors import DataError, NumericError
+from alignment_core.errors import DataError, NumericError, Stopped
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.files import write_whole
 from alignment_core.models.handle import Model
@@ -127,6 +127,7 @@ def _sources(
         elsewhere=context.machines.elsewhere,
         scores=passes.scores,
         warnings=warnings,
+        over=passes.over,
     )
     models = {number: context.model(f"reward-{number}") for number, one in enumerate(config.rewards) if one.model}
     return RewardSources(config.rewards, opening, models)
@@ -179,6 +180,8 @@ class _ForwardPasses:
     def __init__(self, context: StageContext) -> None:
         self.context, self._alone = context, threading.Lock()
         self._trainers: Trainers | None = None
+        self.over = threading.Event()
+        """Set once nobody waits for scores any more."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -189,10 +192,13 @@ class _ForwardPasses:
     @contextmanager
     def scores(self, model: Model, name: str) -> Iterator[Scores]:
         """A reward model as :class:`Opening` has it."""
-        yield lambda pairs: self(model, "score", name, pairs).tolist()
+        yield lambda pairs: self(model, "score", name, pairs, self.over).tolist()
 
-    def __call__(self, model: Model, head: Head, name: str, pairs: Sequence[Pair]) -> np.ndarray:
-        """One number for each pair; the files of the blocks begin with ``name``."""
+    def __call__(
+        self, model: Model, head: Head, name: str, pairs: Sequence[Pair], over: threading.Event | None = None
+    ) -> np.ndarray:
+        """One number for each pair; the files of the blocks begin with ``name``. Raises Stopped at the end of the block that is
+        under way when ``over`` is set."""
         from alignment_core.training.forward import ForwardJob
         from alignment_core.training.forward_ranks import ForwardRanks
 
@@ -203,17 +209,24 @@ class _ForwardPasses:
         values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
         left = [(number, block) for number, block in enumerate(blocks) if number not in values]
         with self._alone:
+            _check(over)
             started = time.monotonic()
             ranks = ForwardRanks(self._trainers, ForwardJob(model, head), context.resources)
             context.report(len(values), len(blocks), "blocks")
             for number, result in ranks.run(left):
                 write_whole(files[number], partial(np.save, arr=result))
                 values[number] = result
+                _check(over)
                 context.report(len(values), len(blocks), "blocks")
             scored = sum(len(prompt) + len(completion) for _, block in left for prompt, completion in block)
             for what, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
                 context.cost[what] = round(context.cost.get(what, 0.0) + value, 3)
         return np.concatenate([values[number] for number in range(len(blocks))])
+
+
+def _check(over: threading.Event | None) -> None:
+    if over is not None and over.is_set():
+        raise Stopped("nobody waits for these scores")
 
 
 def _digest(model: Model, head: Head, block: Sequence[Pair]) -> str:

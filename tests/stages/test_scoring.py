@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 
 from alignment_core.artifacts import Reference
 from alignment_core.data.messages import user
-from alignment_core.errors import Stopped
+from alignment_core.errors import DataError, Stopped
 from alignment_core.execution.base import StageContext
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, SelectionConfig
@@ -23,6 +24,7 @@ from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import Opening, Rows
 from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.model_reward import Judge
+from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.records import read_scores, rollout_schema, write_table
 from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
@@ -189,6 +191,29 @@ def test_a_reward_may_ask_a_model_in_pieces_and_two_may_call_theirs_the_same(
     one, other = (scores_by_hand(model) for model in reward_models)
     for row, *given in zip(read_scores(context.output), one, other, strict=True):
         assert row["rewards"] == pytest.approx(given, abs=1e-5)
+
+
+def test_a_reward_that_fails_ends_the_stage_before_a_reward_model_is_through(
+    machines: Any, reward_model: Path, rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "BLOCK", 1)  # four different completions
+    (tmp_path / "judging.py").write_text("def fails(rows): return [None for row in rows]\n")
+    stopped, told, stop = threading.Event(), list[float](), RewardSources.stop
+
+    def stops(sources: RewardSources) -> None:
+        stop(sources)
+        stopped.set()
+
+    def tell(done: float, *_: Any, **__: Any) -> None:
+        told.append(done)
+        stopped.wait(60)
+
+    monkeypatch.setattr(RewardSources, "stop", stops)
+    context = dataclasses.replace(context_of(machines, tmp_path, rollouts, reward_model), reporter=tell)
+    with pytest.raises(DataError, match="gave no reward"):
+        score.run(context, rewards({"reward_model": "a/judge"}, {"function": f"{tmp_path / 'judging.py'}:fails"}))
+    assert told == [0]
+    assert len(list(tmp_path.glob("reward-0-*.npy"))) == 1, "the block that was under way is kept"
 
 
 def test_a_stage_without_models_takes_no_machine(rollouts: Path, tiny_model: Any, tmp_path: Path) -> None:
