@@ -62,6 +62,16 @@ class BaseRecipe(Config):
         cure = f"`method: {self.method}` has none, so name a model" if lacks else "add a section `reward_model`"
         raise ValueError(f"`{field}` refers to the reward model `ours`: {cure}")
 
+    def check_used(self, rewards: Sequence[RewardConfig], field: str) -> None:
+        """Raise ValueError if it has a section `reward_model` that neither ``rewards``, which it has at ``field``, nor the
+        evaluation uses. An evaluation without rewards does."""
+        evaluation = self.evaluation
+        if not self.has_reward_model or (evaluation and not evaluation.rewards):
+            return
+        listed = (*rewards, *(evaluation.rewards if evaluation else ()))
+        if all(reward.model != "ours" for reward in listed):
+            raise ValueError(f"nothing uses `reward_model`: add `{{reward_model: ours}}` to `{field}`, or remove it")
+
     @model_validator(mode="after")
     def _evaluation_has_its_rewards(self) -> BaseRecipe:
         if self.evaluation:

@@ -112,6 +112,8 @@ def test_one_list_of_rewards_may_stand_wherever_completions_are_rewarded(load):
     assert one.iterative_dpo.rewards == one.evaluation.rewards == other.iterative_dpo.rewards == third.rl.rewards
     only_evaluated = load(RL | evaluation | {"reward_model": {"model": "judge"}})
     assert only_evaluated.rl.rewards[0].model is None
+    by_default = load(RL | {"evaluation": {"prompts": "p.jsonl"}, "reward_model": {"model": "judge"}})
+    assert by_default.evaluation.rewards == (), "it uses the reward model then"
 
 
 @pytest.mark.parametrize(

@@ -37,19 +37,15 @@ class IterativeDpoRecipe(BaseRecipe):
 
 def check_rounds(recipe: BaseRecipe, reward_model: RewardModelConfig | None, rounds: IterativeDpoConfig | None) -> None:
     """Raise ValueError unless there is something that ranks the completions of the recipe's rounds."""
-    evaluation = recipe.evaluation
     if reward_model:
         reward_model.check_origin()
-    if reward_model and (rounds is None or rounds.rewards):
-        unlisted = evaluation is None or bool(evaluation.rewards)
-        listed = (*(rounds.rewards if rounds else ()), *(evaluation.rewards if evaluation else ()))
-        if unlisted and all(reward.model != "ours" for reward in listed):
-            field = "iterative_dpo.rewards" if rounds else "evaluation.rewards"
-            raise ValueError(f"nothing uses `reward_model`: add `{{reward_model: ours}}` to `{field}`, or remove it")
     if rounds is None:
+        recipe.check_used((), "evaluation.rewards")
         return
     recipe.check_ours(rounds.rewards, "iterative_dpo.rewards")
-    by_verifier = rounds.selection.score == "verifier"
+    if rounds.rewards:
+        recipe.check_used(rounds.rewards, "iterative_dpo.rewards")
+    evaluation, by_verifier = recipe.evaluation, rounds.selection.score == "verifier"
     if not rounds.rewards and reward_model is None and not by_verifier:
         raise ValueError(
             "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`: add it, or list "

@@ -35,9 +35,7 @@ class RlRecipe(BaseRecipe):
         if self.reward_model:
             self.reward_model.check_origin()
         self.check_ours(self.rl.rewards, "rl.rewards")
-        listed = (*self.rl.rewards, *(self.evaluation.rewards if self.evaluation else ()))
-        if self.reward_model and all(reward.model != "ours" for reward in listed):
-            raise ValueError("nothing uses `reward_model`: add `{reward_model: ours}` to `rl.rewards`, or remove it")
+        self.check_used(self.rl.rewards, "rl.rewards")
         best = self.rl.best.prompts if self.rl.best else None
         for reward in self.rl.rewards:
             reward.check(self.rl.prompts, "rl.prompts")
