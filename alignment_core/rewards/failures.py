@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -15,6 +14,8 @@ from alignment_core.user_code.failed import Failed, Reason
 
 log = logging.getLogger(__name__)
 
+LARGEST = 1e30
+"""What a reward may be: it is stored in single precision, where weights and sums of rewards have to fit, too."""
 SHOWN = 60
 """Characters of a prompt that a message shows."""
 
@@ -107,6 +108,6 @@ def failure_of(answer: Any) -> Failed | None:
         return Failed("none_given", "gave no reward")
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         return Failed("bad_number", f"returned {str(answer)[:SHOWN]!r}; a number is needed")
-    if not abs(answer) <= sys.float_info.max:  # NaN neither
-        return Failed("bad_number", f"returned {str(answer)[:SHOWN]}; a finite number is needed")
+    if not abs(answer) <= LARGEST:  # NaN neither
+        return Failed("bad_number", f"returned {str(answer)[:SHOWN]}; a finite number of at most {LARGEST:g} is needed")
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.rewards.failures import Account, Answers, numbers
+from alignment_core.rewards.failures import Account, Answers, failure_of, numbers
 
 
 def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
@@ -22,3 +22,12 @@ def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
     )
     with pytest.raises(DataError, match="2 of 8 completions may lack a reward"):
         account.settle(rows, answers(1))
+
+
+@pytest.mark.parametrize("answer", [1e31, -1e39, 1e300, 10**400, float("nan")])
+def test_a_number_that_single_precision_could_not_add_up_is_no_reward(answer: float) -> None:
+    failure = failure_of(answer)
+    assert failure is not None
+    assert failure.reason == "bad_number"
+    assert str(failure).endswith("a finite number of at most 1e+30 is needed")
+    assert failure_of(-1e30) is None
