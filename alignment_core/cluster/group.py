@@ -16,7 +16,7 @@ from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
 PEER_SECONDS = 3.0
-LETTING_GO_SECONDS = 2.0
+LETTING_GO_SECONDS = 5.0
 """How long calls that are still under way may take before their actors are ended rather than kept."""
 RELAYED = 2
 """Payloads between two groups at a time: one is made while the other is taken."""
