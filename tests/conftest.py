@@ -69,8 +69,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: what is over something warm, then files with slow tests."""
+    """What starts actors is slow. What takes longest begins first: what is over something warm, then files with slow tests."""
+    for item in items:
+        if "machines" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = [*WARM, True, False]
     items.sort(key=lambda item: order.index(group if (group := group_of(item.path)) in WARM else item.path in slow))

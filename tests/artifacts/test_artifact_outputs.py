@@ -34,6 +34,7 @@ def outputs(write):
 # ------------------------------------------------------------------ one record
 
 
+@pytest.mark.slow
 def test_killed_publisher_leaves_all_outputs_finished_or_none_visible_after_a_collection(
     tmp_path, outputs, draft, in_children
 ):

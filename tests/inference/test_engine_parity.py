@@ -27,8 +27,8 @@ POLICY = {name: Reference.parse(f"model@sha256:{name * 64}") for name in "ab"}
 SHAPES = [
     pytest.param(("llama", True), id="llama, tied"),
     pytest.param(("qwen2", False), id="qwen2, untied"),
-    pytest.param(("llama", False), id="llama, untied", marks=pytest.mark.slow),
-    pytest.param(("qwen2", True), id="qwen2, tied", marks=pytest.mark.slow),
+    pytest.param(("llama", False), id="llama, untied"),
+    pytest.param(("qwen2", True), id="qwen2, tied"),
 ]
 
 

@@ -81,7 +81,6 @@ def reference(tiny_model: Any, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model(seed=2), tmp_path / "reference"))
 
 
-@pytest.mark.slow  # the first one starts Ray and three trainer ranks
 @pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
 def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
     method: Any, make_job: Any, machines: Any, tmp_path: Path
@@ -96,7 +95,6 @@ def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
     assert greatest_difference(one, both) < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("zero_stage", "offload"), [(0, False), (2, False), (3, False), (2, True), (3, True)])
 def test_every_zero_stage_trains_the_same_weights(
     zero_stage: int, offload: bool, make_job: Any, machines: Any, tmp_path: Path
@@ -124,7 +122,6 @@ def test_weight_decay_spares_norms_and_embeddings_however_they_are_sharded(
         torch.testing.assert_close(without[name] - decayed[name], lost, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_bf16_trains_as_fp32_does_up_to_its_rounding(
     zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
@@ -257,7 +254,6 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
     assert resumed == whole
 
 
-@pytest.mark.slow
 def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, machines: Any, tmp_path: Path) -> None:
     job, progress = make_job(DPO), tmp_path / "progress"
     with machines(2).trainers() as old:
@@ -349,7 +345,6 @@ def test_a_loss_that_overflows_on_one_rank_is_an_error_on_both(
     assert [type(error) for error in errors] == [NumericError, NumericError]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bytes_per_parameter", "says"),
     [(10, r"the checkpoint of step 1 needs 1\.\d MiB in .*: the disk is full; free space"), (13, "the disk is full")],

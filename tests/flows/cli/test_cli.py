@@ -387,6 +387,7 @@ def ending(stream: str, command: list[str], home: Path) -> int:
         os.close(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "more"), [("full", []), ("gone", ["--json"])])
 def test_the_exit_code_of_a_run_stays_where_nobody_reads_what_it_prints(tmp_path, stream, more):
     assert ending(stream, [*COMMAND, "run", str(tmp_path / "missing.yaml"), *more], tmp_path) == 2
