@@ -100,8 +100,9 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
         for number, row in enumerate(rollouts)
     ]
     write_table(rows, score_schema(), context.output / SCORES)
-    for name in columns.keys() - {"rewards"}:
-        metrics[f"mean_{name}"] = float(np.mean([value for value in columns[name] if value is not None]))
+    for name, values in columns.items():
+        if name != "rewards":
+            metrics[f"mean_{name}"] = float(np.mean([value for value in values if value is not None]))
     asked = [name for name in ("reward", "verifier") if name in columns]
     failed = sum(any(row[name] is None for name in asked) for row in rows)
     told = {"warnings": warnings} if warnings else {}
