@@ -1,0 +1,118 @@
+"""The user's functions are called on a few rows before a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alignment_core.checks import functions
+from alignment_core.checks.findings import _functions
+from alignment_core.checks.functions import called_by
+from alignment_core.checks.rows import answers_to
+from alignment_core.execution.base import SamplingPlan
+from alignment_core.recipes import GenerationConfig, ResourcesConfig, parse_recipe
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.rewards.base import kind_of
+from flows.planning import plan
+from tests.checks.recipes import MODEL, look, questions, rl, sft
+
+ROOT = Path(__file__).parents[2]
+CALLS = """
+def reward(rows):
+    return [1.0 for row in rows] if rows[0]["completion"] == rows[0]["label"] else [1 / 0]
+
+def fails(rows):
+    return [len(row["completion"]) / 0 for row in rows]
+
+def moody(rows):
+    return [1 / 0 if "2?" not in row["prompt"] else 1.0 for row in rows]
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("reward", None),
+        ("moody", None),  # it gives some rewards: how many it may owe is for the run to say
+        (
+            "fails",
+            "rl.rewards.0.function: FILE:fails failed: ZeroDivisionError: division by zero (calls.py, line 6), for",
+        ),
+        ("rewards", "rl.rewards.0.function: FILE has no 'rewards'; did you mean 'reward'?"),
+    ],
+)
+def test_a_function_is_called_on_real_rows_and_one_that_always_fails_is_named_with_its_line(
+    store, rows, tmp_path, function, sentence
+):
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    try:
+        problems = look(store, rl(rows, {"function": f"{file}:{function}"})).problems
+    except Exception as error:  # a name that is not there is missed when the key is made
+        problems = [str(error)]
+    assert len(problems) == (sentence is not None)
+    assert sentence is None or problems[0].startswith(sentence.replace("FILE", str(file)))
+
+
+def test_a_function_that_may_fail_often_is_loaded_and_left_to_the_run(store, rows, tmp_path):
+    (tmp_path / "calls.py").write_text(CALLS)
+    recipe = rl(rows, {"function": f"{tmp_path}/calls.py:fails", "max_failed": 0.5})
+    assert look(store, recipe).problems == []
+
+
+def test_a_function_that_always_fails_is_said_before_any_other_data_set_is_rendered(store, rows, tmp_path, monkeypatch):
+    (tmp_path / "calls.py").write_text(CALLS)
+    rendered = []
+
+    def ask(questions):
+        for answer in answers_to(questions):
+            rendered.append(answer.label)
+            yield answer
+
+    monkeypatch.setattr("alignment_core.checks.rows.ask", ask)
+    recipe = rl(rows, {"function": f"{tmp_path}/calls.py:fails"}) | {"sft": sft(rows)["sft"]}
+    (problem,) = look(store, recipe).problems
+    assert "ZeroDivisionError" in problem
+    assert rendered == ["rl/prompts"], "sft/data comes first in the recipe, and takes as long again"
+
+
+def test_functions_of_every_list_of_rewards_are_called_on_the_prompts_that_they_judge(store, rows, tmp_path):
+    (tmp_path / "calls.py").write_text(CALLS)
+    prompts, fails = {"path": str(rows)}, {"function": f"{tmp_path}/calls.py:fails"}
+    recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL}
+    recipe["iterative_dpo"] = {"rounds": 2, "prompts": prompts, "rewards": [{"verifier": "math"}, fails]}
+    recipe["evaluation"] = {"prompts": prompts, "rewards": [fails], "verifier": "math"}
+    parsed = parse_recipe(recipe)
+    found = _functions(plan(parsed, store).stages, parsed.resources)
+    assert {label: set(called) for label, called in found.items()} == {
+        "rounds/prompts": {"iterative_dpo.rewards.0.verifier", "iterative_dpo.rewards.1.function"},
+        "evaluation/prompts": {"evaluation.rewards.0.function", "evaluation.verifier"},
+    }
+
+
+def test_a_function_of_a_reward_that_needs_actors_is_not_called(monkeypatch):
+    reward, sampling = CHOICE.validate({"function": "f.py:f"}), SamplingPlan(GenerationConfig())
+    assert len(list(called_by({"rl.rewards.0": reward}, sampling, ResourcesConfig()))) == 1
+    kind = dataclasses.replace(kind_of(reward), actors=True)
+    monkeypatch.setattr(functions, "kind_of", lambda reward: kind)
+    assert not list(called_by({"rl.rewards.0": reward}, sampling, ResourcesConfig()))
+
+
+def test_the_reader_of_rows_tells_a_malformed_one_without_transformers_and_without_what_calls_functions(rows):
+    rows.write_text("{broken\n")
+    (question,) = questions(sft(rows))
+    code = (
+        "import sys\nfrom alignment_core.checks import rows\nrows.main()\n"
+        "names = ('transformers', 'torch', 'ray', 'prefect', 'alignment_core.checks.functions')\n"
+        "print([name for name in names if sys.modules.get(name)], file=sys.__stdout__)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps([question]), cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert "rows.jsonl:1: is not valid JSON" in said[0]
+    assert said[1] == "[]"

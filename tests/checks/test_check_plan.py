@@ -1,0 +1,177 @@
+"""What a run would do, and what of it is already there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.checks.findings import Findings, check
+from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.execution.base import StageCall, StageConfig
+from alignment_core.execution.key import StageKey, key_of
+from alignment_core.execution.runner import cached_result
+from alignment_core.recipes import GenerationConfig, parse_recipe
+from alignment_core.stages.generate import GenerateConfig
+from flows import early
+from flows.cli import check as cli_check
+from flows.planning import plan
+from tests.align import align_here
+from tests.checks.recipes import MODEL, look, sft
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_plan_tells_what_is_cached_what_runs_and_what_depends_on_it(store, rows, tmp_path):
+    recipe = parse_recipe(sft(rows))
+    before = plan(recipe, store)
+    assert [(one.label, one.state) for one in before.stages] == [
+        ("model", "runs"),
+        ("sft/data", "depends"),
+        ("sft", "depends"),
+    ]
+    assert before.stages[2].waits_for() == ["model"]
+    model = before.stages[0]
+    call = StageCall(stage="base_model", label="model", config=model.config.model_dump(mode="json"), inputs={})
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+    store.publish(
+        tmp_path / "made", "model", ProvenanceDraft(key=key_of(call).value, stage="base_model", label="model")
+    )
+    after = plan(recipe, store)
+    assert [one.state for one in after.stages] == ["cached", "runs", "depends"]
+    assert after.stages[2].waits_for() == ["sft/data"]
+
+
+def test_what_a_promotion_is_compared_with_is_planned_where_its_tag_names_something(store, rows, tmp_path):
+    prompts = {"path": str(rows), "columns": {"label": "completion"}}
+    evaluation = {"prompts": prompts, "generation": {"max_completion_length": 8}, "verifier": "math"}
+    promotion = {"gates": [{"metric": "accuracy", "min_gain": 0}]}
+    recipe = parse_recipe({**sft(rows), "evaluation": evaluation, "promotion": promotion})
+    assert not any("production" in one.label for one in plan(recipe, store).stages)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+    store.move_tag("policy/production", store.publish(tmp_path / "made", "model"), None, "imported")
+    planned = {one.label: one.state for one in plan(recipe, store).stages}
+    assert planned["production/evaluation/generate"] == planned["promotion/report"] == "depends"
+
+
+def test_a_night_is_planned_but_for_the_rows_that_it_has_yet_to_take(store, rows, tmp_path):
+    pairs, prompts = tmp_path / "arrives.jsonl", {"path": str(rows), "columns": {"label": "completion"}}
+    recipe = {
+        "method": "nightly",
+        "name": "nights",
+        "model": MODEL,
+        "dpo": {"data": str(pairs)},
+        "evaluation": {"prompts": prompts, "generation": {"max_completion_length": 62}, "verifier": "math"},
+        "promotion": {"gates": [{"metric": "accuracy", "min_gain": 0}]},
+    }
+    planned = plan(parse_recipe(recipe), store)
+    (arriving,) = [one for one in planned.stages if one.label == "rows"]
+    assert arriving.waits_for() == ["model", "the night's rows"]
+    assert any("candidate/evaluation/generate: the longest prompt" in one for one in look(store, recipe).problems)
+
+
+def test_what_is_cached_is_not_looked_at(store, rows):
+    planned = plan(parse_recipe(sft(rows)), store)
+    rows.unlink()
+    cached = [PlannedStage(one.label, one.stage, one.config, one.inputs, "cached") for one in planned.stages]
+    assert check(Plan(store, 0, cached), parse_recipe(sft(rows.parent)).resources) == Findings()
+
+
+def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(rows, tmp_path):
+    rows.write_text("{broken\n")
+    (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))  # JSON is YAML
+    code = (
+        "import sys\nfrom flows.cli.main import main\n"
+        f"sys.argv = ['align', 'run', {str(tmp_path / 'recipe.json')!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "print(code, [name for name in ('torch', 'ray', 'vllm', 'transformers', 'prefect') if name in sys.modules])"
+    )
+    home = tmp_path / "home"
+    environment = os.environ | {"ALIGN_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "2 []\n"
+    assert "rows.jsonl:1: is not valid JSON" in done.stderr
+    assert not list((home / "logs").glob("starting-*")), "no host"
+    assert not (home / "runs").exists()
+
+
+def test_align_check_lists_stages_and_data(rows, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))
+    done = align_here(tmp_path / "home", "check", str(tmp_path / "recipe.json"), "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["status"]) == (0, "checked")
+    assert [one["state"] for one in found["stages"]] == ["runs", "depends", "depends"]
+    assert [(one["label"], one["read"]) for one in found["data"]] == [("sft/data", 100)]
+
+
+def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_names(rows, tmp_path, monkeypatch, capsys):
+    prompts = {"path": str(rows), "columns": {"label": "completion"}}
+    gates = [{"metric": "kl", "max": 1}, {"metric": "length", "min_gain": 0}]
+    content = {**sft(rows), "evaluation": {"prompts": prompts}, "promotion": {"gates": gates}}
+    content["store"] = str(tmp_path / "store")
+    store = open_store(content["store"])
+
+    def publish(name: str, draft: ProvenanceDraft | None = None) -> Reference:
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "tokenizer.json").write_text("words" if draft is None else "bytes")
+        return store.publish(tmp_path / name, "dataset" if name == "sft/data" else "model", draft)
+
+    calls: dict[str, StageCall] = {}
+
+    def looked_up(store: Store, call: StageCall, key: StageKey) -> Any:
+        calls[call.label] = call
+        return cached_result(store, call, key)
+
+    monkeypatch.setattr("alignment_core.checks.plan.cached_result", looked_up)
+    store.move_tag("policy/production", publish("production"), None, "imported")
+    for label in ("model", "sft/data", "sft"):  # stand-ins, as real ones would have to be trained
+        planned = plan(parse_recipe(content), store)
+        assert planned.not_promoted is None, "nobody knows before the policy is there"
+        publish(label, ProvenanceDraft(key=key_of(calls[label]).value, stage=calls[label].stage, label=label))
+
+    (tmp_path / "recipe.json").write_text(json.dumps(content))
+    monkeypatch.setattr(
+        "alignment_core.checks.findings.check", lambda *_: Findings()
+    )  # the stand-ins have no weights to look at
+    for as_json in (False, True):
+        cli_check.check(tmp_path / "recipe.json", [], None, as_json)
+    said, found = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    why = "policy/production points to model@"
+    assert f"cannot be promoted: {why}" in said
+    assert "it cannot be compared; align promote moves the tag by hand" in said
+    assert json.loads(found)["not_promoted"].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("states", "starts"),
+    [
+        ({"base_model": "cached", "sft": "cached"}, None),  # neither the host nor its Ray
+        ({"base_model": "cached", "sft": "runs", "generate": "cached"}, False),
+        ({"base_model": "runs", "sft": "depends", "generate": "depends"}, True),
+    ],
+)
+def test_a_host_starts_before_the_run_only_if_a_stage_is_certain_to_run(store, rows, monkeypatch, states, starts):
+    started = []
+
+    class Starting:
+        def __init__(self, *_, samples, **__):
+            self.samples = samples
+
+        def start(self):
+            started.append(self.samples)
+
+    monkeypatch.setattr(early, "Host", Starting)
+    generate = GenerateConfig(generation=GenerationConfig())
+    configs = {name: generate if name == "generate" else StageConfig() for name in states}
+    planned = Plan(store, 0, [PlannedStage(name, name, configs[name], {}, state) for name, state in states.items()])
+    assert (early.early_host(parse_recipe(sft(rows)), planned) is None) == (starts is None)
+    assert started == [one for one in [starts] if one is not None], "engines only where a stage may sample"

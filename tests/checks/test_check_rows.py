@@ -1,0 +1,122 @@
+"""A recipe's rows are read, and its data set is named, before anything heavy is started or imported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from alignment_core.checks.rows import answers_to
+from alignment_core.data import kinds
+from alignment_core.data.context import check_context, longest_sampled, longest_trained
+from alignment_core.data.tables import compact
+from alignment_core.errors import DataError
+from tests.checks.recipes import MODEL, look, sft
+
+
+def test_a_malformed_row_is_named_with_its_data_set_before_any_tokenizer_is_loaded(store, rows):
+    rows.write_text(rows.read_text() + "{broken\n")
+    (problem,) = look(store, sft(rows)).problems
+    assert problem.startswith("sft/data: 1 of 101 rows is malformed")
+    assert "rows.jsonl:101: is not valid JSON" in problem
+
+
+def test_rows_that_the_chat_template_refuses_and_rows_that_are_too_long_are_found_by_the_tokenizer(store, rows):
+    with rows.open("a") as file:
+        file.write(json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n")
+    (problem,) = look(store, sft(rows)).problems
+    assert "sft/data: rows.jsonl:101: the row has 106 tokens, but the model takes at most 64" in problem
+    assert "set max_length to 64 or less" in problem
+    (fine,) = look(store, sft(rows, max_length=64)).seen
+    assert (fine.problem, fine.dropped) == (None, {"too_long": 1})
+    file = rows.with_name("chats.jsonl")
+    file.write_text(json.dumps({"messages": [{"role": "tool", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    (problem,) = look(store, sft(file)).problems
+    assert "chats.jsonl:1: the chat template refuses this conversation" in problem
+
+
+def test_a_share_of_malformed_rows_that_is_allowed_is_left_to_the_data_set_itself(store, rows):
+    rows.write_text("{broken\n" + rows.read_text())
+    assert look(store, sft(rows, max_bad_rows=0.1)).problems == []
+
+
+def test_rows_that_all_fall_are_refused_only_where_the_source_was_read_to_its_end(store, rows, monkeypatch):
+    monkeypatch.setattr("alignment_core.checks.rows.RENDERED", 3)
+    monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
+    long = json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n"
+    rows.write_text(long * 2)
+    (problem,) = look(store, sft(rows, max_length=64)).problems
+    assert problem == ("sft/data: no rows left of 2 rows read from rows.jsonl: 2 are longer than max_length (too_long)")
+    rows.write_text(long * 3 + json.dumps({"prompt": "?", "completion": "yes"}) + "\n")  # the longest first
+    (found,) = look(store, sft(rows, max_length=64)).seen
+    assert (found.problem, found.read, found.dropped) == (None, 3, {"too_long": 3})
+    assert found.unseen == "the filters drop all of the first 3 rows; later rows were not read"
+
+
+@pytest.mark.parametrize(
+    ("mixing", "refused"), [({}, True), ({"mixing": "first_exhausted"}, False), ({"mixing": "all_exhausted"}, True)]
+)
+def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixing, refused):
+    short = rows.with_name("short.jsonl")
+    short.write_text(json.dumps({"prompt": "?", "completion": "yes"}) + "\n")
+    rows.write_text(rows.read_text() + json.dumps({"prompt": "!" * 100, "completion": "yes"}) + "\n")
+    weight = {"weight": 1} if mixing else {}
+    sources = [{"path": str(file), **weight} for file in (short, rows)]
+    recipe = {"method": "sft", "name": "demo", "model": MODEL, "sft": {"data": {"sources": sources, **mixing}}}
+    assert ["takes at most 64" in problem for problem in look(store, recipe).problems] == [True] * refused
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "tokens"),
+    [
+        ("demonstrations", {"input_ids": [1] * 9, "loss_mask": [1] * 9, "text": ""}, 9),
+        (
+            "preferences",
+            {
+                "prompt_ids": [1] * 4,
+                "chosen_ids": [1] * 2,
+                "rejected_ids": [1] * 5,
+                **dict.fromkeys(("prompt", "chosen", "rejected"), ""),
+                "margin": None,
+            },
+            9,  # the prompt with the longer answer
+        ),
+        (
+            "prompts",
+            {"prompt_ids": [1] * 8, **dict.fromkeys(("prompt", "label", "task", "messages", "columns"))},
+            9,
+        ),  # and one token of an answer
+    ],
+)
+def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(name, columns, tokens):
+    kind = kinds.load(name)
+    rows = [compact({**columns, "source": "rows.jsonl:7"}, kind.columns)]
+    check_context(rows, kind, tokens)
+    with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, but the model takes at most 8 "):
+        check_context(rows, kind, tokens - 1)
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("shape", "trained", "sampled"),
+    [
+        ({}, 32768, 32768),
+        ({"rope_scaling": {"type": "yarn", **YARN}}, 131072, 32768),  # vLLM takes it as scaled already
+        ({"rope_parameters": {"rope_type": "yarn", **YARN}}, 131072, 32768),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 131072, 32768),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", **YARN}, "other": None}}, 131072, 32768),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, 65536, 65536),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 4096}},
+            32768,
+            32768,
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32768, 32768),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, None, 65536),
+    ],
+)
+def test_scaled_positions_take_longer_rows(shape, trained, sampled):
+    shape = {"max_position_embeddings": 32768, **shape}
+    assert (longest_trained(shape), longest_sampled(shape)) == (trained, sampled)

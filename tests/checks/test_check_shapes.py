@@ -1,0 +1,57 @@
+"""What does not fit into the model is refused before a run starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from alignment_core.checks import shapes
+from alignment_core.checks.rows import Answer
+from tests.checks.recipes import MODEL, look, rl, sft
+
+
+def test_heads_that_vllm_does_not_serve_on_this_machine_are_refused(store, rows, monkeypatch):
+    assert {32, 64, 128} <= set(shapes.head_sizes_on_cpu())
+    recipe = rl(rows, {"verifier": "math"}, num_attention_heads=4) | {"resources": {"device": "cpu"}}
+    (problem,) = look(store, recipe).problems
+    assert "its heads have 16 dimensions (hidden_size 64 / num_attention_heads 4)" in problem
+    assert look(store, sft(rows) | {"model": recipe["model"]}).problems == [], "nothing samples"
+
+
+def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store, rows):
+    recipe = rl(rows, {"verifier": "math"})
+    recipe["rl"]["generation"]["max_completion_length"] = 62
+    (problem,) = look(store, recipe).problems
+    assert (
+        "rl: the longest prompt has 5 tokens or more; with max_completion_length 62 that makes 67, "
+        "but the model takes at most 64" in problem
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "count", "longest"),
+    [
+        ({"whole": True, "used": True}, None, 9),
+        ({"whole": True, "used": True}, 2, 5),  # any two prompts: one has five tokens or more
+        ({"whole": True, "used": True}, 7, 9),
+        ({"whole": False, "used": True}, None, 9),
+        ({"whole": False, "used": True}, 2, 0),  # those that were not read may be short
+        ({"whole": True, "used": False}, None, 2),  # the longer ones may be held out
+        ({"whole": False, "used": False}, None, 0),
+    ],
+)
+def test_of_prompts_only_that_is_held_for_certain_which_any_choice_of_them_has(seen, count, longest):
+    assert Answer(label="prompts", lengths=[2, 5, 9], **seen).certain(count) == longest
+
+
+def test_a_round_that_may_not_come_to_the_longest_prompt_is_not_refused(store, rows):
+    rows.write_text(rows.read_text() + json.dumps({"prompt": "?" * 20, "completion": "yes"}) + "\n")
+    section = {"rounds": 1, "prompts_per_round": 8, "prompts": {"path": str(rows)}}
+    section["generation"] = {"num_generations": 2, "max_completion_length": 50}
+    recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL, "iterative_dpo": section}
+    recipe["reward_model"] = {"data": {"task": "first", "rows": 20}}
+    assert look(store, recipe).problems == []
+    section["prompts_per_round"] = 101
+    (problem,) = look(store, recipe).problems
+    assert "round-1/generate: the longest prompt has 22 tokens or more" in problem
