@@ -15,6 +15,9 @@ from alignment_core.recipes import ResourcesConfig
 MIB = 1 << 20
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 """A healthy actor says little: what its libraries will do in their next version is nothing for the log of a run."""
+ON_A_CPU = {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
+"""Nothing is compiled there: to decorate the functions that DeepSpeed and vLLM would compile imports torch's compiler, and the
+first call of each takes seconds."""
 TRAINER_SHARE, ENGINE_SHARE, JUDGE_SHARE = 0.5, 0.45, 0.01
 """Parts of a GPU that actors claim from Ray: one trainer rank and one engine fit, two of a kind do not, and reward models
 lie beside them."""
@@ -146,7 +149,7 @@ class Device:
         shared = {**QUIET, "OMP_NUM_THREADS": str(resources.threads), "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cuda":
             return shared
-        return {**shared, **self._loopback, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        return {**shared, **self._loopback, **ON_A_CPU, "DS_ACCELERATOR": "cpu"}
 
     def engine_environment(self, resources: ResourcesConfig, place: Place) -> dict[str, str]:
         """Environment variables of an engine's process."""
@@ -163,14 +166,7 @@ class Device:
             bundles = ",".join(map(str, place.bundles))
             spread = {"VLLM_RAY_PER_WORKER_GPUS": str(ENGINE_SHARE), "VLLM_RAY_BUNDLE_INDICES": bundles}
             return {**shared, **(spread if len(place.bundles) > 1 else {})}
-        # Without TORCHDYNAMO_DISABLE the first call compiles for seconds even in eager mode.
-        return {
-            **shared,
-            **self._loopback,
-            "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        return {**shared, **self._loopback, **ON_A_CPU, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
     def engine_options(self, resources: ResourcesConfig) -> dict[str, Any]:
         """Arguments of ``vllm.LLM`` about memory and placement, which depend on the device."""

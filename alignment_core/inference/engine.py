@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.cluster.device import Device
-from alignment_core.imports import uncollected
+from alignment_core.imports import hidden, uncollected
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.handle import Model
 from alignment_core.models.saving import checkpoint_dtype
@@ -31,7 +31,9 @@ WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
 
 def prepare() -> None:
     """Import vLLM, which takes seconds and needs no model."""
-    with uncollected():
+    # vLLM makes its operators known to torch's compiler, whose import takes a second, also where nothing compiles.
+    compiler = ["torch._inductor.lowering"] if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else []
+    with uncollected(), hidden(*compiler):
         import vllm
 
         vllm.LLM  # noqa: B018 (imported on first use)

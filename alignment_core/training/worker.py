@@ -68,6 +68,7 @@ class TrainWorker:
             self.job.close()
         self.job = None
         gc.collect()
+        gc.freeze()  # what stays is modules, through which each later search would look again for half a second
         if self.device.kind == "cuda":
             import torch
 
