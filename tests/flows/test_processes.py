@@ -24,7 +24,7 @@ method: sft
 name: small
 model: {{name: {model}}}
 sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 16}}}}
-resources: {{trainers: {trainers}, engines: 1}}
+resources: {{trainers: 1, engines: 1}}
 evaluation: {{prompts: {{task: reverse, split: test, rows: 8}}, generation: {{max_completion_length: 4}}, verifier: task}}
 """
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_model: TinyModel) -> Path:
     path = tmp_path / "small.yaml"
-    path.write_text(RECIPE.format(model=tiny_model(), trainers=2))
+    path.write_text(RECIPE.format(model=tiny_model()))
     return path
 
 

@@ -67,7 +67,7 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
     home: Path, messages: Messages, tmp_path: Path, tiny_model: TinyModel
 ) -> None:
     recipe = tmp_path / "small.yaml"
-    recipe.write_text(RECIPE.format(model=tiny_model(), trainers=1))
+    recipe.write_text(RECIPE.format(model=tiny_model()))
     align = [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--json"]
     me = Ticket(label="a test", run=RunName("0123456789", "other"))
     with MachineQueue(home / "locks").use(me):

@@ -1,4 +1,4 @@
-"""A run under `align up` whose flow or worker is told to end saves its work and goes on by itself."""
+"""A run under `align up` whose flow or worker ends saves its work and goes on by itself."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ ON_AGAIN_SECONDS = 60.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("end", ["SIGTERM of the flow", "SIGTERM of the worker"])
-def test_a_run_that_is_told_to_end_goes_on_by_itself_and_loses_no_step(
-    services: Services, end: str, measured: Any
-) -> None:
+@pytest.mark.parametrize("end", ["SIGKILL of the flow", "SIGTERM of the flow", "SIGTERM of the worker"])
+def test_a_run_that_is_ended_goes_on_by_itself_and_loses_no_step(services: Services, end: str, measured: Any) -> None:
     marked, again = check_that_it_goes_on(services, end)
     measured(f"marked after {marked:.1f} s, training again {again:.1f} s later")
     assert again < ON_AGAIN_SECONDS

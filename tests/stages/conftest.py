@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,19 @@ def run(machines: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Pa
         return run_rl(tmp_path / name, model or tiny_model(), section, machines, resources, **more)
 
     return run
+
+
+@pytest.fixture
+def actors(machines: Any) -> Callable[[], dict[str, list[int]]]:
+    """The processes of the trainers and engines that are there, by what they are."""
+
+    def find() -> dict[str, list[int]]:
+        groups = {"trainers": machines(2)._trainers, "engines": machines(2)._engines}
+        asked = {
+            name: [one.__ray_call__.remote(lambda _: os.getpid()) for one in group.actors]
+            for name, group in groups.items()
+            if group
+        }
+        return {name: machines(2)._ray.get(pids) for name, pids in asked.items()}
+
+    return find

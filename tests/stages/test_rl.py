@@ -68,9 +68,8 @@ def section(tmp_path: Path) -> Section:
     )
 
 
-@pytest.mark.parametrize("group", ["_trainers", "_engines"])
 def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_same_samples(
-    group: str, section: Section, machines: Any, resources: ResourcesConfig, run: RunRl
+    section: Section, machines: Any, resources: ResourcesConfig, run: RunRl, actors: Any
 ) -> None:
     section["rewards"][0]["normalise"] = "running"  # all that a run remembers beside weights and optimisers
     section |= {
@@ -86,12 +85,16 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
         seen[done] = metrics.get("held_out_reward", -1.0)
 
     whole, first = run(section, "whole", reporter=watch)
-    killer = Killer(machines(2), group, at=2)
+    assert "restarts" not in first.cost
     apart = resources.model_copy(update={"placement": "disaggregated"})  # engines do not sleep then
-    _, killed = run(section, "killed", resources=apart, reporter=killer)
-    assert (first.cost.get("restarts"), killed.cost["restarts"]) == (None, 1)
-    assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
-    assert killed.outputs == first.outputs
+    for dies, stays in (("trainers", "engines"), ("engines", "trainers")):
+        killer, before = Killer(machines(2), f"_{dies}", at=2), actors()
+        _, killed = run(section, dies, resources=apart, reporter=killer)
+        assert killed.cost["restarts"] == 1
+        assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
+        assert killed.outputs == first.outputs
+        assert actors()[stays] == before[stays], "only the group in which an actor died started again"
+        assert not {*actors()[dies]} & {*before[dies]}
     policy, ema, best = ((whole[name] / "model.safetensors").read_bytes() for name in ("policy", "average", "best"))
     assert policy != ema
     assert first.metrics["best_step"] == max(seen, key=lambda step: (seen[step], -step))
