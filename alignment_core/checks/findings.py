@@ -38,7 +38,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     Raises EnvironmentFault where this machine cannot run the user's functions.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
-    if problems := list(_wrong_heads(plan, todo, resources)):
+    if problems := [*_wrong_heads(plan, todo, resources), *_without_score_head(todo)]:
         return Findings(problems=problems)
     called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
@@ -71,6 +71,20 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
     if base is not None and any(stage.config.sampling() for stage in todo):
         config: Any = base.config
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
+
+
+def _without_score_head(todo: list[PlannedStage]) -> Iterator[str]:
+    for stage in todo:
+        fields = list(stage.config.rewarded())
+        for role, model in stage.inputs.items():
+            if role.startswith("reward-") and isinstance(model, PlannedStage) and model.stage == "base_model":
+                config: Any = model.config
+                if shapes.without_score_head(config):
+                    yield (
+                        f"{fields[int(role.removeprefix('reward-'))]}.reward_model: "
+                        f"{config.model.name or 'a model from scratch'} is a language model without a score head; name a "
+                        "reward model, or have one trained by the section reward_model (reward_model: ours)"
+                    )
 
 
 def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""What the shape of a model rules out: heads that the installed vLLM's attention does not serve, and too long completions."""
+"""What the shape of a model rules out: heads that the installed vLLM's attention does not serve, too long completions, and
+scores of a model that has no head for them."""
 
 from __future__ import annotations
 
@@ -33,6 +34,25 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
         return json.loads(Path(hf_hub_download(str(model.name), "config.json", revision=config.commit)).read_text())
     except Exception:  # no network, no such file: the stage that needs it will tell
         return {}
+
+
+def without_score_head(config: BaseModelConfig) -> bool:
+    """Whether it is a language model for certain, and no reward model; one of the Hub is not looked at."""
+    if config.model.scratch is not None:
+        return True
+    architectures = model_shape(config).get("architectures") or [""]
+    if config.commit is not None or not all(name.endswith("ForCausalLM") for name in architectures):
+        return False
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        for file in Path(str(config.model.name)).expanduser().glob("*.safetensors"):
+            with safe_open(file, "numpy") as weights:
+                if any("score" in name for name in weights.keys()):  # noqa: SIM118 (it has no __iter__)
+                    return False
+    except (OSError, SafetensorError):  # the stage that needs it will tell
+        return False
+    return True
 
 
 def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[str]:

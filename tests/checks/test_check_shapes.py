@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from alignment_core.checks import shapes
 from alignment_core.checks.rows import Answer
@@ -17,6 +20,19 @@ def test_heads_that_vllm_does_not_serve_on_this_machine_are_refused(store, rows,
     (problem,) = look(store, recipe).problems
     assert "its heads have 16 dimensions (hidden_size 64 / num_attention_heads 4)" in problem
     assert look(store, sft(rows) | {"model": recipe["model"]}).problems == [], "nothing samples"
+
+
+def test_a_language_model_is_no_reward_model(store, rows, tiny_model, tmp_path):
+    sentence = "rl.rewards.0.reward_model: {} is a language model without a score head; name a reward model"
+    policy = str(tiny_model())
+    (problem,) = look(store, rl(rows, {"reward_model": {"name": policy}})).problems
+    assert problem.startswith(sentence.format(policy))
+    (problem,) = look(store, rl(rows, {"reward_model": MODEL})).problems
+    assert problem.startswith(sentence.format("a model from scratch"))
+    scores = tmp_path / "scores"
+    shutil.copytree(policy, scores)
+    save_file({"score.weight": np.zeros((1, 64), np.float32)}, scores / "score.safetensors")
+    assert look(store, rl(rows, {"reward_model": {"name": str(scores)}})).problems == []
 
 
 def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store, rows):
