@@ -29,6 +29,7 @@ from alignment_core.rollout.records import read_scores, rollout_schema, write_ta
 from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
 from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
+from tests.rewards.reward_server import Server, lengths
 
 COMPLETIONS = [("2+2=", "4"), ("2+2=", "5"), ("2+2=", "4"), ("1+1=", "4"), ("1+1=", "two")]
 
@@ -127,29 +128,33 @@ def test_each_completion_gets_the_score_of_its_own_forward_pass(
     assert metrics["mean_reward"] == pytest.approx(np.mean(scored))
 
 
-def test_two_reward_models_a_verifier_and_a_function_make_one_weighted_sum(
+def test_two_reward_models_a_verifier_a_function_and_an_endpoint_make_one_weighted_sum(
     machines: Any, reward_models: tuple[Path, Path], rollouts: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "judging.py").write_text(
         "def right(prompt, completion, label):\n    return float(completion == '4')\n"
         "def length(rows):\n    return [None if row['completion'] == 'two' else 3.0 for row in rows]\n"
     )
+    server = Server(lengths)
     config = rewards(
         {"reward_model": "a/judge"},
         {"verifier": f"{tmp_path / 'judging.py'}:right", "weight": 2.0},
         {"reward_model": "another/judge", "weight": -0.5},
         {"function": f"{tmp_path / 'judging.py'}:length", "clip": (0.0, 1.0), "max_failed": 0.2},
+        {"urls": server.url, "weight": 0.25},
     )
     context = context_of(machines, tmp_path, rollouts, reward_models[0])
     context.inputs["reward-2"], context.references["reward-2"] = reward_models[1], context.references["reward-0"]
     metrics = score.run(context, config)
+    server.end()
 
     one, other = (scores_by_hand(model) for model in reward_models)
     right = [1.0, 0.0, 1.0, 1.0, 0.0]
     rows = read_scores(context.output)
-    for row, *given in zip(rows, one, right, other, [3.0, 3.0, 3.0, 3.0, None], strict=True):
+    letters = [1.0, 1.0, 1.0, 1.0, 3.0]
+    for row, *given in zip(rows, one, right, other, [3.0, 3.0, 3.0, 3.0, None], letters, strict=True):
         assert row["rewards"] == pytest.approx(given, abs=1e-5)
-    total = [a + 2 * b - 0.5 * c + 1 for a, b, c in zip(one, right, other, strict=True)]
+    total = [a + 2 * b - 0.5 * c + 1 + 0.25 * d for a, b, c, d in zip(one, right, other, letters, strict=True)]
     assert [row["reward"] for row in rows] == pytest.approx([*total[:4], None], abs=1e-5)
     assert metrics["reward_1"] == 0.75
     assert (metrics["mean_reward"], metrics["failed_rewards"]) == (pytest.approx(np.mean(total[:4]), abs=1e-5), 1)
