@@ -209,6 +209,7 @@ def test_in_step_nobody_who_takes_long_delays_a_stop_and_no_step_is_done_again(
 ) -> None:
     del section["filter"]
     section |= {"execution": {"max_staleness": 0}, "best": {"prompts": "none.jsonl", "eval_steps": 2}}
+    section["generation"]["max_completion_length"] = 12
     if who == "environment":
         section["environment"] = {"name": f"{tmp_path / 'scores.py'}:Environment"}
         section["rewards"] = [{"environment": True}]
