@@ -13,8 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +20,7 @@ from typing import Any, Literal
 import pytest
 
 from alignment_core.artifacts import Store, open_store
-from alignment_core.cluster.group import ActorGroup
 from alignment_core.execution.machines import WarmMachines
-from alignment_core.inference.engine import Engine
-from alignment_core.inference.engines import EngineRequest
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from tests.align import Align, align_here, prefect_server, run_align
 
@@ -34,8 +29,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TinyModel = Callable[..., Path]
 Machines = Callable[[int], WarmMachines]
-POSITIONS = 256
-"""Tokens that a tiny model takes."""
 
 
 def kept(config: pytest.Config, name: str) -> Path:
@@ -203,7 +196,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
                 num_hidden_layers=2,
                 num_attention_heads=2,  # 32 wide: the least that vLLM's attention takes on a CPU
                 num_key_value_heads=1,
-                max_position_embeddings=POSITIONS,
+                max_position_embeddings=256,
                 tie_word_embeddings=tied,
             )
             made[key] = tmp_path_factory.mktemp("model") / f"{architecture}-{'tied' if tied else 'untied'}-{seed}"
@@ -211,15 +204,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return made[key]
 
     return make
-
-
-class Roomy(WarmMachines):
-    """With engines that have room for all that a tiny model takes: none starts again for a test that samples more."""
-
-    def _ready_engines(self, request: EngineRequest, alone: AbstractContextManager[Any]) -> ActorGroup[Engine]:
-        positions = json.loads((request.policy.path / "config.json").read_text())["max_position_embeddings"]
-        room = min(max(request.max_model_len, POSITIONS), positions)
-        return super()._ready_engines(replace(request, max_model_len=room), alone)
 
 
 @pytest.fixture(scope="session")
@@ -233,7 +217,7 @@ def machines() -> Iterator[Machines]:
             resources = ResourcesConfig(
                 device="cpu", trainers=world, engines=1, kv_cache_mib=16, zero_stage=1, wait_timeout_seconds=120
             )
-            made[world] = Roomy(resources, temporary)
+            made[world] = WarmMachines(resources, temporary)
         return made[world]
 
     yield of_world

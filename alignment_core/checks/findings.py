@@ -38,8 +38,8 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     Raises EnvironmentFault where this machine cannot run the user's functions.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
-    if problems := [*_wrong_heads(plan, todo, resources), *_without_score_head(todo)]:
-        return Findings(problems=problems)
+    if problems := [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo)]:
+        return Findings(problems=list(dict.fromkeys(problems)))
     called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
     seen: dict[str, rows.Answer] = {}
@@ -73,17 +73,18 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
 
 
-def _without_score_head(todo: list[PlannedStage]) -> Iterator[str]:
+def _without_score_head(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
     for stage in todo:
-        fields = list(stage.config.rewarded())
-        for role, model in stage.inputs.items():
-            if role.startswith("reward-") and isinstance(model, PlannedStage) and model.stage == "base_model":
+        for number, (field, reward) in enumerate(stage.config.rewarded().items()):
+            model = stage.inputs.get(f"reward-{number}")
+            judges = reward.KEY == "reward_model" and isinstance(model, PlannedStage) and model.stage == "base_model"
+            if isinstance(model, PlannedStage) and judges and not plan.trust_remote_code:
                 config: Any = model.config
                 if shapes.without_score_head(config):
+                    where = "reward_model.model" if model.label == "reward-model" else f"{field}.reward_model"
                     yield (
-                        f"{fields[int(role.removeprefix('reward-'))]}.reward_model: "
-                        f"{config.model.name or 'a model from scratch'} is a language model without a score head; name a "
-                        "reward model, or have one trained by the section reward_model (reward_model: ours)"
+                        f"{where}: {config.model.name or 'a model from scratch'} is a language model without a score head, "
+                        "not a reward model"
                     )
 
 

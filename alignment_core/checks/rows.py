@@ -24,7 +24,6 @@ from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
-from alignment_core.imports import hidden
 from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig
 from alignment_core.stages.dataset import DatasetConfig
@@ -242,10 +241,9 @@ def _tokenizer(source: TokenizerSource) -> Any:
         from alignment_core.models.tokenizer import byte_tokenizer
 
         return byte_tokenizer(source.chat_template)
-    trust = source.trust_remote_code
-    with hidden(*([] if trust else ["torch"])):  # code of a tokenizer's own may need it
-        from transformers import AutoTokenizer
+    from transformers import AutoTokenizer
 
+    trust = source.trust_remote_code
     place = {"revision": source.commit} if source.hub else {}
     found = AutoTokenizer.from_pretrained(source.folder or source.hub, trust_remote_code=trust, **place)
     if source.chat_template is not None:

@@ -28,7 +28,7 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
         return model.scratch.model_dump()
     try:
         if config.commit is None:
-            return json.loads(Path(str(model.name)).expanduser().joinpath("config.json").read_text())
+            return dict(json.loads(Path(str(model.name)).expanduser().joinpath("config.json").read_text()))
         from huggingface_hub import hf_hub_download
 
         return json.loads(Path(hf_hub_download(str(model.name), "config.json", revision=config.commit)).read_text())
@@ -38,15 +38,16 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
 
 def without_score_head(config: BaseModelConfig) -> bool:
     """Whether it is a language model for certain, and no reward model; one of the Hub is not looked at."""
-    if config.model.scratch is not None:
-        return True
+    if config.model.scratch is not None or config.commit is not None:
+        return config.commit is None
+    files = [*Path(str(config.model.name)).expanduser().glob("*.safetensors")]
     architectures = model_shape(config).get("architectures") or [""]
-    if config.commit is not None or not all(name.endswith("ForCausalLM") for name in architectures):
+    if not files or not all(name.endswith("ForCausalLM") for name in architectures):
         return False
     from safetensors import SafetensorError, safe_open
 
     try:
-        for file in Path(str(config.model.name)).expanduser().glob("*.safetensors"):
+        for file in files:
             with safe_open(file, "numpy") as weights:
                 if any("score" in name for name in weights.keys()):  # noqa: SIM118 (it has no __iter__)
                     return False

@@ -312,6 +312,21 @@ class Learner:
     def close(self) -> None:
         """Let go of what DeepSpeed holds."""
         self.engine.destroy()
+        if self.zero_stage == 3:
+            _forget(self.packed)
+
+
+def _forget(model: torch.nn.Module) -> None:
+    """Take a model out of what ZeRO-3 would keep of every one for ever: a global list, and the cache of a method."""
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    stack = parameter_offload.FWD_MODULE_STACK
+    stack[:] = [module for module in stack if module is not model]
+    for method in vars(PartitionedParameterCoordinator).values():
+        for cell in getattr(method, "__closure__", None) or ():  # DeepSpeed wraps its methods
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()
 
 
 def save_step(directory: Path, step: int, learners: Mapping[str, Learner], **more: Any) -> None:

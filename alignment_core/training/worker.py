@@ -48,6 +48,7 @@ class TrainWorker:
         )
         self.rank, self.world, self.resources, self.device = rank, world, resources, device
         self.job: Any = None
+        self._settled = False
         self.tokens = resources.max_tokens_per_microbatch
 
     def open(self, job: Job[Any], resources: ResourcesConfig) -> None:
@@ -66,9 +67,11 @@ class TrainWorker:
         """Let go of the open job and its memory."""
         if hasattr(self.job, "close"):
             self.job.close()
-        self.job = None
+        worked, self.job = self.job is not None, None
         gc.collect()
-        gc.freeze()  # what stays is modules, through which each later search would look again for half a second
+        if worked and not self._settled:
+            gc.freeze()  # what the first job imported: to look through it each time takes half a second
+            self._settled = True
         if self.device.kind == "cuda":
             import torch
 

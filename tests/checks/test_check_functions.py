@@ -116,17 +116,3 @@ def test_the_reader_of_rows_tells_a_malformed_one_without_transformers_and_witho
     ).stdout.splitlines()
     assert "rows.jsonl:1: is not valid JSON" in said[0]
     assert said[1] == "[]"
-
-
-def test_the_reader_of_rows_loads_a_model_s_own_tokenizer_without_torch(rows, tiny_model):
-    (question,) = questions(sft(rows))
-    question["tokenizer"]["folder"] = str(tiny_model())
-    code = (
-        "import sys\nfrom alignment_core.checks import rows\nrows.main()\n"
-        "print([name for name in ('transformers', 'torch') if sys.modules.get(name)], file=sys.__stdout__)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps([question]), cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert json.loads(said[0])["read"] == 100
-    assert said[1] == "['transformers']"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,13 @@ from safetensors.numpy import save_file
 from alignment_core.checks import shapes
 from alignment_core.checks.rows import Answer
 from tests.checks.recipes import MODEL, look, rl, sft
+
+
+def rounds(rows: Path) -> dict[str, Any]:
+    section = {"rounds": 1, "prompts_per_round": 8, "prompts": {"path": str(rows)}}
+    section["generation"] = {"num_generations": 2, "max_completion_length": 50}
+    recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL, "iterative_dpo": section}
+    return recipe | {"reward_model": {"data": {"task": "first", "rows": 20}}}
 
 
 def test_heads_that_vllm_does_not_serve_on_this_machine_are_refused(store, rows, monkeypatch):
@@ -23,16 +32,23 @@ def test_heads_that_vllm_does_not_serve_on_this_machine_are_refused(store, rows,
 
 
 def test_a_language_model_is_no_reward_model(store, rows, tiny_model, tmp_path):
-    sentence = "rl.rewards.0.reward_model: {} is a language model without a score head; name a reward model"
-    policy = str(tiny_model())
-    (problem,) = look(store, rl(rows, {"reward_model": {"name": policy}})).problems
-    assert problem.startswith(sentence.format(policy))
-    (problem,) = look(store, rl(rows, {"reward_model": MODEL})).problems
-    assert problem.startswith(sentence.format("a model from scratch"))
-    scores = tmp_path / "scores"
+    sentence = "{}: {} is a language model without a score head, not a reward model"
+    policy, scores = str(tiny_model()), tmp_path / "scores"
+    assert look(store, rl(rows, {"reward_model": {"name": policy}})).problems == [
+        sentence.format("rl.rewards.0.reward_model", policy)
+    ]
+    assert look(store, rl(rows, {"reward_model": MODEL})).problems == [
+        sentence.format("rl.rewards.0.reward_model", "a model from scratch")
+    ]
+    assert look(store, rounds(rows) | {"reward_model": {"model": {"name": policy}}}).problems == [
+        sentence.format("reward_model.model", policy)
+    ]
     shutil.copytree(policy, scores)
     save_file({"score.weight": np.zeros((1, 64), np.float32)}, scores / "score.safetensors")
     assert look(store, rl(rows, {"reward_model": {"name": str(scores)}})).problems == []
+    for weights in scores.glob("*.safetensors"):
+        weights.unlink()
+    assert look(store, rl(rows, {"reward_model": {"name": str(scores)}})).problems == [], "its stage will tell"
 
 
 def test_prompts_whose_completions_do_not_fit_into_the_context_are_refused(store, rows):
@@ -63,11 +79,8 @@ def test_of_prompts_only_that_is_held_for_certain_which_any_choice_of_them_has(s
 
 def test_a_round_that_may_not_come_to_the_longest_prompt_is_not_refused(store, rows):
     rows.write_text(rows.read_text() + json.dumps({"prompt": "?" * 20, "completion": "yes"}) + "\n")
-    section = {"rounds": 1, "prompts_per_round": 8, "prompts": {"path": str(rows)}}
-    section["generation"] = {"num_generations": 2, "max_completion_length": 50}
-    recipe = {"method": "iterative-dpo", "name": "demo", "model": MODEL, "iterative_dpo": section}
-    recipe["reward_model"] = {"data": {"task": "first", "rows": 20}}
+    recipe = rounds(rows)
     assert look(store, recipe).problems == []
-    section["prompts_per_round"] = 101
+    recipe["iterative_dpo"]["prompts_per_round"] = 101
     (problem,) = look(store, recipe).problems
     assert "round-1/generate: the longest prompt has 22 tokens or more" in problem

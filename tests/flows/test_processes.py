@@ -110,7 +110,7 @@ def test_a_run_joins_the_ray_that_ray_address_names_and_leaves_it_running(
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or Ray takes 127.0.0.1 for the machine's own address
-    outcome = align(tmp_path / "home", "run", str(recipe))
+    outcome = align(tmp_path / "home", "run", str(recipe), "--set", "resources.trainers=2")
     assert outcome["status"] == "completed"
     assert not [line for line in processes_of(tmp_path / "home").values() if "raylet" in line]
     status = [str(Path(sys.executable).with_name("ray")), "status", f"--address={cluster}"]

@@ -113,12 +113,8 @@ def test_lineage_leads_from_the_policy_to_its_sources_and_back(align: Align, fir
 
 
 @pytest.mark.slow
-def test_the_same_recipe_again_is_all_cached_without_prefects_database(
-    migrated: Path, first: dict[str, Any], home: Path
-) -> None:
+def test_the_same_recipe_again_is_all_cached_without_prefects_database(first: dict[str, Any], home: Path) -> None:
     shutil.rmtree(home / "prefect")
-    (home / "prefect").mkdir()
-    shutil.copyfile(migrated, home / "prefect" / "prefect.db")  # an empty one
     again = run_small(run_align, home)
     assert set(states(again).values()) == {"cached"}
     assert references(again) == references(first)

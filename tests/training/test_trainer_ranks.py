@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shutil
 import subprocess
+import weakref
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,22 @@ def test_every_zero_stage_trains_the_same_weights(
     wanted = {"zero_stage": zero_stage, "offload_optimizer": offload, "max_tokens_per_microbatch": 64}
     two = trained(machines(2), job, tmp_path / "two", **wanted)
     assert greatest_difference(one, two) < 1e-5
+
+
+def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    def remember(cell: Any) -> None:
+        learner = cell.object.job.learner
+        cell.remembered = [weakref.ref(one) for one in (learner.engine, *learner.packed.parameters())]
+
+    jobs = [(DPO, 2), (Sft(), 3), (RewardModel(), 3), (Sft(), 0)]
+    for number, (method, zero_stage) in enumerate(jobs):
+        with machines(1).trainers() as group:
+            ranks = open_job(group, machines(1), make_job(method), tmp_path / str(number), zero_stage=zero_stage)
+            train(ranks, 3)
+            (actor,) = machines(1)._trainers.actors
+            machines(1)._ray.get(actor.__ray_call__.remote(remember))
+        left = actor.__ray_call__.remote(lambda cell: sum(one() is not None for one in cell.remembered))
+        assert machines(1)._ray.get(left) == 0, f"of the job number {number}"
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
