@@ -15,7 +15,6 @@ from alignment_core.errors import DataError
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.conftest import RunRl
-from tests.stages.killing import Killer
 from tests.stages.rl_runs import GENERATIONS, RESOURCES, Section, prompts, rows_of, section_of, steps_of
 
 pytestmark = pytest.mark.slow
@@ -202,16 +201,6 @@ def test_an_agent_drives_the_policy_token_for_token(
     if staleness == 0:
         _, again = run(section, "again")
         assert again.outputs == result.outputs
-
-
-def test_after_the_death_of_an_engine_the_policy_is_that_of_an_undisturbed_run(
-    section: Section, machines: Any, run: RunRl
-) -> None:
-    _, first = run(section, "whole")
-    killer = Killer(machines(2), "_engines", at=1)
-    _, killed = run(section, "killed", reporter=killer)
-    assert killed.cost["restarts"] == 1
-    assert killed.outputs == first.outputs
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
