@@ -313,7 +313,8 @@ def stamp_of(path: str | Path) -> tuple[int, int] | None:
 
 def edited_plugins() -> list[str]:
     """Files of plug-ins that changed since this process read what they compute."""
-    return sorted(str(path) for path, stamp in _READ.items() if stamp_of(path) != stamp)
+    read = _READ.copy()  # at once: other threads may read more
+    return sorted(str(path) for path, stamp in read.items() if stamp_of(path) != stamp)
 
 
 @functools.cache

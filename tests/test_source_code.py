@@ -130,3 +130,22 @@ def test_of_ours_texts_of_errors_count_in_environments_alone_where_a_policy_read
         for place in ("alignment_core.environments", "alignment_core.training", "my_package")
     }
     assert counts == {"alignment_core.environments": True, "alignment_core.training": False, "my_package": True}
+
+
+def test_what_another_thread_reads_of_a_plug_in_meanwhile_is_not_in_the_way(tmp_path: Path, monkeypatch) -> None:
+    files = [tmp_path / f"{number}.py" for number in range(3)]
+    for file in files:
+        file.touch()
+    monkeypatch.setattr(source_code, "_READ", {files[0]: source_code.stamp_of(files[0])})
+    look = source_code.stamp_of
+
+    def others_read(path: Path) -> tuple[int, int] | None:
+        source_code._READ.update(
+            {file: stamp for file in files if (stamp := look(file)) and file not in source_code._READ}
+        )
+        return look(path)
+
+    monkeypatch.setattr(source_code, "stamp_of", others_read)
+    assert source_code.edited_plugins() == []
+    files[2].write_text("edited = True")
+    assert source_code.edited_plugins() == [str(files[2])]
