@@ -74,18 +74,18 @@ def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfi
 
 
 def _without_score_head(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
+    if plan.trust_remote_code:  # a model with code of its own may call its head as it likes
+        return
     for stage in todo:
         for number, (field, reward) in enumerate(stage.config.rewarded().items()):
             model = stage.inputs.get(f"reward-{number}")
-            judges = reward.KEY == "reward_model" and isinstance(model, PlannedStage) and model.stage == "base_model"
-            if isinstance(model, PlannedStage) and judges and not plan.trust_remote_code:
-                config: Any = model.config
-                if shapes.without_score_head(config):
-                    where = "reward_model.model" if model.label == "reward-model" else f"{field}.reward_model"
-                    yield (
-                        f"{where}: {config.model.name or 'a model from scratch'} is a language model without a score head, "
-                        "not a reward model"
-                    )
+            if reward.KEY != "reward_model" or not isinstance(model, PlannedStage) or model.stage != "base_model":
+                continue
+            config: Any = model.config
+            if shapes.without_score_head(config):
+                where = "reward_model.model" if model.label == "reward-model" else f"{field}.reward_model"
+                name = config.model.name or "a model from scratch"
+                yield f"{where}: {name} is a language model without a score head, not a reward model"
 
 
 def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:

@@ -31,15 +31,19 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
             return dict(json.loads(Path(str(model.name)).expanduser().joinpath("config.json").read_text()))
         from huggingface_hub import hf_hub_download
 
-        return json.loads(Path(hf_hub_download(str(model.name), "config.json", revision=config.commit)).read_text())
+        return dict(
+            json.loads(Path(hf_hub_download(str(model.name), "config.json", revision=config.commit)).read_text())
+        )
     except Exception:  # no network, no such file: the stage that needs it will tell
         return {}
 
 
 def without_score_head(config: BaseModelConfig) -> bool:
     """Whether it is a language model for certain, and no reward model; one of the Hub is not looked at."""
-    if config.model.scratch is not None or config.commit is not None:
-        return config.commit is None
+    if config.model.scratch is not None:
+        return True
+    if config.commit is not None:
+        return False
     files = [*Path(str(config.model.name)).expanduser().glob("*.safetensors")]
     architectures = model_shape(config).get("architectures") or [""]
     if not files or not all(name.endswith("ForCausalLM") for name in architectures):

@@ -299,13 +299,14 @@ def test_engines_with_half_of_new_weights_are_not_kept(
     assert actors() == {"trainers": before["trainers"]}
 
 
-def test_a_run_that_may_not_start_its_engines_again_ends_with_them(
-    run: Callable[..., Any], actors: Any, machines: Any
+@pytest.mark.parametrize(("dies", "stays"), [("engines", "trainers"), ("trainers", "engines")])
+def test_the_death_of_an_actor_ends_the_run_and_its_own_group_alone(
+    dies: str, stays: str, run: Callable[..., Any], actors: Any, machines: Any
 ) -> None:
     before = actors()
     with pytest.raises(RestartsExhausted):
-        run(Killer(machines(2), "_engines", at=2))
-    assert actors() == {"trainers": before["trainers"]}
+        run(Killer(machines(2), f"_{dies}", at=2))
+    assert actors() == {stays: before[stays]}
 
 
 def test_an_endpoint_that_does_not_answer_delays_no_stop(
