@@ -13,9 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from sysconfig import get_path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+from flows.access import TOKEN, URL
+from tests.align import align_here
 from tests.deployments.up import ROOT, Services
 from tests.processes import processes_of, wait_until
 
@@ -112,6 +117,22 @@ def test_a_killed_run_of_it_resumes_within_its_stage(resumed: dict[str, Any]) ->
     ]
     assert 0 < stages["unlikelihood"]["cost"]["train_steps"] < STEPS
     assert resumed["status"] == "completed"
+
+
+def test_the_killed_run_shows_as_dead_and_what_it_had_done_as_cached(
+    installed: Installed, resumed: dict[str, Any], prefect_api: dict[str, str]
+) -> None:
+    status = align_here(installed.home, "status", "--json")
+    runs = {run["run"]: run["status"] for run in json.loads(status.stdout)["runs"]}
+    (killed,) = runs.keys() - {resumed["run_id"]}
+    assert runs == {killed: "died", resumed["run_id"]: "completed"}
+    with SyncPrefectClient(api=prefect_api[URL], auth_string=prefect_api[TOKEN]) as client:
+        state = client.read_flow_run(UUID(killed)).state
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(resumed["run_id"])]))
+        shown = {task.name: task.state_name for task in client.read_task_runs(flow_run_filter=chosen)}
+    assert (shown["model"], shown["unlikelihood/data"], shown["unlikelihood"]) == ("Cached", "Cached", "Completed")
+    assert state is not None
+    assert state.type == "CRASHED"
 
 
 def test_its_loss_reward_and_verifier_took_part(resumed: dict[str, Any]) -> None:

@@ -57,32 +57,6 @@ def test_a_run_that_is_killed_goes_on_by_itself_and_loses_no_step(services: Serv
     measured(f"marked after {marked:.1f} s, training again {again:.1f} s later")
 
 
-@pytest.fixture(scope="module")
-def resumed(services: Services) -> str:
-    """The id of a run that trains, for the third time: it was cancelled, then retried, and resumed while it ran."""
-    endless = ["sft.training.num_train_epochs=100000", "sft.training.max_steps=200000"]
-    run_id = services.start_run([*OVERRIDES, *endless, "seed=9"])
-    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
-    services.prefect("flow-run", "cancel", run_id)
-    assert wait_until(lambda: services.state(run_id) == "Cancelled", 120), services.states(run_id)
-    assert wait_until(lambda: not any("host.server" in line for line in processes_of(services.home).values()), 60)
-
-    services.prefect("flow-run", "retry", run_id)
-    assert wait_until(lambda: len(times_started(run_id, "sft")) == 2, 120)
-    answer = services.align("resume", run_id)  # ends the process that still runs, and marks the run
-    assert answer == {"run_id": run_id, "scheduled": True}
-    assert wait_until(lambda: len(times_started(run_id, "sft")) == 3, 120), services.states(run_id)
-    return run_id
-
-
-def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services, resumed: str) -> None:
-    assert journal.read(resumed).attempt == 3
-    explained = {stage["label"]: stage for stage in services.align("explain", resumed)["stages"]}
-    assert explained["sft/data"]["state"] == "cached"
-    assert "same key as sft/data of" in explained["sft/data"]["why"]
-    assert explained["sft"]["state"] == "running"
-
-
 def test_a_run_of_a_machine_that_went_silent_is_marked(services: Services) -> None:
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         run = client.create_flow_run(alignment, name="elsewhere", state=Running())
@@ -128,6 +102,32 @@ def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: py
         writer.write(b"after")
     assert log.read_bytes() == b"after"
     assert (tmp_path / "server.old.log").read_bytes() == b"what was said before"
+
+
+@pytest.fixture(scope="module")
+def resumed(services: Services) -> str:
+    """The id of a run that trains, for the third time: it was cancelled, then retried, and resumed while it ran."""
+    endless = ["sft.training.num_train_epochs=100000", "sft.training.max_steps=200000"]
+    run_id = services.start_run([*OVERRIDES, *endless, "seed=9"])
+    assert wait_until(lambda: training(run_id), 120), services.states(run_id)
+    services.prefect("flow-run", "cancel", run_id)
+    assert wait_until(lambda: services.state(run_id) == "Cancelled", 120), services.states(run_id)
+    assert wait_until(lambda: not any("host.server" in line for line in processes_of(services.home).values()), 60)
+
+    services.prefect("flow-run", "retry", run_id)
+    assert wait_until(lambda: len(times_started(run_id, "sft")) == 2, 120)
+    answer = services.align("resume", run_id)  # ends the process that still runs, and marks the run
+    assert answer == {"run_id": run_id, "scheduled": True}
+    assert wait_until(lambda: len(times_started(run_id, "sft")) == 3, 120), services.states(run_id)
+    return run_id
+
+
+def test_a_cancelled_run_leaves_no_process_and_can_be_retried_and_resumed(services: Services, resumed: str) -> None:
+    assert journal.read(resumed).attempt == 3
+    explained = {stage["label"]: stage for stage in services.align("explain", resumed)["stages"]}
+    assert explained["sft/data"]["state"] == "cached"
+    assert "same key as sft/data of" in explained["sft/data"]["why"]
+    assert explained["sft"]["state"] == "running"
 
 
 def test_down_ends_everything_in_order(services: Services, resumed: str) -> None:

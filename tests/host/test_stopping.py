@@ -28,7 +28,7 @@ def test_a_stage_whose_flow_ends_writes_a_checkpoint_and_goes_on_from_it(
     home = tmp_path / "home"
     monkeypatch.setenv("ALIGN_HOME", str(home))
     store, saved = open_store(tmp_path / "store"), 0
-    for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    for ending in (signal.SIGTERM, signal.SIGKILL):
         flow = subprocess.Popen(
             [sys.executable, str(CALLS), str(tmp_path / "store"), str(tiny_model()), str(STEPS)],
             env={**os.environ, "PYTHONPATH": str(CALLS.parents[2])},

@@ -67,10 +67,8 @@ def test_completions_are_as_stale_as_the_recipe_allows_and_no_more(
     assert 0 < result.metrics["staleness"] <= staleness
 
 
-@pytest.mark.parametrize("group", ["_trainers", "_engines"])
-def test_after_the_death_of_an_actor_no_prompt_is_lost_or_taken_twice(
-    group: str, section: Section, machines: Any, run: RunRl
-) -> None:
+def check_that_nothing_is_lost_by_a_death(group: str, section: Section, machines: Any, run: RunRl) -> None:
+    """No prompt is lost or taken twice when an actor of this group dies."""
     killer = Killer(machines(2), group, at=3)
     made, result = run(section, reporter=killer)
     assert result.cost["restarts"] == 1
@@ -79,6 +77,13 @@ def test_after_the_death_of_an_actor_no_prompt_is_lost_or_taken_twice(
     assert len(steps) == STEPS
     check_that_each_prompt_was_taken_once(steps, staleness=1)
     assert max(step - min(row["versions"]) for step, rows in enumerate(steps) for row in rows) == 1
+
+
+def test_after_the_death_of_an_engine_no_prompt_is_lost_or_taken_twice(
+    section: Section, machines: Any, run: RunRl
+) -> None:
+    """`make test-long` kills a trainer."""
+    check_that_nothing_is_lost_by_a_death("_engines", section, machines, run)
 
 
 def test_what_breaks_behind_the_trainers_back_ends_the_run(section: Section, tmp_path: Path, run: RunRl) -> None:

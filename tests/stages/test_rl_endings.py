@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from alignment_core.errors import DataError, DeadlineExceeded, RestartsExhausted, Stopped
+from alignment_core.errors import DataError, DeadlineExceeded, Stopped
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.inference.engines import Engines
@@ -25,7 +25,7 @@ from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl import RlStageConfig
 from tests.processes import role_of, wait_until
 from tests.rewards.reward_server import Server
-from tests.stages.killing import Killer, store_with
+from tests.stages.killing import store_with
 from tests.stages.rl_runs import GENERATIONS, PROMPTS, RESOURCES, Section, prompts, section_of, steps_of
 from tests.stages.test_rl_ahead import check_that_each_prompt_was_taken_once
 
@@ -297,16 +297,6 @@ def test_engines_with_half_of_new_weights_are_not_kept(
         with pytest.raises(DataError):
             run()
     assert actors() == {"trainers": before["trainers"]}
-
-
-@pytest.mark.parametrize(("dies", "stays"), [("engines", "trainers"), ("trainers", "engines")])
-def test_the_death_of_an_actor_ends_the_run_and_its_own_group_alone(
-    dies: str, stays: str, run: Callable[..., Any], actors: Any, machines: Any
-) -> None:
-    before = actors()
-    with pytest.raises(RestartsExhausted):
-        run(Killer(machines(2), f"_{dies}", at=2))
-    assert actors() == {stays: before[stays]}
 
 
 def test_an_endpoint_that_does_not_answer_delays_no_stop(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from alignment_core.execution.base import StageResult
 from alignment_core.recipes import ResourcesConfig
 from tests.stages.rl_runs import RESOURCES, run_rl, section_of, steps_of
 
@@ -33,35 +31,25 @@ def parallel(machines: Any, resources: ResourcesConfig) -> Iterator[Any]:
     one._end_actors()
 
 
-class WorkerKiller:
-    """A reporter that kills a worker of the engine, once, after the first step."""
-
-    def __init__(self, machines: Any) -> None:
-        self.machines, self.killed = machines, False
-
-    def __call__(self, done: float, *_: Any) -> None:
-        if done == 1 and not self.killed:
-            group = self.machines._engines
-            engine = group.ray.get(group.actors[0].__ray_call__.remote(lambda _: os.getpid()))
-            workers = [one for one in psutil.Process(engine).children() if "Worker_TP" in " ".join(one.cmdline())]
-            assert len(workers) == 2
-            os.kill(workers[-1].pid, signal.SIGKILL)
-            self.killed = True
-
-
-def test_two_workers_hold_the_policy_and_the_death_of_one_costs_no_step(
-    parallel: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "letters.py").write_text("def small(prompt, completion, _): return len(completion.lower()) / 10")
+def run_in_parallel(
+    parallel: Any, resources: ResourcesConfig, model: Path, folder: Path, reporter: Callable[..., None] | None = None
+) -> StageResult:
+    """A short run, of which each step has all its completions, and an engine that follows the policy."""
+    (folder / "letters.py").write_text("def small(prompt, completion, _): return len(completion.lower()) / 10")
     section = section_of(
         STEPS,
-        {"verifier": f"{tmp_path / 'letters.py'}:small"},
+        {"verifier": f"{folder / 'letters.py'}:small"},
         {"max_completion_length": 6},
         {"learning_rate": 1e-2, "adam_epsilon": 1e-5},
         mismatch={"stop_above": 1e-6},  # what another policy passes by far
     )
-    made, result = run_rl(
-        tmp_path / "run", tiny_model(), section, lambda _: parallel, resources, WorkerKiller(parallel)
-    )
-    assert result.cost["restarts"] == 1
+    made, result = run_rl(folder / "run", model, section, lambda _: parallel, resources, reporter)
     assert [len(rows) for rows in steps_of(made)] == [12] * STEPS
+    return result
+
+
+def test_two_workers_hold_the_policy(
+    parallel: Any, resources: ResourcesConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    """`make test-long` kills one of them."""
+    assert "restarts" not in run_in_parallel(parallel, resources, tiny_model(), tmp_path).cost
