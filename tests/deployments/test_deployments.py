@@ -25,20 +25,9 @@ from flows.shipped import shipped
 from tests.deployments.up import ROOT, Services
 
 OVERRIDES = [
-    "sft.training.max_steps=4",
-    "reward_model.training.max_steps=4",
-    "iterative_dpo.rounds=1",
-    "iterative_dpo.prompts_per_round=24",
-    "iterative_dpo.training.max_steps=2",
-    "iterative_dpo.selection.min_margin=0",
-    *(f"sft.data.sources.{i}.rows=100" for i in range(3)),
-    *(f"reward_model.data.sources.{i}.rows=60" for i in range(3)),
-    *(f"iterative_dpo.prompts.sources.{i}.rows=20" for i in range(3)),
-    *(f"evaluation.prompts.sources.{i}.rows=8" for i in range(3)),
-    "reward_model.data.test_rows=20",
-    "promotion.gates=[]",
-    "resources.trainers=1",
-    "resources.engines=1",
+    "sft={data: {task: reverse, rows: 64}, training: {batch_size: 16, max_steps: 4}}",
+    "evaluation={prompts: {task: reverse, split: test, rows: 8}, generation: {max_completion_length: 4}, verifier: task}",
+    "resources={trainers: 1, engines: 1}",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -156,19 +145,20 @@ def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:
 
 
 def test_a_deployment_runs_to_completion_with_parameters(services: Services) -> None:
-    parameter = f"overrides={json.dumps(OVERRIDES)}"
-    services.prefect("deployment", "run", "alignment/quickstart", "--param", parameter, "--watch")
-    (run,) = runs_of(services, "quickstart")
+    overrides = [f"model={services.model}", *OVERRIDES]
+    before = {run["id"] for run in runs_of(services, "sft")}
+    services.prefect("deployment", "run", "alignment/sft", "--param", f"overrides={json.dumps(overrides)}", "--watch")
+    (run,) = (run for run in runs_of(services, "sft") if run["id"] not in before)
     assert run["state"]["type"] == "COMPLETED"
     tasks = services.get("/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
-    assert {"round-1/dpo", "reward-model", "sft"} <= {task["name"] for task in tasks}
+    assert {"model", "sft", "sft/evaluation"} <= {task["name"] for task in tasks}
     left = services.get("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
     assert sorted(one["type"] for one in left if one["type"] != "progress") == ["rich", "table", "table"]
     (report,) = [one for one in left if one["type"] == "rich"]
-    assert report["key"] == "quickstart"
+    assert report["key"] == "sft"
     assert report["data"]["html"].count("data:image/svg+xml") >= 3
     assert [one for one in left if one["type"] == "progress"] == [], "they are shown while their stage runs"
-    assert run["name"].startswith(f"quickstart, seed 1, {OVERRIDES[0]}, ")
+    assert run["name"].startswith(f"sft, seed 0, {overrides[0]}, ")
 
 
 FLOW = """
