@@ -24,7 +24,7 @@ TRAINS = (
     *below("alignment_core.execution", "course training_loop"),
     "alignment_core.files",
     "alignment_core.losses.logprobs",
-    *below("alignment_core.models", "adapters handle microbatch packed saving"),
+    *below("alignment_core.models", "adapters attention handle loading microbatch packed prefix_tree saving"),
     *below(
         "alignment_core.training",
         "average batches checkpoints learner memory ranks reference schedule trainer trainer_ranks trainers worker",

@@ -12,7 +12,7 @@ from alignment_core.models.saving import checkpoint_dtype
 if TYPE_CHECKING:
     import torch
 
-    from alignment_core.models.packed import Head, PackedModel
+    from alignment_core.models.loading import Head
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,7 @@ class Model:
         return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
 
     def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None) -> Any:
-        """Its weights, see :func:`~alignment_core.models.packed.load_model`."""
-        from alignment_core.models.packed import load_model
+        """Its weights, see :func:`~alignment_core.models.loading.load_model`."""
+        from alignment_core.models.loading import load_model
 
         return load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
-
-    def frozen(self, head: Head, dtype: torch.dtype, device: str) -> PackedModel:
-        """Its weights on a device, for forward passes alone."""
-        from alignment_core.models.packed import PackedModel
-
-        return PackedModel(self.load(head, dtype), head).to(device).eval()

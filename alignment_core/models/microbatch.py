@@ -11,6 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from alignment_core.models.prefix_tree import Node
+
 
 @dataclass(frozen=True)
 class TokenSequence:
@@ -41,16 +43,21 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows packed into L lines of W tokens, with K targets in S sequences. Places count through the lines, 0..L·W-1."""
+    """Rows packed into L lines of W tokens, with K targets in S sequences. Places count through the lines, 0..L·W-1.
+
+    Where sequences share their prefixes there is one line, and a token may belong to several of them.
+    """
 
     rows: tuple[Row, ...]
     input_ids: torch.Tensor  # [L, W]
-    position_ids: torch.Tensor  # [L, W], restarting at 0 with each sequence; 0 for every token that fills a line
-    filled: torch.Tensor  # [L, W], 0 for every token that fills a line, otherwise 1
+    position_ids: torch.Tensor  # [L, W], each token's place in its sequences; 0 for every token that fills a line
+    uses: torch.Tensor  # [L, W], to how many sequences each token belongs; 0 for every token that fills a line
     predict_K: torch.Tensor  # [K], place whose output predicts the target
     labels_K: torch.Tensor  # [K], the target's token id
     sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
     last_S: torch.Tensor  # [S], place of each sequence's last token
+    nodes: tuple[Node, ...] | None = None
+    """How the sequences of the line share their prefixes; None where each has its own tokens."""
 
     @property
     def sequences(self) -> int:

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import entropy, token_logps
+from alignment_core.models.attention import check_kept_apart, over_trees, use_trees
 
 if TYPE_CHECKING:
+    from alignment_core.models.handle import Model
+    from alignment_core.models.loading import Head
     from alignment_core.models.microbatch import MicroBatch
-
-Head = Literal["lm", "score", "value"]
-"""Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""
+    from alignment_core.models.prefix_tree import Node
 
 
 class PackedModel(nn.Module):
     """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities, [S] scores or [K] values.
 
-    There is no attention mask: position ids that restart make ``transformers`` keep packed sequences apart. Only the
+    There is no attention mask. Sequences that share their prefixes are kept apart by the attention of
+    :mod:`~alignment_core.models.attention`, those in lines by ``transformers``, from position ids that restart. Only the
     places that predict a target reach the vocabulary projection, whatever else the model does to its logits.
     """
 
-    def __init__(self, model: Any, head: Head, with_entropy: bool = False) -> None:
-        """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats."""
+    def __init__(self, model: Any, head: Head, with_entropy: bool = False, share: bool = True) -> None:
+        """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
+
+        With ``share`` sequences share their prefixes if the model can do with that. Raises UserError if it cannot be given
+        several sequences in a line at all.
+        """
         super().__init__()
         self.model = model
         self.head = head
         self.with_entropy = with_entropy
+        self.shares = share and use_trees(model)
+        """Whether micro-batches for it are to share prefixes."""
+        if not self.shares:
+            check_kept_apart(model)
         self.router_loss: Tensor | None = None
         """After a forward pass in training, where :meth:`balance_routers` asked for it: with its gradient."""
         self._balancing: Any = None
@@ -62,25 +73,30 @@ class PackedModel(nn.Module):
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        filled: Tensor,
+        uses: Tensor,
         predict_K: Tensor,
         labels_K: Tensor,
         last_S: Tensor,
         temperature: float = 1.0,
+        nodes: Sequence[Node] | None = None,
     ) -> Tensor:
+        assert (nodes is not None) == self.shares, "the micro-batch was laid out for another model"
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        if nodes is not None:
+            options["nodes"] = nodes
         balancing = self._balancing is not None and self.training
         if balancing:
             options["output_router_logits"] = True
         self._chosen = predict_K if self.head == "lm" else None
         try:
-            output = (self.model if self.head == "lm" else self.model.base_model)(**options)
+            with over_trees() if self.shares else nullcontext():
+                output = (self.model if self.head == "lm" else self.model.base_model)(**options)
         finally:
             self._chosen = None
         if balancing:
             config = self.model.config.get_text_config()
             experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
-            self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, filled)
+            self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, uses)
         if self.head == "lm":
             logits_KV = output.logits[0] if temperature == 1 else output.logits[0] / temperature
             logps_K = token_logps(logits_KV, labels_K)
@@ -94,35 +110,10 @@ def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: fl
 
     ``temperature`` is that of the distribution over tokens that is asked for.
     """
-    places = (batch.filled, batch.predict_K, batch.labels_K, batch.last_S)
-    return module(batch.input_ids, batch.position_ids, *places, temperature)
+    places = (batch.uses, batch.predict_K, batch.labels_K, batch.last_S)
+    return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes)
 
 
-def load_model(
-    path: str, head: Head, dtype: torch.dtype, head_seed: int | None = None, trust_remote_code: bool = False
-) -> Any:
-    """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
-
-    A score head that the folder does not hold is initialised from ``head_seed`` with standard deviation
-    1/sqrt(hidden); without a seed such a folder is refused with UserError.
-    """
-    import transformers
-
-    kind = transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
-    options: dict[str, Any] = {} if head == "lm" else {"num_labels": 1}
-    model, info = kind.from_pretrained(
-        path,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        trust_remote_code=trust_remote_code,
-        use_safetensors=True,
-        output_loading_info=True,
-        **options,
-    )
-    if head != "lm" and any(name.startswith("score") for name in info["missing_keys"]):
-        if head_seed is None:
-            raise UserError("the model that should score completions has no score head: it is not a reward model")
-        generator = torch.Generator().manual_seed(head_seed)
-        weight = model.score.weight.data
-        weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
-    return model
+def load_frozen(model: Model, head: Head, dtype: torch.dtype, device: str, share: bool) -> PackedModel:
+    """The weights of ``model`` on a device, for forward passes alone."""
+    return PackedModel(model.load(head, dtype), head, share=share).to(device).eval()

@@ -36,4 +36,4 @@ CODE = (
     "alignment_core.losses.preference",
     *below("alignment_core.training.methods", "dpo pairs"),
 )
-STAGE = Stage("dpo", 1, {"model": "model"}, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("dpo", 2, {"model": "model"}, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

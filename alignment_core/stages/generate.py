@@ -130,7 +130,7 @@ CODE = (
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines weights"),
     "alignment_core.losses.logprobs",
-    *below("alignment_core.models", "adapters buckets handle packed saving"),
+    *below("alignment_core.models", "adapters buckets handle loading saving"),
     *below("alignment_core.rollout", "lengths records"),
     "alignment_core.training.memory",
 )

@@ -40,7 +40,7 @@ CODE = (
 )
 STAGE = Stage(
     "reward_model",
-    1,
+    2,
     {"reward-model": "reward-model"},
     RewardModelStageConfig,
     run,

@@ -27,7 +27,7 @@ from alignment_core.rewards.verify import verifier_code, verifier_content, verif
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 
 if TYPE_CHECKING:
-    from alignment_core.models.packed import Head
+    from alignment_core.models.loading import Head
     from alignment_core.training.trainers import Trainers
 
 
@@ -242,10 +242,10 @@ SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
 CODE = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
-    *below("alignment_core.models", "handle microbatch packed saving"),
+    *below("alignment_core.models", "attention handle loading microbatch packed prefix_tree saving"),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
-STAGE = Stage("score", 2, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))
+STAGE = Stage("score", 3, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))

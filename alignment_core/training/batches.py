@@ -1,8 +1,9 @@
 """Rows → packed micro-batches: which rows a step takes, how they are cut over ranks, and the tensors of one cut.
 
-A row is one sequence (SFT) or two (a pair). Sequences are laid end to end into lines of tokens whose position ids
-restart with each sequence; ``transformers`` derives the block-diagonal attention from that. How a batch is cut never
-changes the result, because every loss is divided by a count over the whole batch (``Method.normaliser``).
+A row is one sequence (SFT) or two (a pair). Sequences lie as prefix trees in one line, so that what several begin with is
+computed once; of models that cannot have that, end to end in lines whose position ids restart with each sequence. How a
+batch is cut never changes the result, because every loss is divided by a count over the whole batch
+(``Method.normaliser``).
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import functools
 import heapq
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alignment_core.canonical import derive_seed
-from alignment_core.models.microbatch import MicroBatch, Row
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
+from alignment_core.models.prefix_tree import LEAST_SHARED, Layout, by_prefix, lay_out, shared_tokens
 
 if TYPE_CHECKING:
     import torch
 
 LINE_TOKENS = 128
-"""Least width of a line. Attention costs width² per line, so that short sequences want short lines; a longer sequence
-makes all lines of its pack as long."""
+"""Least width of a line where sequences share nothing. Attention costs width² per line, so that short sequences want short
+lines; a longer sequence makes all lines of its pack as long."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -45,44 +49,86 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size)
 
 
-def cut(rows: Seq[Row], ranks: int, token_budget: int) -> list[list[list[Row]]]:
+def cut(rows: Seq[Row], ranks: int, token_budget: int, share: bool = True) -> list[list[list[Row]]]:
     """Cut a batch into packs of at most ``token_budget`` tokens (a longer row is a pack of its own).
 
-    Every rank gets the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones.
-    Longest rows first into the emptiest pack: packs, and so ranks, are balanced. Returns ``[rank][pack][row]``.
+    With ``share`` rows that begin alike stay together as far as they fit, and what they share counts once. Every rank gets
+    the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest go first
+    into the emptiest pack: packs, and so ranks, are balanced. Returns ``[rank][pack][row]``.
     """
-    by_length = sorted(rows, key=lambda row: (-row.tokens, row.number))
-    count = ranks * max(1, -(-sum(row.tokens for row in rows) // (token_budget * ranks)))
+    families = _families(rows) if share else [_Family([row], [row.tokens], [0]) for row in rows]
+    total = sum(family.tokens() for family in families)
+    target = min(token_budget, max(1, -(-total // ranks)))  # a family alone is work for all ranks
+    pieces = [piece for family in families for piece in family.pieces(target, token_budget)]
+    pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
+    count = ranks * max(1, -(-total // (token_budget * ranks)))
     while True:
-        packs: list[list[Row]] = [[] for _ in range(count)]
+        packs: list[list[Seq[Row]]] = [[] for _ in range(count)]
         loads = [(0, number) for number in range(count)]  # a heap
-        for row in by_length:
+        for tokens, piece in pieces:
             load, emptiest = loads[0]
-            packs[emptiest].append(row)
-            heapq.heapreplace(loads, (load + row.tokens, emptiest))
+            packs[emptiest].append(piece)
+            heapq.heapreplace(loads, (load + tokens, emptiest))
         too_full = any(load > token_budget and len(packs[number]) > 1 for load, number in loads)
         if not too_full:
-            return [packs[rank::ranks] for rank in range(ranks)]
+            return [[[row for piece in pack for row in piece] for pack in packs[rank::ranks]] for rank in range(ranks)]
         count += ranks
 
 
-def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
-    """Lay the sequences of ``rows`` into lines. An empty pack is one token, so that its rank joins the collectives."""
+@dataclass(frozen=True)
+class _Family:
+    """Rows that begin alike, neighbours the most."""
+
+    rows: Seq[Row]
+    whole: Seq[int]
+    """Tokens of each."""
+    shared: Seq[int]
+    """How many of them the row before it has, too."""
+
+    def tokens(self, first: int = 0, end: int | None = None) -> int:
+        """Of these rows together."""
+        return sum(self.whole[first:end]) - sum(self.shared[first + 1 : end])
+
+    def pieces(self, target: int, budget: int) -> list[tuple[int, Seq[Row]]]:
+        """About as many of equal size as there are ``target`` tokens in it, or more if one would be above ``budget``."""
+        count = min(len(self.rows), -(-self.tokens() // target))
+        while True:
+            ends = [len(self.rows) * number // count for number in range(count + 1)]
+            found = [(self.tokens(first, end), self.rows[first:end]) for first, end in pairwise(ends)]
+            if count == len(self.rows) or max(tokens for tokens, _ in found) <= budget:
+                return found
+            count += 1
+
+
+def _families(rows: Seq[Row]) -> list[_Family]:
+    ordered = [rows[number] for number in by_prefix([row.sequences[0].ids for row in rows])]
+    whole = [row.tokens - _shared(row.sequences[0], row.sequences[-1]) * (len(row.sequences) - 1) for row in ordered]
+    shared = [_shared(one.sequences[0], other.sequences[0]) for one, other in pairwise(ordered)]
+    begins = [0, *(number for number, tokens in enumerate(shared, start=1) if not tokens), len(ordered)]
+    spans = [slice(first, end) for first, end in pairwise(begins) if end > first]
+    return [_Family(ordered[span], whole[span], [0, *shared][span]) for span in spans]
+
+
+def _shared(one: TokenSequence, other: TokenSequence) -> int:
+    """Tokens that lie once if both are in a pack."""
+    tokens = shared_tokens(one.ids, other.ids)
+    return tokens if tokens >= LEAST_SHARED else 0
+
+
+def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:
+    """Lay out the sequences of ``rows``: with ``share`` as prefix trees in one line, otherwise each for itself in lines.
+
+    An empty pack is one token, so that its rank joins the collectives.
+    """
     import torch
 
     sequences = [sequence for row in rows for sequence in row.sequences]
-    width = max([LINE_TOKENS, *(len(s.ids) for s in sequences)]) if sequences else 1
-    starts, lines = _layout([len(s.ids) for s in sequences], width)
-    ids, positions, filled = (np.zeros(lines * width, np.int64) for _ in range(3))
-    filled[:1] = 1  # also of an empty pack: no sum over one divides by zero
+    layout = lay_out([s.ids for s in sequences] or [np.zeros(1, np.int64)]) if share else _lines(sequences)
+    width = layout.width or len(layout.ids)
     predict, labels, number = [], [], []
-    for index, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
-        end = start + len(sequence.ids)
-        ids[start:end] = sequence.ids
-        positions[start:end] = np.arange(end - start)
-        filled[start:end] = 1
+    for index, (sequence, places) in enumerate(zip(sequences, layout.places, strict=False)):
         at = np.flatnonzero(sequence.targets)
-        predict.append(start + at - 1)
+        predict.append(places[at - 1])
         labels.append(sequence.ids[at])
         number.append(np.full(len(at), index))
 
@@ -92,17 +138,31 @@ def pack(rows: Seq[Row], device: str = "cpu") -> MicroBatch:
 
     return MicroBatch(
         rows=tuple(rows),
-        input_ids=tensor([ids]).view(lines, width),
-        position_ids=tensor([positions]).view(lines, width),
-        filled=tensor([filled]).view(lines, width),
+        input_ids=tensor([layout.ids]).view(-1, width),
+        position_ids=tensor([layout.positions]).view(-1, width),
+        uses=tensor([layout.uses]).view(-1, width),
         predict_K=tensor(predict),
         labels_K=tensor(labels),
         sequence_K=tensor(number),
-        last_S=tensor([np.array([start + len(s.ids) - 1]) for s, start in zip(sequences, starts, strict=True)]),
+        last_S=tensor([places[-1:] for places in layout.places[: len(sequences)]]),
+        nodes=layout.nodes if share else None,
     )
 
 
-def _layout(lengths: Seq[int], width: int) -> tuple[list[int], int]:
+def _lines(sequences: Seq[TokenSequence]) -> Layout:
+    """Each sequence with tokens of its own, in lines as wide as the longest."""
+    lengths = [len(sequence.ids) for sequence in sequences]
+    width = max([LINE_TOKENS, *lengths]) if sequences else 1
+    starts, lines = _first_fit(lengths, width)
+    ids, positions, uses = (np.zeros(lines * width, np.int64) for _ in range(3))
+    uses[:1] = 1  # also of an empty pack: no sum over one divides by zero
+    places = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
+    for sequence, place in zip(sequences, places, strict=True):
+        ids[place], positions[place], uses[place] = sequence.ids, np.arange(len(place)), 1
+    return Layout(ids, positions, uses, (), places, width)
+
+
+def _first_fit(lengths: Seq[int], width: int) -> tuple[list[int], int]:
     """First fit, longest first: the place at which each sequence starts, and the number of lines."""
     starts = [0] * len(lengths)
     used: list[int] = []

@@ -11,8 +11,9 @@ import torch
 from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.handle import Model
+from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import Row, TokenSequence
-from alignment_core.models.packed import Head, run_packed
+from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
 
@@ -29,15 +30,16 @@ class ForwardJob:
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """One rank of it; none has to do with the others."""
-        return Forward(self.model, self.head, resources.max_tokens_per_microbatch, device)
+        return Forward(self.model, self.head, resources, device)
 
 
 class Forward:
     """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
 
-    def __init__(self, model: Model, head: Head, token_budget: int, device: Device) -> None:
-        self.head, self.token_budget, self.device = head, token_budget, device
-        self.packed = model.frozen(head, torch.bfloat16 if model.bf16 else torch.float32, device.torch_device)
+    def __init__(self, model: Model, head: Head, resources: ResourcesConfig, device: Device) -> None:
+        self.head, self.token_budget, self.device = head, resources.max_tokens_per_microbatch, device
+        dtype = torch.bfloat16 if model.bf16 else torch.float32
+        self.packed = load_frozen(model, head, dtype, device.torch_device, device.shares_prefixes(resources))
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.
@@ -49,10 +51,10 @@ class Forward:
             for number, (prompt, completion) in enumerate(pairs)
         ]
         values = np.zeros(len(rows), np.float32)
-        for part in cut(rows, 1, self.token_budget)[0]:
+        for part in cut(rows, 1, self.token_budget, self.packed.shares)[0]:
             if not part:
                 continue
-            micro = pack(part, self.device.torch_device)
+            micro = pack(part, self.device.torch_device, self.packed.shares)
             with torch.no_grad():
                 output = run_packed(self.packed, micro)
                 if self.head == "lm":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged
 from alignment_core.models.handle import Model
+from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row
-from alignment_core.models.packed import Head, PackedModel, run_packed
+from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
@@ -121,7 +122,7 @@ class Learner:
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
-        self.packed = PackedModel(model, source.head, source.with_entropy)
+        self.packed = PackedModel(model, source.head, source.with_entropy, device.shares_prefixes(resources))
         if training.router_aux_loss_coef:
             self.packed.balance_routers()
         self.engine = self._engine()
@@ -217,10 +218,9 @@ class Learner:
         The routers' loss of a step is that of its packs, weighed by their tokens.
         """
         sum_of_losses, tokens = 0.0, sum(row.tokens for one in terms for row in one.rows)
-        for rows in cut(term.rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank]:
-            micro = pack(rows, self.device.torch_device)
+        for micro in self._packs(term.rows, self.packed.shares):
             loss_of_pack, metrics = term.loss(run_packed(self.engine, micro, term.temperature), micro)
-            tokens_of_pack = sum(row.tokens for row in rows)
+            tokens_of_pack = sum(row.tokens for row in micro.rows)
             objective = loss_of_pack * (term.weight / term.normaliser)
             if self.packed.router_loss is not None:
                 aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
@@ -234,11 +234,17 @@ class Learner:
             term.report.tokens += tokens_of_pack
         return term.weight * sum_of_losses / term.normaliser
 
-    def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        """This rank's packs of ``rows`` for a forward pass; every rank gets the same number."""
+    def micro_batches(self, rows: Sequence[Row], share: bool | None = None) -> list[MicroBatch]:
+        """This rank's packs of ``rows`` for a forward pass; every rank gets the same number.
+
+        ``share`` is whether another model, for which they are, shares prefixes.
+        """
         self.engine.eval()
-        packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch)[self.rank] if rows else []
-        return [pack(part, self.device.torch_device) for part in packs]
+        return list(self._packs(rows, self.packed.shares if share is None else share)) if rows else []
+
+    def _packs(self, rows: Sequence[Row], share: bool) -> Iterator[MicroBatch]:
+        packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch, share)[self.rank]
+        return (pack(part, self.device.torch_device, share) for part in packs)
 
     def export(self, directory: Path, average: bool = False) -> None:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).

@@ -30,7 +30,9 @@ class ReferenceLogps:
     The same on every rank. What a file in ``progress`` holds of them is not computed again.
     """
 
-    def __init__(self, splits: Mapping[str, Sequence[Row]], progress: Path, rank: int, world: int, budget: int) -> None:
+    def __init__(
+        self, splits: Mapping[str, Sequence[Row]], progress: Path, rank: int, world: int, budget: int, share: bool
+    ) -> None:
         self.file, self.rank = progress / FILE, rank
         sizes = {name: 2 * max((row.number + 1 for row in rows), default=0) for name, rows in splits.items()}
         self.values = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
@@ -39,7 +41,9 @@ class ReferenceLogps:
             with np.load(self.file) as stored:
                 for name in splits:
                     self.values[name], self.known[name] = stored[name], stored[f"{name}_known"]
-        packs = [(name, each) for name, rows in splits.items() for each in zip(*cut(rows, world, budget), strict=True)]
+        packs = [
+            (name, each) for name, rows in splits.items() for each in zip(*cut(rows, world, budget, share), strict=True)
+        ]
         self.total = len(packs)
         self.left = [(name, each) for name, each in packs if not self._knows(name, each)]
         """What is not computed yet: for each forward pass the split, and the rows of every rank."""
@@ -54,7 +58,7 @@ class ReferenceLogps:
         fresh = {name: torch.zeros(2, len(values)) for name, values in self.values.items()}  # values, and which
         while self.left:
             name, packs = self.left.pop(0)
-            micro = pack(packs[self.rank], device)
+            micro = pack(packs[self.rank], device, model.shares)
             with torch.no_grad():
                 sums_S = sum_by_sequence(run_packed(model, micro), micro.sequence_K, micro.sequences)
             fresh[name][0, _numbers(micro.rows)] = sums_S.float().cpu()

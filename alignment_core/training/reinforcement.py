@@ -35,7 +35,7 @@ from alignment_core.models import buckets
 from alignment_core.models.buckets import Bucket, Share
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
-from alignment_core.models.packed import run_packed
+from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.batches import epoch_order
@@ -113,7 +113,7 @@ class PolicyTrainer:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
         elif job.section.kl.coefficient > 0:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
-            self.reference = job.policy.frozen("lm", dtype, device.torch_device)
+            self.reference = load_frozen(job.policy, "lm", dtype, device.torch_device, self.policy.packed.shares)
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
         self.temperature = job.section.generation.temperature
 
@@ -138,18 +138,20 @@ class PolicyTrainer:
         ``old`` asks for the policy's own log-probabilities; the reference's and the critic's values come if there are any.
         """
         rows = sampled_rows(_read_used(path))
-        asked: list[tuple[str, Any]] = [("old_logps", self.policy.engine)] if old else []
+        asked: list[tuple[str, Any, bool]] = []
+        if old:
+            asked.append(("old_logps", self.policy.engine, self.policy.packed.shares))
         if self.reference is not None:
-            asked.append(("reference_logps", self.reference))
+            asked.append(("reference_logps", self.reference, self.policy.packed.shares))  # of the same architecture
         if "critic" in self.learners:
-            asked.append(("old_values", self.learners["critic"].engine))
+            asked.append(("old_values", self.learners["critic"].engine, self.learners["critic"].packed.shares))
         found: dict[str, list[tuple[int, np.ndarray]]] = {}
         for learner in self.learners.values():
             learner.engine.eval()
-        packs = self.policy.micro_batches(rows)
-        for name, model in asked:
+        packs = {share: self.policy.micro_batches(rows, share) for share in {share for _, _, share in asked}}
+        for name, model, share in asked:
             values = found[name] = []
-            for micro in packs:
+            for micro in packs[share]:
                 with torch.no_grad():
                     output = run_packed(model, micro, self.temperature).float().cpu().numpy()
                 values += _by_row(output if output.ndim == 1 else output[0], micro.rows)

@@ -19,7 +19,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch
-from alignment_core.models.packed import run_packed
+from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import batch_of_step, steps_per_epoch
 from alignment_core.training.checkpoints import newest_progress, step_of
@@ -71,7 +71,9 @@ class Trainer:
             taken = {number for step in range(self.total_steps) for number in self._batch(step)}
             splits = {"train": [row for row in self.rows if row.number in taken], "test": self.test_rows}
             budget = self.resources.max_tokens_per_microbatch
-            self.reference = ReferenceLogps(splits, Path(progress), self.rank, self.world, budget)
+            self.reference = ReferenceLogps(
+                splits, Path(progress), self.rank, self.world, budget, self.learner.packed.shares
+            )
             if self.reference.left:
                 newest = None  # the policy itself may be the reference, and that one has trained
         if newest is not None:
@@ -103,7 +105,8 @@ class Trainer:
         if self.job.reference is None:
             return self.engine
         dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
-        return self.job.reference.frozen("lm", dtype, self.device.torch_device)
+        share = self.device.shares_prefixes(self.resources)
+        return load_frozen(self.job.reference, "lm", dtype, self.device.torch_device, share)
 
     def train(self, steps: int, seconds: float) -> StepReport:
         """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""

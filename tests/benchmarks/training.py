@@ -35,7 +35,8 @@ def lines_of_a_pack() -> dict[str, float]:
     import torch
 
     from alignment_core.models import microbatch
-    from alignment_core.models.packed import PackedModel, load_model, run_packed
+    from alignment_core.models.loading import load_model
+    from alignment_core.models.packed import PackedModel, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ScratchModel
     from alignment_core.training import batches
@@ -74,7 +75,8 @@ def trainer_and_padding() -> None:
     from alignment_core.cluster.device import Device
     from alignment_core.cluster.group import call
     from alignment_core.models.handle import Model
-    from alignment_core.models.packed import PackedModel, load_model, run_packed
+    from alignment_core.models.loading import load_model
+    from alignment_core.models.packed import PackedModel, run_packed
     from alignment_core.models.scratch import create_model
     from alignment_core.recipes import ResourcesConfig, ScratchModel, TrainingConfig
     from alignment_core.training.batches import batch_of_step, cut, pack

@@ -28,7 +28,10 @@ def random_ids(random: np.random.Generator, shortest: int, longest: int) -> list
 
 @pytest.fixture(scope="session")
 def tables() -> Tables:
-    """14 rows of demonstrations and of preference pairs, 4 to 60 tokens long: with batches of 6 an epoch ends unevenly."""
+    """14 rows of demonstrations and of preference pairs, 4 to 60 tokens long: with batches of 6 an epoch ends unevenly.
+
+    Those ``alike`` have one of three prompts of 24 tokens, and their answers have a few first tokens in common.
+    """
     random = np.random.default_rng(5)
     ids = [random_ids(random, 4, 60) for _ in range(14)]
     masks = [[0] * (len(one) // 3) + [1] * (len(one) - len(one) // 3) for one in ids]
@@ -36,7 +39,16 @@ def tables() -> Tables:
         name: [random_ids(random, 2, 30) for _ in range(14)] for name in ("prompt_ids", "chosen_ids", "rejected_ids")
     }
     margins = random.uniform(0, 1, 14).astype(np.float32)
+    prompts = [random_ids(random, 24, 25) for _ in range(3)]
+    asked = [prompts[number % 3] for number in range(14)]
+    answers = [[7] * (number % 4) + random_ids(random, 2, 12) for number in range(28)]
+    demonstrations = [prompt + answer for prompt, answer in zip(asked, answers[:14], strict=True)]
+    alike = {"prompt_ids": asked, "chosen_ids": answers[:14], "rejected_ids": answers[14:], "margin": margins}
     return {
+        "sft, alike": pa.table(
+            {"input_ids": demonstrations, "loss_mask": [[0] * 20 + [1] * (len(one) - 20) for one in demonstrations]}
+        ),
+        "preference, alike": pa.table(alike),
         "sft": pa.table({"input_ids": ids, "loss_mask": masks}),
         "preference": pa.table({**pairs, "margin": margins}),
     }

@@ -15,9 +15,10 @@ import torch
 from torch.nn.functional import log_softmax, logsigmoid
 
 from alignment_core.models.handle import Model
+from alignment_core.models.loading import load_model
 from alignment_core.models.microbatch import Row
-from alignment_core.models.packed import PackedModel, load_model, run_packed
-from alignment_core.recipes import DpoLossConfig
+from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.recipes import DpoLossConfig, ResourcesConfig
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
@@ -37,8 +38,15 @@ both_architectures = pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 
 
 @pytest.fixture
-def rows(tables: Any, method: Any) -> list[Row]:
-    return method.rows(tables["sft" if isinstance(method, Sft) else "preference"])
+def alike() -> bool:
+    """Whether rows share their prompts."""
+    return False
+
+
+@pytest.fixture
+def rows(tables: Any, method: Any, alike: bool) -> list[Row]:
+    name = "sft" if isinstance(method, Sft) else "preference"
+    return method.rows(tables[f"{name}, alike" if alike else name])
 
 
 @pytest.fixture
@@ -106,16 +114,16 @@ def padded_loss(method: Any, model: Any, rows: Sequence[Row], reference: torch.T
 
 
 def packed_loss(
-    method: Any, model: Any, parts: Sequence[Sequence[Row]], reference: torch.Tensor | None
+    method: Any, model: Any, parts: Sequence[Sequence[Row]], reference: torch.Tensor | None, share: bool = True
 ) -> Callable[[], float]:
     """As the trainer does it: each part is a packed micro-batch, its gradient is added to those before."""
 
     def run() -> float:
-        module = PackedModel(model, method.head)
+        module = PackedModel(model, method.head, share=share)
         normaliser = method.normaliser([row for part in parts for row in part])
         total = 0.0
         for part in parts:
-            batch = pack(part)
+            batch = pack(part, share=share)
             numbers = [2 * row.number + side for row in part for side in (0, 1)]
             reference_S = None if reference is None else reference[numbers]
             loss, metrics = method.loss(run_packed(module, batch), batch, reference_S)
@@ -143,19 +151,29 @@ def assert_equal(one: tuple[float, torch.Tensor], other: tuple[float, torch.Tens
 
 @both_architectures
 @every_method
+@pytest.mark.parametrize(
+    ("alike", "share"), [(True, True), (False, True), (True, False)], ids=["trees", "a forest", "lines"]
+)
 def test_a_packed_batch_has_the_loss_and_gradient_of_plain_padded_transformers(
-    method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
+    share: bool, alike: bool, method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
 ) -> None:
-    assert len(pack(rows).input_ids) < sum(len(row.sequences) for row in rows) / 2  # several sequences share a line
-    packed = loss_and_gradient(model, packed_loss(method, model, [rows], reference))
+    tokens = sum(row.tokens for row in rows)
+    if share:
+        computed = pack(rows).input_ids.numel()
+        assert computed < 0.8 * tokens if alike else computed <= tokens
+    else:
+        lines = len(pack(rows, share=False).input_ids)
+        assert lines < sum(len(row.sequences) for row in rows) / 2, "several sequences share a line"
+    packed = loss_and_gradient(model, packed_loss(method, model, [rows], reference, share))
     padded = loss_and_gradient(model, lambda: padded_loss(method, model, rows, reference))
     assert_equal(packed, padded)
 
 
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("architecture", ["llama"])
 @every_method
 def test_a_packed_batch_has_the_loss_and_gradient_of_one_row_at_a_time(
-    method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
+    alike: bool, method: Any, model: Any, rows: list[Row], reference: torch.Tensor | None
 ) -> None:
     packed = loss_and_gradient(model, packed_loss(method, model, [rows], reference))
     single = loss_and_gradient(model, packed_loss(method, model, [[row] for row in rows], reference))
@@ -204,8 +222,9 @@ def test_forward_passes_give_the_summed_log_probabilities_of_completions(
     from alignment_core.training.forward import Forward
 
     path: Path = tiny_model(architecture)
+    resources = ResourcesConfig(max_tokens_per_microbatch=16)
     pairs = [([1, 2, 3], [4, 5]), ([], [6, 7, 8]), ([9], [10] * 40), ([11, 12], [])]
-    values = Forward(Model(path, Reference("model", "0" * 64)), "lm", 16, Device("cpu", 1)).run(pairs)
+    values = Forward(Model(path, Reference("model", "0" * 64)), "lm", resources, Device("cpu", 1)).run(pairs)
     model = load_model(str(path), "lm", torch.float32)
     for value, (prompt, completion) in zip(values, pairs, strict=True):
         with torch.no_grad():

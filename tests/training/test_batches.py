@@ -33,16 +33,60 @@ def test_a_cut_holds_every_row_once_and_gives_all_ranks_as_many_packs(
     assert len({len(packs) for packs in parts}) == 1
     for packs in parts:
         for part in packs:
-            assert sum(one.tokens for one in part) <= budget or len(part) == 1
+            assert len(part) <= 1 or pack(part).input_ids.numel() <= budget
 
 
-def test_a_pack_restarts_positions_and_points_at_the_predicting_tokens() -> None:
+@given(groups=st.lists(st.tuples(st.integers(1, 9), st.integers(16, 90), st.integers(1, 20)), min_size=1, max_size=8))
+def test_rows_of_one_prompt_stay_together_and_what_they_share_counts_once(groups: list[tuple[int, int, int]]) -> None:
+    rows = [
+        Row(10 * prompt + number, (TokenSequence.of_prompt_and_completion([prompt] * length, [90 + number] * answer),))
+        for prompt, (count, length, answer) in enumerate(groups)
+        for number in range(count)
+    ]
+    budget = max(length + count * answer for count, length, answer in groups)
+    [packs] = cut(rows, 1, budget)
+    assert all(pack(part).input_ids.numel() <= budget for part in packs)
+    homes = [{number for number, part in enumerate(packs) for row in part if row.number // 10 == p} for p in range(8)]
+    assert all(len(home) <= 1 for home in homes)
+    [apart] = cut(rows, 1, budget, share=False)
+    assert len(apart) >= len(packs)
+
+
+def test_a_family_of_rows_is_work_for_all_ranks() -> None:
+    rows = [Row(n, (TokenSequence.of_prompt_and_completion([1] * 200, [10 + n] * 60),)) for n in range(8)]
+    assert [[len(part) for part in packs] for packs in cut(rows, 2, 4096)] == [[4], [4]]
+
+
+def test_a_pack_holds_a_common_prefix_once_and_points_at_the_predicting_tokens() -> None:
+    # prompt 5 × 16 + 7 8 | the same prompt + 9 | prompt 1 + 3
+    rows = [
+        Row(0, (TokenSequence.of_prompt_and_completion([5] * 16, [7, 8]),)),
+        Row(1, (TokenSequence.of_prompt_and_completion([1], [3]),)),
+        Row(2, (TokenSequence.of_prompt_and_completion([5] * 16, [9]),)),
+    ]
+    batch = pack(rows)
+    assert batch.input_ids.tolist() == [[1, 3, *[5] * 16, 7, 8, 9]]
+    assert batch.position_ids.tolist() == [[0, 1, *range(16), 16, 17, 16]]
+    assert batch.uses.tolist() == [[1, 1, *[2] * 16, 1, 1, 1]]
+    assert batch.labels_K.tolist() == [7, 8, 3, 9]
+    assert batch.predict_K.tolist() == [
+        17,
+        18,
+        0,
+        17,
+    ]  # the last token of the prompt predicts the first of both answers
+    assert batch.sequence_K.tolist() == [0, 0, 1, 2]
+    assert batch.last_S.tolist() == [19, 1, 20]
+    assert batch.nodes == ((0, 2, 2), (2, 18, 21), (18, 20, 20), (20, 21, 21))
+
+
+def test_lines_restart_positions_and_point_at_the_predicting_tokens() -> None:
     # prompt 9 + completion 3 | prompt 5 6 + completion 7 8; the longer sequence is laid first, both in one line
     rows = [
         Row(0, (TokenSequence.of_prompt_and_completion([9], [3]),)),
         Row(1, (TokenSequence.of_prompt_and_completion([5, 6], [7, 8]),)),
     ]
-    batch = pack(rows)
+    batch = pack(rows, share=False)
     assert batch.input_ids.shape == (1, LINE_TOKENS)
     assert batch.input_ids[0, :7].tolist() == [5, 6, 7, 8, 9, 3, 0]
     assert batch.position_ids[0, :7].tolist() == [0, 1, 2, 3, 0, 1, 0]
@@ -55,7 +99,7 @@ def test_a_pack_restarts_positions_and_points_at_the_predicting_tokens() -> None
 @given(lengths=st.lists(st.integers(2, 300), min_size=1, max_size=40))
 def test_lines_hold_every_sequence_whole(lengths: list[int]) -> None:
     rows = [row(number, length) for number, length in enumerate(lengths)]
-    batch = pack(rows)
+    batch = pack(rows, share=False)
     lines, width = batch.input_ids.shape
     assert width == max(LINE_TOKENS, *lengths)
     assert lines * width <= 2 * sum(lengths) + width  # first fit leaves at most every other line half empty
@@ -66,8 +110,9 @@ def test_lines_hold_every_sequence_whole(lengths: list[int]) -> None:
         assert flat[first : last + 1].tolist() == list(range(one.tokens))
 
 
-def test_an_empty_pack_still_has_a_token_for_the_collectives() -> None:
-    batch = pack([])
+@pytest.mark.parametrize("share", [True, False])
+def test_an_empty_pack_still_has_a_token_for_the_collectives(share: bool) -> None:
+    batch = pack([], share=share)
     assert batch.input_ids.shape == (1, 1)
     assert batch.sequences == 0
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
+from alignment_core.models.loading import Head, load_model
 from alignment_core.models.microbatch import Row
-from alignment_core.models.packed import Head, PackedModel, load_model, run_packed
+from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.rollout.experience import step_schema
 from alignment_core.rollout.records import write_table
@@ -73,21 +74,25 @@ def of_the_equation(model: Any, rows: Sequence[Row]) -> float:
 
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_of_a_pack_is_that_of_the_equation_without_what_fills_its_lines(
-    kind: str, architecture: str, tables: Any, sampled: pa.Table, mixture_model: MakeMixture
+@pytest.mark.parametrize("share", [True, False], ids=["trees", "lines"])
+def test_the_loss_of_a_pack_is_that_of_the_equation(
+    share: bool, kind: str, architecture: str, tables: Any, sampled: pa.Table, mixture_model: MakeMixture
 ) -> None:
     head, table, rows_of = KINDS[kind]
     rows = rows_of({**tables, "sampled": sampled}[table])[:5]
     model = load_model(str(mixture_model(architecture)), head, torch.float32, head_seed=7)
-    packed, micro = PackedModel(model, head).train(), pack(rows)
-    assert int(micro.filled.sum()) == sum(row.tokens for row in rows) < micro.filled.numel()
+    if share:  # each token counts as often as a sequence has it
+        rows = [*rows, *(dataclasses.replace(row, number=row.number + 5) for row in rows[:3])]
+    packed, micro = PackedModel(model, head, share=share).train(), pack(rows, share=share)
+    assert int(micro.uses.sum()) == sum(row.tokens for row in rows)
+    assert (micro.uses.numel() < micro.uses.sum()) if share else (0 in micro.uses), "lines are filled"
     without = run_packed(packed, micro)
     assert packed.router_loss is None
     packed.balance_routers()
     assert torch.equal(run_packed(packed, micro), without)
     assert packed.router_loss is not None
     assert float(packed.router_loss) == pytest.approx(of_the_equation(model, rows), rel=1e-5)
-    run_packed(packed, pack([]))
+    run_packed(packed, pack([], share=share))
     assert bool(packed.router_loss.isfinite()), "a rank may get an empty pack"
 
 

@@ -60,7 +60,7 @@ CODE = (
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines weights"),
     *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
-    *below("alignment_core.models", "adapters buckets handle microbatch packed saving"),
+    *below("alignment_core.models", "adapters attention buckets handle loading microbatch packed prefix_tree saving"),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
     *below("alignment_core.stages.rl", "best driver names rewarding session"),
@@ -73,4 +73,4 @@ CODE = (
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
 PACKAGES = ("deepspeed", "tokenizers", "torch", "transformers", "vllm")
-STAGE = Stage("rl", 2, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=PACKAGES)
+STAGE = Stage("rl", 3, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=PACKAGES)

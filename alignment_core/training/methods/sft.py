@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from alignment_core.models.packed import Head
+    from alignment_core.models.loading import Head
 
 
 class Sft:

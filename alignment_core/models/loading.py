@@ -1,0 +1,42 @@
+"""Loading the weights of a Hugging Face folder, with the head that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from alignment_core.errors import UserError
+
+Head = Literal["lm", "score", "value"]
+"""Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""
+
+
+def load_model(
+    path: str, head: Head, dtype: torch.dtype, head_seed: int | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
+
+    A score head that the folder does not hold is initialised from ``head_seed`` with standard deviation
+    1/sqrt(hidden); without a seed such a folder is refused with UserError.
+    """
+    import transformers
+
+    kind = transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
+    options: dict[str, Any] = {} if head == "lm" else {"num_labels": 1}
+    model, info = kind.from_pretrained(
+        path,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
+    if head != "lm" and any(name.startswith("score") for name in info["missing_keys"]):
+        if head_seed is None:
+            raise UserError("the model that should score completions has no score head: it is not a reward model")
+        generator = torch.Generator().manual_seed(head_seed)
+        weight = model.score.weight.data
+        weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
+    return model

@@ -1,0 +1,128 @@
+"""Attention over prefix trees: equal to that with a mask of all tokens, and used where a model can have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn.functional import scaled_dot_product_attention
+
+from alignment_core.errors import UserError
+from alignment_core.models.attention import NAME, TreeAttention
+from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.prefix_tree import lay_out
+from alignment_core.training.batches import pack
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+
+
+def trees(random: np.random.Generator) -> list[np.ndarray]:
+    """Two prompts with answers, one of which begins like another, and a sequence of its own."""
+    prompts = [random.integers(0, 60, 30), random.integers(0, 60, 20)]
+    answers = [np.concatenate([prompt, random.integers(0, 60, 7)]) for prompt in prompts for _ in range(3)]
+    longer = np.concatenate([answers[0], random.integers(0, 60, 20)])
+    return [*answers, longer, np.concatenate([longer, random.integers(0, 60, 5)]), random.integers(0, 60, 11)]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_output_and_gradients_are_those_of_attention_with_a_mask(groups: int, scale: float | None) -> None:
+    layout = lay_out(trees(np.random.default_rng(0)))
+    tokens, generator = len(layout.ids), torch.Generator().manual_seed(0)
+    query, key, value, direction = (
+        torch.randn(1, heads, tokens, 16, dtype=torch.float32, generator=generator, requires_grad=True)
+        for heads in (4, groups, groups, 4)
+    )
+    mask = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for places in layout.places:
+        mask[places[:, None], places[None]] |= torch.ones(len(places), len(places), dtype=torch.bool).tril()
+    masked = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+    found = TreeAttention.apply(query, key, value, layout.nodes, scale)
+    torch.testing.assert_close(found, masked, atol=2e-6, rtol=1e-5)
+    for one, other in zip(
+        torch.autograd.grad((found * direction).sum(), (query, key, value)),
+        torch.autograd.grad((masked * direction).sum(), (query, key, value)),
+        strict=True,
+    ):
+        assert (one - other).norm() < 1e-6 * other.norm()
+
+
+def model_of(architecture: str, **changes: Any) -> Any:
+    config = transformers.AutoConfig.for_model(architecture, **{**TINY, **changes})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    return model.eval()
+
+
+def check_that_packed_is_alone(model: Any, share: bool) -> None:
+    """Log-probabilities of packed sequences are those of each sequence alone, by ``transformers``."""
+    ids = trees(np.random.default_rng(1))
+    targets = [np.arange(len(one)) > 0 for one in ids]
+    alone = []
+    with torch.no_grad():
+        for one in ids:
+            logps = torch.log_softmax(model(torch.from_numpy(one)[None]).logits[0], -1)
+            alone.append(logps[torch.arange(len(one) - 1), torch.from_numpy(one[1:])])
+        packed = PackedModel(model, "lm")
+        assert packed.shares == share
+        rows = [Row(n, (TokenSequence(*one),)) for n, one in enumerate(zip(ids, targets, strict=True))]
+        found = run_packed(packed, pack(rows, share=packed.shares))
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma", "mistral", "phi3", "olmo2", "gpt_neox"])
+def test_models_with_plain_attention_share_prefixes(architecture: str) -> None:
+    more = {"sliding_window": None} if architecture == "mistral" else {}
+    check_that_packed_is_alone(model_of(architecture, **more), share=True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [
+        ("mistral", {"sliding_window": 8}),
+        ("gemma3_text", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ],
+    ids=["mistral", "gemma3", "qwen2"],
+)
+def test_models_with_windows_keep_what_transformers_does(architecture: str, more: dict[str, Any]) -> None:
+    model = model_of(architecture, **more)
+    check_that_packed_is_alone(model, share=False)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_with_dropout_in_its_attention_shares_nothing() -> None:
+    assert not PackedModel(model_of("llama", attention_dropout=0.1), "lm").shares
+
+
+def test_a_model_that_carries_state_from_one_sequence_to_the_next_is_refused() -> None:
+    jamba = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4}
+    with pytest.raises(UserError, match=r"a jamba model carries its state from one sequence of a micro-batch"):
+        PackedModel(model_of("jamba", **jamba), "lm")
+
+
+def test_a_model_that_shares_prefixes_is_as_before_to_others(tmp_path: Any) -> None:
+    model = model_of("llama")
+    ids = torch.arange(12).view(2, 6) % 5 + 1
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    with torch.no_grad():
+        before = model(ids, attention_mask=mask).logits
+        assert PackedModel(model, "lm").shares
+        assert model.config._attn_implementation == NAME
+        torch.testing.assert_close(model(ids, attention_mask=mask).logits[mask.bool()], before[mask.bool()])
+    model.save_pretrained(tmp_path)
+    assert NAME not in (tmp_path / "config.json").read_text()
