@@ -7,9 +7,11 @@ log-sum-exps (Dao et al. 2022, "FlashAttention"), so that no mask of all tokens 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,11 @@ NAME = "prefix_tree"
 OTHER_KINDS = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
 """What ``transformers`` tells an attention that is more than a softmax over all that came before."""
 
+LONGEST_IN_A_BATCH = 32
+LEAST_FILLED = 0.8
+"""Nodes that are not longer, and have so much of the length of the longest, are one call together: each call of its own
+costs as much as some tens of tokens."""
+
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -43,14 +50,14 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
         output = torch.empty_like(query)
         sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-        for start, end, _ in nodes:
-            own = slice(start, end)
-            found = _forward(query[:, :, own], key[:, :, own], value[:, :, own], 0.0, True, scale=scale)
-            output[:, :, own], sums[:, :, own] = found
+        for block in _own_blocks(nodes):
+            found, its = _forward(*(block.of(one) for one in (query, key, value)), 0.0, True, scale=scale)
+            block.put(output, found)
+            block.put(sums, its)
         for node, below in _with_descendants(nodes):
             more, its = _forward(query[:, :, below], key[:, :, node], value[:, :, node], 0.0, False, scale=scale)
             both = torch.logaddexp(sums[:, :, below], its)
@@ -65,29 +72,70 @@ class TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
         wholes = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-        def of_block(seeing: slice, seen: slice, causal: bool) -> Iterator[tuple[Tensor, Tensor]]:
-            parts = _backward(
-                gradient[:, :, seeing],
-                query[:, :, seeing],
-                key[:, :, seen],
-                value[:, :, seen],
-                output[:, :, seeing],
-                sums[:, :, seeing],
-                0.0,
-                causal,
-                scale=ctx.scale,
-            )
-            places = (seeing, seen, seen)
-            return ((whole[:, :, at], part) for whole, at, part in zip(wholes, places, parts, strict=True))
-
-        for start, end, _ in ctx.nodes:
-            for whole, part in of_block(slice(start, end), slice(start, end), True):
-                whole.copy_(part)
+        for block in _own_blocks(ctx.nodes):
+            given = [block.of(one) for one in (query, key, value, output, sums)]
+            parts = _backward(block.of(gradient, fill=0.0), *given, 0.0, True, scale=ctx.scale)
+            for whole, part in zip(wholes, parts, strict=True):
+                block.put(whole, part)
         for node, below in _with_descendants(ctx.nodes):
-            for whole, part in of_block(below, node, False):
-                whole += part
+            given = [query[:, :, below], key[:, :, node], value[:, :, node], output[:, :, below], sums[:, :, below]]
+            parts = _backward(gradient[:, :, below], *given, 0.0, False, scale=ctx.scale)
+            for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
+                whole[:, :, at] += part
         return (*wholes, None, None)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The tokens of one node."""
+
+    places: slice
+
+    def of(self, whole: Tensor, fill: float | None = None) -> Tensor:
+        """Its part of [1, H, N, …]: [1, H, T, …]."""
+        return whole[:, :, self.places]
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        whole[:, :, self.places] = part
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The tokens of B nodes of about the same length T, which one call takes."""
+
+    places: Tensor
+    """[B, T]; what a shorter node lacks is its last token once more: it comes later than all others, so none sees it."""
+    real: Tensor
+    """[B, T]"""
+
+    def of(self, whole: Tensor, fill: float | None = None) -> Tensor:
+        """Its part of [1, H, N, …]: [B, H, T, …]; ``fill`` is what stands where a node is shorter."""
+        part = whole[0].transpose(0, 1)[self.places]
+        if fill is not None:
+            part[~self.real] = fill
+        return part.transpose(1, 2)
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        whole[0].transpose(0, 1)[self.places[self.real]] = part.transpose(1, 2)[self.real]
+
+
+@functools.lru_cache(maxsize=4)
+def _own_blocks(nodes: tuple[Node, ...]) -> list[_Run | _Batch]:
+    """The nodes, by the calls in which their tokens see each other."""
+    blocks: list[_Run | _Batch] = []
+    waiting = sorted(nodes, key=lambda node: node.end - node.start)
+    while waiting:
+        together = [waiting.pop()]
+        length = together[0].end - together[0].start
+        while length <= LONGEST_IN_A_BATCH and waiting and waiting[-1].end - waiting[-1].start >= LEAST_FILLED * length:
+            together.append(waiting.pop())
+        if len(together) == 1:
+            blocks.append(_Run(slice(*together[0][:2])))
+        else:
+            starts, ends = (torch.tensor([node[side] for node in together])[:, None] for side in (0, 1))
+            places = starts + torch.arange(length)
+            blocks.append(_Batch(places.minimum(ends - 1), places < ends))
+    return blocks
 
 
 def _with_descendants(nodes: Sequence[Node]) -> Iterator[tuple[slice, slice]]:
@@ -103,7 +151,7 @@ def _attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    nodes: Sequence[Node] | None = None,
+    nodes: tuple[Node, ...] | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """What ``transformers`` calls; without ``nodes`` it is its own attention."""
@@ -146,17 +194,23 @@ def use_trees(model: Any) -> bool:
     before = model.config._attn_implementation
     if before != "sdpa":
         return before == NAME
-    first, second, mine = _sequences(model)
-    alone = _states(model, [mine])
+    sequences = _sequences(model)
+    alone = _states(model, sequences[-1:])
     model.config._attn_implementation = NAME
-    can = _is_plain(model, mine) and _are_kept_apart(model, share=True)
-    can = can and _close(_states(model, [first, second, mine], share=True), alone, 0.5)
+    can = _is_plain(model, sequences[-1]) and _are_kept_apart(model, share=True)
+    can = can and _close(_states(model, sequences, share=True), alone, 0.5)
     if not can:
         model.config._attn_implementation = before
-        logger.info(
-            "the attention of a %s model is not of the plain kind: no prefixes are shared", model.config.model_type
-        )
+        _say_once(model.config.model_type)
     return can
+
+
+@functools.cache
+def _say_once(model_type: str) -> None:
+    logger.warning(
+        "a %s model keeps the attention of transformers, each sequence for itself: its own is not plain causal attention",
+        model_type,
+    )
 
 
 def check_kept_apart(model: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class PackedModel(nn.Module):
         labels_K: Tensor,
         last_S: Tensor,
         temperature: float = 1.0,
-        nodes: Sequence[Node] | None = None,
+        nodes: tuple[Node, ...] | None = None,
     ) -> Tensor:
         assert (nodes is not None) == self.shares, "the micro-batch was laid out for another model"
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
