@@ -1,4 +1,4 @@
-"""The trainer against a bare PyTorch loop with the same model and packing; packed against padded; lines of a pack."""
+"""The trainer against a bare PyTorch loop with the same model and packing; packed against padded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 STEPS, REPEATS, TOKENS = 4, 3, 512
 
@@ -29,44 +27,7 @@ def alternate(parts: dict[str, Callable[[], None]], clock: Callable[[], float] =
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def lines_of_a_pack() -> dict[str, float]:
-    """A step of the smallest model on 32 rows of 17 tokens, laid out as lines of 128 tokens and as one line:
-    processor time, which other work on the machine changes least."""
-    import torch
-
-    from alignment_core.models import microbatch
-    from alignment_core.models.loading import load_model
-    from alignment_core.models.packed import PackedModel, run_packed
-    from alignment_core.models.scratch import create_model
-    from alignment_core.recipes import ScratchModel
-    from alignment_core.training import batches
-
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        create_model(ScratchModel(), None, 0, Path(folder))
-        model = PackedModel(load_model(folder, "lm", torch.float32), "lm").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    ids, targets = np.arange(17, dtype=np.int64), np.ones(17, bool)
-    rows = [microbatch.Row(number, (microbatch.TokenSequence(ids, targets),)) for number in range(32)]
-    usual = batches.LINE_TOKENS
-
-    def steps(line_tokens: int) -> None:
-        batches.LINE_TOKENS = line_tokens
-        for _ in range(4 * STEPS):
-            (-run_packed(model, batches.pack(rows)).sum() / len(rows)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    seconds = alternate({"lines": lambda: steps(usual), "one_line": lambda: steps(32 * 17)}, time.process_time)
-    batches.LINE_TOKENS = usual
-    return {f"processor_milliseconds_{name}": round(1000 * value / (4 * STEPS), 1) for name, value in seconds.items()}
-
-
 def main() -> None:
-    print(json.dumps(lines_of_a_pack()), flush=True)
-    trainer_and_padding()
-
-
-def trainer_and_padding() -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     import torch
