@@ -65,7 +65,7 @@ def connect(temporary: Path) -> Any:
             _check_answers(os.environ["RAY_ADDRESS"])
             ray.init(address=os.environ["RAY_ADDRESS"], **shared)
         else:
-            with _nothing_that_nobody_asks():
+            with _without_idle_servers():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -83,15 +83,15 @@ def connect(temporary: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _nothing_that_nobody_asks() -> Iterator[None]:
+def _without_idle_servers() -> Iterator[None]:
     """Ray starts without its autoscaler, which has nothing to scale on one machine, and without the server of its jobs and
-    states, which it starts without a dashboard too: 1.5 s of processor each time. No option of ``ray.init`` says so."""
+    states, which it starts without a dashboard too: 1.5 s of processor each time. No option of ``ray.init`` says so; where
+    a version of Ray has other names, it starts as it would by itself."""
     from ray._private.node import Node
 
-    asked = {"start_monitor": lambda _: None, "start_api_server": lambda _, **_options: None}
-    before = {name: getattr(Node, name) for name in asked}
-    for name, starts_nothing in asked.items():
-        setattr(Node, name, starts_nothing)
+    before = {name: getattr(Node, name) for name in ("start_monitor", "start_api_server") if hasattr(Node, name)}
+    for name in before:
+        setattr(Node, name, lambda *_, **_options: None)
     try:
         yield
     finally:

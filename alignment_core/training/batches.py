@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import heapq
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,11 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int, share: bool = True) -> li
     the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest go first
     into the emptiest pack: packs, and so ranks, are balanced. Returns ``[rank][pack][row]``.
     """
-    families = _families(rows) if share else [_Family([row], [row.tokens], [0]) for row in rows]
-    total = sum(family.tokens() for family in families)
+    families = _families(rows) if share else [[row] for row in rows]
+    tokens_of = _computed if share else lambda family: sum(row.tokens for row in family)
+    total = sum(map(tokens_of, families))
     target = min(token_budget, max(1, -(-total // ranks)))  # a family alone is work for all ranks
-    pieces = [piece for family in families for piece in family.pieces(target, token_budget)]
+    pieces = [piece for family in families for piece in _pieces(family, target, token_budget, tokens_of)]
     pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
     count = ranks * max(1, -(-total // (token_budget * ranks)))
     while True:
@@ -69,50 +70,43 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int, share: bool = True) -> li
             load, emptiest = loads[0]
             packs[emptiest].append(piece)
             heapq.heapreplace(loads, (load + tokens, emptiest))
-        too_full = any(load > token_budget and len(packs[number]) > 1 for load, number in loads)
-        if not too_full:
-            return [[[row for piece in pack for row in piece] for pack in packs[rank::ranks]] for rank in range(ranks)]
+        joined = [[row for piece in pieces_of_pack for row in piece] for pieces_of_pack in packs]
+        several = [rows_of_pack for rows_of_pack, parts in zip(joined, packs, strict=True) if len(parts) > 1]
+        if all(tokens_of(rows_of_pack) <= token_budget for rows_of_pack in several):
+            return [joined[rank::ranks] for rank in range(ranks)]
         count += ranks
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Rows that begin alike, neighbours the most."""
-
-    rows: Seq[Row]
-    whole: Seq[int]
-    """Tokens of each."""
-    shared: Seq[int]
-    """How many of them the row before it has, too."""
-
-    def tokens(self, first: int = 0, end: int | None = None) -> int:
-        """Of these rows together."""
-        return sum(self.whole[first:end]) - sum(self.shared[first + 1 : end])
-
-    def pieces(self, target: int, budget: int) -> list[tuple[int, Seq[Row]]]:
-        """About as many of equal size as there are ``target`` tokens in it, or more if one would be above ``budget``."""
-        count = min(len(self.rows), -(-self.tokens() // target))
-        while True:
-            ends = [len(self.rows) * number // count for number in range(count + 1)]
-            found = [(self.tokens(first, end), self.rows[first:end]) for first, end in pairwise(ends)]
-            if count == len(self.rows) or max(tokens for tokens, _ in found) <= budget:
-                return found
-            count += 1
+def _families(rows: Seq[Row]) -> list[list[Row]]:
+    """The rows, by what they begin with; in each family neighbours share the most."""
+    first = [row.sequences[0].ids for row in rows]
+    families: list[list[Row]] = []
+    before: np.ndarray | None = None
+    for number in by_prefix(first):
+        if before is None or shared_tokens(before, first[number]) < LEAST_SHARED:
+            families.append([])
+        families[-1].append(rows[number])
+        before = first[number]
+    return families
 
 
-def _families(rows: Seq[Row]) -> list[_Family]:
-    ordered = [rows[number] for number in by_prefix([row.sequences[0].ids for row in rows])]
-    whole = [row.tokens - _shared(row.sequences[0], row.sequences[-1]) * (len(row.sequences) - 1) for row in ordered]
-    shared = [_shared(one.sequences[0], other.sequences[0]) for one, other in pairwise(ordered)]
-    begins = [0, *(number for number, tokens in enumerate(shared, start=1) if not tokens), len(ordered)]
-    spans = [slice(first, end) for first, end in pairwise(begins) if end > first]
-    return [_Family(ordered[span], whole[span], [0, *shared][span]) for span in spans]
+def _pieces(
+    family: Seq[Row], target: int, budget: int, tokens_of: Callable[[Seq[Row]], int]
+) -> list[tuple[int, Seq[Row]]]:
+    """About as many pieces as there are ``target`` tokens in the family, or more if one would be above ``budget``; the tokens
+    of each."""
+    count = min(len(family), -(-tokens_of(family) // target))
+    while True:
+        ends = [len(family) * number // count for number in range(count + 1)]
+        found = [(tokens_of(family[first:end]), family[first:end]) for first, end in pairwise(ends)]
+        if count == len(family) or max(tokens for tokens, _ in found) <= budget:
+            return found
+        count += 1
 
 
-def _shared(one: TokenSequence, other: TokenSequence) -> int:
-    """Tokens that lie once if both are in a pack."""
-    tokens = shared_tokens(one.ids, other.ids)
-    return tokens if tokens >= LEAST_SHARED else 0
+def _computed(rows: Seq[Row]) -> int:
+    """Tokens that a pack of these rows has."""
+    return len(lay_out([sequence.ids for row in rows for sequence in row.sequences]).ids)
 
 
 def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:

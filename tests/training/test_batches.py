@@ -52,6 +52,20 @@ def test_rows_of_one_prompt_stay_together_and_what_they_share_counts_once(groups
     assert len(apart) >= len(packs)
 
 
+@given(
+    begins=st.lists(st.tuples(st.integers(20, 60), st.integers(1, 9)), min_size=1, max_size=20),
+    budget=st.integers(80, 200),
+)
+def test_no_pack_is_above_the_budget_where_some_share_a_little_more_than_others(
+    begins: list[tuple[int, int]], budget: int
+) -> None:
+    rows = [
+        Row(n, (TokenSequence.of_prompt_and_completion([1] * length, [10 + n] * answer),))
+        for n, (length, answer) in enumerate(begins)
+    ]
+    assert all(pack(part).input_ids.numel() <= budget for part in cut(rows, 1, budget)[0])
+
+
 def test_a_family_of_rows_is_work_for_all_ranks() -> None:
     rows = [Row(n, (TokenSequence.of_prompt_and_completion([1] * 200, [10 + n] * 60),)) for n in range(8)]
     assert [[len(part) for part in packs] for packs in cut(rows, 2, 4096)] == [[4], [4]]
