@@ -163,9 +163,10 @@ class ActorGroup(Generic[T]):
             return f"file://{directory / uuid.uuid4().hex}"
         return self._wait([self.actors[0].free_address.remote()], timeout, "rendezvous")[0]
 
-    def all(self, asked: Call[T, R], timeout: float) -> list[R]:
-        """Make the call on every actor; results in rank order."""
-        return self._wait([actor.call.remote(asked) for actor in self.actors], timeout, str(asked))
+    def all(self, asked: Call[T, R], timeout: float, large: bool = False) -> list[R]:
+        """Make the call on every actor; results in rank order. A ``large`` one travels once to each node, not to each actor."""
+        sent = self.ray.put(asked) if large else asked
+        return self._wait([actor.call.remote(sent) for actor in self.actors], timeout, str(asked))
 
     def one(self, index: int, asked: Call[T, R], timeout: float) -> R:
         """Make the call on one actor."""

@@ -133,7 +133,7 @@ class Environments:
         if episode.began is None:
             episode.began = time.monotonic()
             return ["reset", episode.name, config.name, config.agent, config.options, prompt["prompt"], prompt["label"]]
-        turn = episode.ids[episode.turn_start :]
+        turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
         text = self._tokenizer.decode([one for one in turn if one not in self._hidden])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +35,12 @@ class Episode:
     """Tokens that its environment puts in place of the prompt's, with what is said before the policy's first turn."""
     most: int | None = None
     """Tokens that the policy's next turn may have, where that is fewer."""
-    ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    ids: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
+    """[T] Tokens behind the prompt."""
+    mask: np.ndarray = field(default_factory=partial(np.zeros, 0, bool))
+    """[T] Whether the policy sampled them."""
+    logps: np.ndarray = field(default_factory=partial(np.zeros, 0, np.float32))
+    versions: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
     """[T] Of the weights that sampled each token; of a token that the policy was told, -1."""
     finish_reason: str = ""
     turn_start: int = 0
@@ -68,23 +71,25 @@ class Episode:
     @property
     def policy_tokens(self) -> list[int]:
         """What the policy sampled, over all of its turns."""
-        return [token for token, own in zip(self.ids, self.mask, strict=True) if own]
+        tokens: list[int] = self.ids[self.mask].tolist()
+        return tokens
 
     def take(self, completion: Completion) -> None:
         """Append a turn of the policy."""
         self.turn_start, self.turns = len(self.ids), self.turns + 1
-        self.ids += completion.token_ids.tolist()
-        self.logps += completion.logps.tolist()
-        self.versions += completion.versions.tolist()
-        self.mask += [True] * len(completion.token_ids)
+        self._append(completion.token_ids, True, completion.logps, completion.versions)
         self.finish_reason = completion.finish_reason
 
     def append_observation(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample."""
-        self.ids += ids
-        self.logps += [0.0] * len(ids)
-        self.versions += [-1] * len(ids)
-        self.mask += [False] * len(ids)
+        self._append(np.asarray(ids, np.int32), False, 0.0, -1)
+
+    def _append(self, ids: np.ndarray, own: bool, logps: Any, versions: Any) -> None:
+        for name, values in {"ids": ids, "mask": own, "logps": logps, "versions": versions}.items():
+            before = getattr(self, name)
+            after = np.empty(len(before) + len(ids), before.dtype)
+            after[: len(before)], after[len(before) :] = before, values
+            setattr(self, name, after)
 
     def restart(self) -> None:
         """Forget all that was said."""
@@ -93,16 +98,16 @@ class Episode:
 
     def row(self, tokenizer: Any, policy: str) -> dict[str, Any]:
         """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
-        prompt, version = self.prompt, max(self.versions, default=0)
+        prompt, version = self.prompt, int(self.versions.max(initial=0))
         return {
             "prompt": self.number,
             "sample": self.sample,
             "group": self.draw,
             "prompt_ids": self.prompt_ids,
-            "completion_ids": np.asarray(self.ids, np.int32),
-            "mask": np.asarray(self.mask, bool),
-            "rollout_logps": np.asarray(self.logps, np.float32),
-            "versions": np.asarray(self.versions, np.int32),
+            "completion_ids": self.ids,
+            "mask": self.mask,
+            "rollout_logps": self.logps,
+            "versions": self.versions,
             "finish_reason": self.finish_reason,
             "prompt_text": prompt["prompt"],
             "completion_text": tokenizer.decode(self.policy_tokens, skip_special_tokens=True),

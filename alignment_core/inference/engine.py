@@ -51,6 +51,34 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Completions:
+    """Several completions as columns, one after the other: what travels between processes."""
+
+    token_ids: np.ndarray
+    logps: np.ndarray
+    versions: np.ndarray
+    ends: np.ndarray
+    """[C] Where each of them ends in the columns."""
+    finish_reasons: list[str]
+
+    @classmethod
+    def of(cls, each: Sequence[Completion]) -> Completions:
+        """The columns of these."""
+        return cls(
+            np.concatenate([one.token_ids for one in each]),
+            np.concatenate([one.logps for one in each]),
+            np.concatenate([one.versions for one in each]),
+            np.cumsum([len(one.token_ids) for one in each]),
+            [one.finish_reason for one in each],
+        )
+
+    def each(self) -> list[Completion]:
+        """One by one, as views."""
+        columns = [np.split(column, self.ends[:-1]) for column in (self.token_ids, self.logps, self.versions)]
+        return [Completion(*parts) for parts in zip(*columns, self.finish_reasons, strict=True)]
+
+
+@dataclass(frozen=True)
 class Request:
     """One completion to sample beside others that are under way."""
 
@@ -176,8 +204,9 @@ class Engine:
         stop: int,
         seed: int,
         first: int = 0,
-    ) -> list[list[Completion]]:
-        """Sample ``config.num_generations`` completions per prompt; ``stop`` is the token id that ends one.
+    ) -> Completions:
+        """Sample ``config.num_generations`` completions per prompt, which stand together; ``stop`` is the token id that ends
+        one.
 
         The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed, by its
         number from ``first`` on, and the prefix cache is emptied first.
@@ -190,14 +219,15 @@ class Engine:
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
-        return [[self._completion(one) for one in output.outputs] for output in outputs]
+        return Completions.of([self._completion(one) for output in outputs for one in output.outputs])
 
-    def sample(self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop: int) -> list[Completion]:
+    def sample(self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop: int) -> Completions:
         """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
         self._begin_batch(policy)
         sampling = [self._sampling(config, stop, one.seed, max_tokens=one.max_tokens) for one in requests]
         prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests]
-        return [self._completion(output.outputs[0]) for output in self.llm.generate(prompts, sampling, use_tqdm=False)]
+        outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
+        return Completions.of([self._completion(output.outputs[0]) for output in outputs])
 
     def _begin_batch(self, policy: str) -> None:
         """Forget all that could make the next completions differ from those of another engine with these weights."""
@@ -226,7 +256,7 @@ class Engine:
             for output in self.llm.llm_engine.step():
                 (news,), known = output.outputs, self.under_way[output.request_id]
                 known.token_ids += news.token_ids
-                known.logps += [step[token].logprob for step, token in zip(news.logprobs, news.token_ids, strict=True)]
+                known.logps += news.logprobs.logprobs
                 known.versions += [self.version] * len(news.token_ids)
                 if output.finished:
                     done.append((output.request_id, self._finished(output.request_id, str(news.finish_reason))))
@@ -258,17 +288,16 @@ class Engine:
             top_k=config.top_k,
             min_p=config.min_p,
             seed=None if config.temperature == 0 else seed,
-            logprobs=0,
+            logprobs=0,  # those of the sampled tokens alone
+            flat_logprobs=True,
             stop_token_ids=[stop],
             detokenize=False,
             **{"max_tokens": config.max_completion_length, **more},
         )
 
     def _completion(self, output: Any) -> Completion:
-        ids = np.asarray(output.token_ids, np.int32)
-        logps = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
-        versions = np.full(len(ids), self.version, np.int32)
-        return Completion(ids, np.asarray(logps, np.float32), versions, str(output.finish_reason))
+        ids, logps = np.asarray(output.token_ids, np.int32), np.asarray(output.logprobs.logprobs, np.float32)
+        return Completion(ids, logps, np.full(len(ids), self.version, np.int32), str(output.finish_reason))
 
     def first_parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float | None:
         """:meth:`parity`, None if there were no new weights yet or it was looked at after some."""
@@ -287,10 +316,10 @@ class Engine:
         from alignment_core.losses.logprobs import token_logps
 
         config = GenerationConfig(num_generations=1, max_completion_length=16)
-        sampled = self.generate(self.policy, prompts, config, stop, seed=0)
+        sampled = self.generate(self.policy, prompts, config, stop, seed=0).each()
         reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
         worst = 0.0
-        for prompt, (completion, *_) in zip(prompts, sampled, strict=True):
+        for prompt, completion in zip(prompts, sampled, strict=True):
             ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]])
             with torch.no_grad():
                 logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignment_core.cluster.group import ActorGroup, call
-from alignment_core.inference.engine import Completion, Engine, Request
+from alignment_core.inference.engine import Completion, Completions, Engine, Request
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
@@ -62,7 +62,7 @@ class Engines:
         config: GenerationConfig,
         stop: int,
         seed: int,
-    ) -> Iterator[tuple[int, list[list[Completion]]]]:
+    ) -> Iterator[tuple[int, Completions]]:
         """Completions of the prompts of each shard: (its number, prompts, number of the first prompt), as they come."""
         calls = (
             (number, call(Engine.generate, policy, prompts, config, stop, seed, first))
@@ -72,7 +72,7 @@ class Engines:
 
     def sample(
         self, policy: str, shards: Iterable[tuple[int, Sequence[Request]]], config: GenerationConfig, stop: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    ) -> Iterator[tuple[int, Completions]]:
         """One completion for each request of each shard (number, requests), as they come."""
         calls = ((number, call(Engine.sample, policy, requests, config, stop)) for number, requests in shards)
         return self.group.spread(calls, self.timeout)

@@ -1,13 +1,14 @@
 """Advantages of sampled sequences. Suffixes: ``_S`` sequences, ``_K`` trained tokens of all of them, one after the other.
 
-``sequence_K`` says which sequence a token belongs to; the tokens of a sequence stand together and in order. ``group_S``
-says which sequences answer the same prompt.
+``lengths_S`` says how many of them each sequence has; they stand in order. ``group_S`` says which sequences answer the same
+prompt.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,32 +43,33 @@ def group_deviation(rewards_S: Tensor, group_S: Tensor) -> Tensor:
     return (squares_S * size_S / (size_S - 1).clamp(min=1)).sqrt()
 
 
-def discounted_returns(rewards_K: Tensor, sequence_K: Tensor, gamma: float) -> Tensor:
+def discounted_returns(rewards_K: Tensor, lengths_S: Tensor, gamma: float) -> Tensor:
     """``G_t = r_t + γ G_{t+1}`` within each sequence. Args: rewards [K]. Returns [K]."""
-    return generalised_advantages(rewards_K, torch.zeros_like(rewards_K), sequence_K, gamma, 1.0)
+    return generalised_advantages(rewards_K, torch.zeros_like(rewards_K), lengths_S, gamma, 1.0)
 
 
 def generalised_advantages(
-    rewards_K: Tensor, values_K: Tensor, sequence_K: Tensor, gamma: float, gae_lambda: float
+    rewards_K: Tensor, values_K: Tensor, lengths_S: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
     """``A_t = δ_t + γ λ A_{t+1}`` with ``δ_t = r_t + γ V_{t+1} - V_t``; nothing follows a sequence's last token.
 
     Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", equation 16. The
     return that a critic learns is ``A_t + V_t``. Args: rewards and values [K]. Returns [K].
     """
-    if not len(rewards_K):
-        return rewards_K
-    goes_on = torch.zeros_like(rewards_K)
-    goes_on[:-1] = (sequence_K[1:] == sequence_K[:-1]).to(rewards_K.dtype)
-    following = torch.zeros_like(values_K)
-    following[:-1] = values_K[1:]
-    deltas = (rewards_K + gamma * following * goes_on - values_K).tolist()
-    factors = (gamma * gae_lambda * goes_on).tolist()
-    advantages, later = [0.0] * len(deltas), 0.0
-    for index in range(len(deltas) - 1, -1, -1):
-        later = deltas[index] + factors[index] * later
-        advantages[index] = later
-    return torch.tensor(advantages, dtype=rewards_K.dtype, device=rewards_K.device)
+    lengths, ends = lengths_S.numpy(), lengths_S.cumsum(0).numpy()
+    following_K = torch.zeros_like(values_K)
+    following_K[:-1] = values_K[1:]
+    following_K[ends[lengths > 0] - 1] = 0.0
+    advantages_K = (rewards_K + gamma * following_K - values_K).numpy()
+    longest_first = np.argsort(-lengths, kind="stable")
+    places, later = ends[longest_first] - 1, np.zeros(len(lengths), advantages_K.dtype)
+    for sequences in np.bincount(lengths)[:0:-1].cumsum()[::-1].tolist():  # how many have a token so far from the end
+        places, later = places[:sequences], later[:sequences]
+        later *= gamma * gae_lambda
+        later += advantages_K.take(places)
+        advantages_K.put(places, later)
+        places -= 1
+    return torch.from_numpy(advantages_K)
 
 
 def whitened(advantages_K: Tensor, with_deviation: bool, epsilon: float = 1e-8) -> Tensor:

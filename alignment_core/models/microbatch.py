@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from alignment_core.models.prefix_tree import Node
 
 
+Tokens = Seq[int] | np.ndarray
+"""Ids, [T]."""
+
+
 @dataclass(frozen=True)
 class TokenSequence:
     """Token ids [T] (int64) and which of them are targets [T] (bool; the first token never is)."""
@@ -22,7 +26,7 @@ class TokenSequence:
     targets: np.ndarray
 
     @classmethod
-    def of_prompt_and_completion(cls, prompt: Seq[int], completion: Seq[int]) -> TokenSequence:
+    def of_prompt_and_completion(cls, prompt: Tokens, completion: Tokens) -> TokenSequence:
         ids = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
         targets = np.arange(len(ids)) >= max(len(prompt), 1)
         return cls(ids, targets)

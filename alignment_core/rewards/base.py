@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from alignment_core.models.handle import Model
+from alignment_core.models.microbatch import Tokens
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import REWARDS, RewardConfig
 from alignment_core.rewards.failures import Answers
@@ -31,7 +32,7 @@ class Source(Protocol):
         """End a call that is under way in another thread, and what was started for it. May be called again."""
 
 
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
+Pair = tuple[Tokens, Tokens]
 """Prompt ids, completion ids."""
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from alignment_core.data.messages import as_given
 from alignment_core.rewards.failures import Answers, Given, failure_of
 from alignment_core.user_code.failed import Failed
@@ -93,6 +95,5 @@ def _seen(row: dict[str, Any]) -> dict[str, Any]:
         "prompt": row["prompt_text"],
         "completion": row["completion_text"],
         "messages": prompt if isinstance(prompt, list) else None,
-        "prompt_ids": [int(one) for one in row["prompt_ids"]],
-        "completion_ids": [int(one) for one in row["completion_ids"]],
+        **{name: np.asarray(row[name]).tolist() for name in ("prompt_ids", "completion_ids")},
     }

@@ -58,12 +58,18 @@ class Judges:
         return values
 
 
-def distinct(rows: Rows) -> tuple[list[Pair], list[int]]:
-    """The different (prompt ids, completion ids) among ``rows``, and where each row's pair is among them."""
-    asked = [(tuple(row["prompt_ids"]), tuple(row["completion_ids"])) for row in rows]
-    pairs = list(dict.fromkeys(asked))
-    numbers = {pair: number for number, pair in enumerate(pairs)}
-    return pairs, [numbers[pair] for pair in asked]
+def pairs_of(rows: Rows) -> list[Pair]:
+    """The tokens of each row."""
+    return [(row["prompt_ids"], row["completion_ids"]) for row in rows]
+
+
+def distinct(asked: Sequence[Pair]) -> tuple[list[Pair], list[int]]:
+    """The different ones among ``asked``, and where each of ``asked`` is among them."""
+    keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in asked]
+    different = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))  # the first of equal ones
+    firsts = sorted(different.values())
+    places = {keys[first]: place for place, first in enumerate(firsts)}
+    return [asked[first] for first in firsts], [places[key] for key in keys]
 
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:

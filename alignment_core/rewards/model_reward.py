@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +13,7 @@ from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
 from alignment_core.rewards.base import Opening, Pair, Rows, Scores
 from alignment_core.rewards.failures import Answers
-from alignment_core.rewards.judges import has_another_tokenizer
+from alignment_core.rewards.judges import distinct, has_another_tokenizer, pairs_of
 from alignment_core.user_code.failed import Failed
 
 
@@ -39,15 +39,13 @@ class Judge:
         return cls(scores, held.close, text)
 
     def __call__(self, rows: Rows) -> Answers:
-        read = (
-            self._text.pairs(rows)
-            if self._text
-            else [(tuple(r["prompt_ids"]), tuple(r["completion_ids"])) for r in rows]
-        )
-        pairs = list(dict.fromkeys(pair for pair in read if not isinstance(pair, Failed)))
-        scores = dict(zip(pairs, self._scores(pairs) if pairs else (), strict=True))
+        read: Sequence[Pair | Failed] = self._text.pairs(rows) if self._text else pairs_of(rows)
+        pairs, places = distinct([pair for pair in read if not isinstance(pair, Failed)])
+        scores = self._scores(pairs) if pairs else ()
+        place = iter(places)
         yield from (
-            (number, pair if isinstance(pair, Failed) else float(scores[pair])) for number, pair in enumerate(read)
+            (number, pair if isinstance(pair, Failed) else float(scores[next(place)]))
+            for number, pair in enumerate(read)
         )
 
 
@@ -114,4 +112,4 @@ class InText:
         length = len(answered.prompt_ids) + len(answer)
         if self._most is not None and length > self._most:
             raise Failed("too_long", f"takes at most {self._most} tokens, but prompt and completion have {length}")
-        return tuple(answered.prompt_ids), tuple(answer)
+        return answered.prompt_ids, answer

@@ -39,4 +39,4 @@ class Draws:
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
         left = episode.room - len(episode.ids)
         most = min(left, episode.most or left)
-        return Request(episode.name, [*episode.prompt_ids, *episode.ids], most, seed)
+        return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig
+from alignment_core.training.step_data import StepData
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
 Samples = list[dict[str, Any]]
-"""Rows of one step: those of a rollout, with ``mask`` [T], ``reward``, and the columns of :func:`step_schema`."""
+"""Rows of one step: those of a rollout, with ``mask`` [T], ``reward``, and the columns of :func:`step_schema`. What has a
+value for each token is an array."""
 
 
 def step_schema() -> pa.Schema:
@@ -50,65 +52,73 @@ def step_schema() -> pa.Schema:
     return schema
 
 
-def put_advantages(samples: Samples, config: AdvantageConfig, kl: KlConfig, coefficient: float) -> dict[str, float]:
-    """Work out ``advantages`` (and ``returns`` for a critic) of all samples, and write them into the rows; metrics.
+def step_data(samples: Samples) -> StepData:
+    """The columns of the samples that are trained on."""
+    data = StepData.of(*([row[name] for row in samples] for name in ("prompt_ids", "completion_ids", "mask")))
+    logps = np.concatenate([np.asarray(row["rollout_logps"], np.float32) for row in samples])
+    data.numbers["rollout_logps"] = logps[np.concatenate([row["mask"] for row in samples])]
+    return data
+
+
+def add_advantages(
+    data: StepData,
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    config: AdvantageConfig,
+    kl: KlConfig,
+    coefficient: float,
+) -> dict[str, float]:
+    """Work out ``advantages`` (and ``returns`` for a critic) of all trained tokens, and add them to the data; metrics.
 
     The reward is that of the last trained token. With the KL in the reward each token loses ``coefficient`` times its
-    estimate. Baselines look at the rewards alone, so that a group's KL stays with the tokens that caused it.
+    estimate. Baselines look at the rewards alone, so that a group's KL stays with the tokens that caused it. Args: the reward
+    of each completion, and which prompt it answers.
     """
     import torch
 
     from alignment_core.losses import advantages as estimators
     from alignment_core.losses.kl import kl_estimate
 
-    lengths = [int(np.sum(row["mask"])) for row in samples]
-    sequence_K = torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(lengths))
-    last_S = torch.cumsum(torch.tensor(lengths), 0) - 1
-    reward_S = torch.tensor([row["reward"] for row in samples], dtype=torch.float64)
-    group_S = torch.unique(torch.tensor([row["group"] for row in samples]), return_inverse=True)[1]
+    def numbers(name: str) -> Tensor:
+        return torch.from_numpy(data.numbers[name].astype(np.float64))
+
+    lengths_S = torch.from_numpy(data.lengths_S)
+    reward_S = torch.tensor(rewards, dtype=torch.float64)
+    group_S = torch.unique(torch.tensor(groups), return_inverse=True)[1]
 
     credit_S = reward_S
     if config.estimator in ("group", "leave-one-out", "batch"):
         credit_S = estimators.baselined(reward_S, group_S, config.estimator)
     if config.divide_by_deviation:
         credit_S = credit_S / (estimators.group_deviation(reward_S, group_S) + 1e-4)
-    rewards_K = torch.zeros(len(sequence_K), dtype=torch.float64)
-    rewards_K[last_S] = credit_S
+    rewards_K = torch.zeros(int(lengths_S.sum()), dtype=torch.float64)
+    said_S = lengths_S > 0
+    rewards_K[torch.cumsum(lengths_S, 0)[said_S] - 1] = credit_S[said_S]
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:
-        kl_K = kl_estimate(_trained(samples, "old_logps"), _trained(samples, "reference_logps"), kl.estimator)
+        kl_K = kl_estimate(numbers("old_logps"), numbers("reference_logps"), kl.estimator)
         rewards_K = rewards_K - coefficient * kl_K
         metrics["kl"] = float(kl_K.mean())
     if config.estimator == "gae":
-        values_K = _trained(samples, "old_values")
+        values_K = numbers("old_values")
         advantages_K = estimators.generalised_advantages(
-            rewards_K, values_K, sequence_K, config.gamma, config.gae_lambda
+            rewards_K, values_K, lengths_S, config.gamma, config.gae_lambda
         )
-        _put(samples, "returns", advantages_K + values_K, lengths)
+        data.numbers["returns"] = (advantages_K + values_K).float().numpy()
     else:
-        advantages_K = estimators.discounted_returns(rewards_K, sequence_K, config.gamma)
+        advantages_K = estimators.discounted_returns(rewards_K, lengths_S, config.gamma)
     if config.whiten != "none":
         advantages_K = estimators.whitened(advantages_K, config.whiten == "mean-and-deviation")
-    _put(samples, "advantages", advantages_K, lengths)
+    data.numbers["advantages"] = advantages_K.float().numpy()
     return metrics
 
 
-def put_numbers(samples: Samples, name: str, values: Sequence[tuple[int, np.ndarray]]) -> None:
-    """Write (row number, values of its trained tokens) into the rows, zero at the other tokens."""
-    for number, one in values:
-        mask = np.asarray(samples[number]["mask"], bool)
-        full = np.zeros(len(mask), np.float32)
-        full[mask] = one
-        samples[number][name] = full
-
-
-def _trained(samples: Samples, name: str) -> Tensor:
-    """A column's values at all trained tokens, one row after the other. [K] float64"""
-    import torch
-
-    parts = [np.asarray(row[name], np.float64)[np.asarray(row["mask"], bool)] for row in samples]
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def _put(samples: Samples, name: str, values_K: Tensor, lengths: Sequence[int]) -> None:
-    put_numbers(samples, name, list(enumerate(np.split(values_K.numpy(), np.cumsum(lengths)[:-1]))))
+def put_numbers(samples: Samples, data: StepData) -> None:
+    """Write the numbers of all trained tokens into the rows, zero at the other tokens of a completion."""
+    mask_T = np.concatenate([row["mask"] for row in samples])
+    ends_S = np.cumsum([len(row["mask"]) for row in samples])
+    for name, values_K in data.numbers.items():
+        values_T = np.zeros(len(mask_T), np.float32)
+        values_T[mask_T] = values_K
+        for row, values in zip(samples, np.split(values_T, ends_S[:-1]), strict=True):
+            row[name] = values

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from alignment_core.errors import DataError
 from alignment_core.files import write_whole
 
@@ -66,9 +68,11 @@ def score_schema() -> pa.Schema:
 
 
 def shard_rows(
-    prompts: list[dict[str, Any]], first: int, completions: Sequence[Sequence[Completion]], tokenizer: Any, policy: str
+    prompts: list[dict[str, Any]], first: int, completions: Sequence[Completion], tokenizer: Any, policy: str
 ) -> list[dict[str, Any]]:
-    """Rows of one shard; ``first`` is the number of its first prompt."""
+    """Rows of one shard, as many for each prompt; ``first`` is the number of its first prompt."""
+    size = len(completions) // len(prompts)
+    groups = [completions[start : start + size] for start in range(0, len(completions), size)]
     return [
         {
             "prompt": first + index,
@@ -86,7 +90,7 @@ def shard_rows(
             "source": prompt["source"],
             "policy": policy,
         }
-        for index, (prompt, group) in enumerate(zip(prompts, completions, strict=True))
+        for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
         for sample, one in enumerate(group)
     ]
 
@@ -96,18 +100,46 @@ def write_table(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> No
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist(rows, schema=schema)
+    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    table = pa.Table.from_arrays(columns, schema=schema)
     write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
 
 
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Of arrays, lists or whatever else is to be of this ``kind``; each may be None."""
+    import pyarrow as pa
+
+    if not any(isinstance(one, np.ndarray) for one in values):
+        return pa.array(values, kind)
+    parts = [np.asarray(() if one is None else one, kind.value_type.to_pandas_dtype()) for one in values]
+    starts = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    missing = pa.array([one is None for one in values])
+    return pa.ListArray.from_arrays(starts, pa.array(np.concatenate(parts)), kind, mask=missing)
+
+
 def read_rollouts(directory: Path) -> list[dict[str, Any]]:
-    """All rows of a rollouts artifact, in shard order. Raises DataError if there are none."""
+    """All rows of a rollouts artifact, in shard order; lists are arrays. Raises DataError if there are none."""
     import pyarrow.parquet as pq
 
-    rows = [row for path in sorted(directory.glob("shard-*.parquet")) for row in pq.read_table(path).to_pylist()]
+    rows = [row for path in sorted(directory.glob("shard-*.parquet")) for row in _rows(pq.read_table(path))]
     if not rows:
         raise DataError("these rollouts hold no completions")
     return rows
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """With an array for each list, all views of their column."""
+    import pyarrow as pa
+
+    columns = {}
+    for name, column in zip(table.column_names, table.combine_chunks().columns, strict=True):
+        if pa.types.is_list(column.type) and not column.null_count:
+            lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+            ends = lists.offsets.to_numpy()[1:] - lists.offsets[0].as_py()
+            columns[name] = np.split(lists.flatten().to_numpy(zero_copy_only=False), ends[:-1])
+        else:
+            columns[name] = column.to_pylist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def read_scores(directory: Path) -> list[dict[str, Any]]:

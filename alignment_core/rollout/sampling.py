@@ -52,7 +52,7 @@ class Sampling:
         asked = [(number, [self.draws.request(one) for one in shard]) for number, shard in enumerate(shards)]
         for number, completions in self.engines.sample(policy, asked, generation, stop):
             self.check()
-            for episode, completion in zip(shards[number], completions, strict=True):
+            for episode, completion in zip(shards[number], completions.each(), strict=True):
                 episode.take(completion)
                 episode.over = self.environments is None
 

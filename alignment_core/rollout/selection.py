@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from alignment_core.errors import NumericError
 from alignment_core.recipes import SelectionConfig
 
 
 def select_pairs(
-    scores: Sequence[float], completions: Sequence[tuple[int, ...]], config: SelectionConfig, rng: random.Random
+    scores: Sequence[float], completions: Sequence[Hashable], config: SelectionConfig, rng: random.Random
 ) -> tuple[list[tuple[int, int]], str | None]:
-    """Pairs (chosen, rejected) of indices into one prompt's completions, and why there are none.
+    """Pairs (chosen, rejected) of indices into one prompt's completions, which are equal as their tokens are, and why there
+    are none.
 
     The reason is ``identical`` (the tokens are the same), ``tie`` (equal scores), ``margin`` (less apart than
     ``min_margin``) or None; with several candidates, that of the widest apart. Raises NumericError for a score that is

@@ -68,7 +68,9 @@ def _sample(
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
         context.report(done, len(shards), "shards")
         for number, completions in sampled:
-            rows = shard_rows(shards[number], number * generation.shard_size, completions, tokenizer, str(policy))
+            rows = shard_rows(
+                shards[number], number * generation.shard_size, completions.each(), tokenizer, str(policy)
+            )
             write_table(rows, rollout_schema(), _shard(context.progress, number))
             tokens += sum(len(row["completion_ids"]) for row in rows)
             done += 1

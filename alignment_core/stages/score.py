@@ -20,7 +20,7 @@ from alignment_core.recipes.sections.rewards import CHOICE, Reward, RewardConfig
 from alignment_core.rewards import base as rewards
 from alignment_core.rewards.base import Opening, Pair, Scores
 from alignment_core.rewards.failures import extras, numbers, reasons
-from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct
+from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct, pairs_of
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.totals import RunningMean, total_rewards
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
@@ -161,7 +161,7 @@ def _rewarded(
 
 def _logps(passes: _ForwardPasses, model: Model, rollouts: list[dict[str, Any]]) -> list[float]:
     """The log-probability of each completion under a model."""
-    pairs, places = distinct(rollouts)  # the same completion of the same prompt is scored once
+    pairs, places = distinct(pairs_of(rollouts))  # the same completion of the same prompt is scored once
     logps = passes(model, "lm", "reference", pairs)[places]
     wrong = np.flatnonzero(~np.isfinite(logps))
     if len(wrong):
@@ -234,7 +234,8 @@ def _digest(model: Model, head: Head, block: Sequence[Pair]) -> str:
     """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
     found = hashlib.sha256(f"{model.reference} {head}".encode())
     for ids in (ids for pair in block for ids in pair):
-        found.update(np.array([len(ids), *ids], np.int64).tobytes())
+        found.update(len(ids).to_bytes(8, "little"))
+        found.update(np.asarray(ids, np.int32).tobytes())
     return found.hexdigest()[:32]
 
 

@@ -38,7 +38,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
             dropped["failed_reward"] += 1
             continue
         rows, values = zip(*scored, strict=True)
-        tokens = [tuple(row["completion_ids"]) for row in rows]
+        tokens = [row["completion_ids"].tobytes() for row in rows]
         chosen_pairs, reason = select_pairs(values, tokens, selection, random.Random(context.derive("pair", prompt)))
         if reason:
             dropped[reason] += 1

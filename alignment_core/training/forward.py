@@ -12,12 +12,12 @@ from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.microbatch import Row, Tokens, TokenSequence
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
 
-Pair = tuple[Sequence[int], Sequence[int]]
+Pair = tuple[Tokens, Tokens]
 """Token ids of a prompt and of a completion."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.models.buckets import Bucket, Share
 from alignment_core.training.learner import StepReport
 from alignment_core.training.reinforcement import PolicyTrainer
+from alignment_core.training.step_data import StepData
 from alignment_core.training.trainers import OpenJob
 from alignment_core.training.worker import TrainWorker
 
@@ -25,13 +26,17 @@ class PolicyRanks(OpenJob[PolicyTrainer]):
         """Resume from the newest complete checkpoint in ``progress``; where the run stands."""
         return self._first(PolicyTrainer.prepare, str(progress))
 
-    def forward(self, path: Path, old: bool) -> list[dict[str, list[tuple[int, np.ndarray]]]]:
-        """For each rank's rows of the step's file, by column: (row number, values of its trained tokens [T])."""
-        return self._all(PolicyTrainer.forward, str(path), old)
+    def take(self, data: StepData) -> None:
+        """The completions of the next update, which every rank keeps until then."""
+        self.group.all(call(TrainWorker.do, call(PolicyTrainer.take, data)), self.timeout, large=True)
 
-    def update(self, path: Path, kl_coefficient: float) -> list[dict[str, StepReport]]:
-        """All optimiser steps on the step's file; for each rank, a report for each learner."""
-        return self._all(PolicyTrainer.update, str(path), kl_coefficient)
+    def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+        """Add numbers to the data that take a forward pass; those that are ``wanted``, [K] by name."""
+        return self._first(PolicyTrainer.forward, old, wanted)
+
+    def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> list[dict[str, StepReport]]:
+        """All optimiser steps on the data with further ``numbers``; for each rank, a report for each learner."""
+        return self._all(PolicyTrainer.update, numbers, kl_coefficient)
 
     def buckets(self) -> list[Share]:
         """Which of the policy's weights travel together."""

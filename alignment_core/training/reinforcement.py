@@ -1,14 +1,14 @@
 """A policy that learns from its own rewarded samples, with a critic and a reference beside it: one rank of it.
 
-The driver samples, rewards and works out advantages; what a rank does with a step's file follows from the file and the
+The driver samples, rewards and works out advantages; what a rank does with a step's data follows from them and the
 number of the step alone, so that a resumed run needs nothing but weights, optimisers and that number.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from alignment_core.losses.policy import (
 from alignment_core.models import buckets
 from alignment_core.models.buckets import Bucket, Share
 from alignment_core.models.handle import Model
-from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
+from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
@@ -42,7 +42,9 @@ from alignment_core.training.batches import epoch_order
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.learner import Learner, ModelSource, StepReport, Term, save_step
 from alignment_core.training.pretraining import Pretraining
+from alignment_core.training.ranks import sum_over_ranks
 from alignment_core.training.schedule import learning_rate
+from alignment_core.training.step_data import StepData
 
 
 @dataclass(frozen=True)
@@ -60,32 +62,6 @@ class RlJob:
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """One rank of it."""
         return PolicyTrainer(self, resources, device, rank, world)
-
-
-@dataclass(frozen=True)
-class SampledRow(Row):
-    """A prompt with a sampled completion, and for each trained token [T] the numbers that the losses need, by name."""
-
-    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
-def sampled_rows(table: Any) -> list[SampledRow]:
-    """Rows of a step's table; what is all null in it is left out."""
-    columns = {name: table.column(name).to_pylist() for name in ("prompt_ids", "completion_ids", "mask")}
-    present = {name: table.column(name).to_pylist() for name in NUMBERS if table.column(name).null_count == 0}
-    rows = []
-    for number in range(table.num_rows):
-        prompt, completion = columns["prompt_ids"][number], columns["completion_ids"][number]
-        trained = np.asarray(columns["mask"][number], bool)
-        ids = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
-        targets = np.concatenate([np.zeros(len(prompt), bool), trained])
-        numbers = {name: np.asarray(values[number], np.float32)[trained] for name, values in present.items()}
-        rows.append(SampledRow(number, (TokenSequence(ids, targets),), numbers=numbers))
-    return rows
-
-
-NUMBERS = ("rollout_logps", "old_logps", "reference_logps", "old_values", "advantages", "returns")
-"""Columns with a number for each token of the completion."""
 
 
 class PolicyTrainer:
@@ -115,6 +91,9 @@ class PolicyTrainer:
             dtype = torch.bfloat16 if training.bf16 else torch.float32
             self.reference = load_frozen(job.policy, "lm", dtype, device.torch_device, self.policy.packed.shares)
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
+        self.data: StepData
+        self.rows: list[Row] = []
+        """Of the data."""
         self.temperature = job.section.generation.temperature
 
     @property
@@ -132,12 +111,15 @@ class PolicyTrainer:
             self.step, driver = described["step"], described["driver"]
         return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
 
-    def forward(self, path: str, old: bool) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """For this rank's rows of the step's file, by column: (row number, values of its trained tokens [T]).
+    def take(self, data: StepData) -> None:
+        """The completions of the next :meth:`update`, which every rank keeps until then."""
+        self.data = replace(data, numbers=dict(data.numbers))
+        self.rows = self.data.rows()
 
-        ``old`` asks for the policy's own log-probabilities; the reference's and the critic's values come if there are any.
+    def forward(self, old: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+        """Add to the data, on every rank, numbers that take a forward pass: those of the reference and of the critic if there
+        are any, and with ``old`` the policy's own log-probabilities. Rank 0 returns those that are ``wanted``, [K] by name.
         """
-        rows = sampled_rows(_read_used(path))
         asked: list[tuple[str, Any, bool]] = []
         if old:
             asked.append(("old_logps", self.policy.engine, self.policy.packed.shares))
@@ -145,31 +127,33 @@ class PolicyTrainer:
             asked.append(("reference_logps", self.reference, self.policy.packed.shares))  # of the same architecture
         if "critic" in self.learners:
             asked.append(("old_values", self.learners["critic"].engine, self.learners["critic"].packed.shares))
-        found: dict[str, list[tuple[int, np.ndarray]]] = {}
         for learner in self.learners.values():
             learner.engine.eval()
-        packs = {share: self.policy.micro_batches(rows, share) for share in {share for _, _, share in asked}}
+        packs = {share: self.policy.micro_batches(self.rows, share) for share in {share for _, _, share in asked}}
         for name, model, share in asked:
-            values = found[name] = []
+            values_K = torch.zeros(len(self.data.numbers["rollout_logps"]), device=self.device.torch_device)
             for micro in packs[share]:
                 with torch.no_grad():
-                    output = run_packed(model, micro, self.temperature).float().cpu().numpy()
-                values += _by_row(output if output.ndim == 1 else output[0], micro.rows)
-        return found
+                    output = run_packed(model, micro, self.temperature).float()
+                values_K[self._places(micro)] = output if output.ndim == 1 else output[0]
+            self.data.numbers[name] = sum_over_ranks(values_K).cpu().numpy()
+        return {name: self.data.numbers[name] for name in wanted} if self.rank == 0 else {}
 
-    def update(self, path: str, kl_coefficient: float) -> dict[str, StepReport]:
-        """All optimiser steps on the step's file; a report for each learner that took some, and for ``pretraining``."""
-        rows, self.kl_coefficient = sampled_rows(_read_used(path)), kl_coefficient
+    def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> dict[str, StepReport]:
+        """All optimiser steps on the data with further ``numbers``; a report for each learner that took some, and for
+        ``pretraining``."""
+        self.data.numbers.update(numbers)
+        self.kl_coefficient = kl_coefficient
         reports: dict[str, StepReport] = {}
         for name, learner in self.learners.items():
             waits = name == "policy" and self.section.critic and self.step < self.section.critic.steps_ahead
             if not waits:
-                reports |= self._update(name, learner, rows)
+                reports |= self._update(name, learner)
         self.step += 1
         return reports
 
-    def _update(self, name: str, learner: Learner, rows: list[SampledRow]) -> dict[str, StepReport]:
-        reports, training = {name: StepReport()}, self.section.training
+    def _update(self, name: str, learner: Learner) -> dict[str, StepReport]:
+        reports, training, rows = {name: StepReport()}, self.section.training, self.rows
         mixed = self.pretraining if name == "policy" else None
         if mixed:
             reports["pretraining"] = StepReport()
@@ -193,7 +177,7 @@ class PolicyTrainer:
                     ) from None
         return reports
 
-    def _normaliser(self, batch: Sequence[SampledRow]) -> float:
+    def _normaliser(self, batch: Sequence[Row]) -> float:
         tokens = sum(int(row.sequences[0].targets.sum()) for row in batch)
         longest = self.section.generation.max_completion_length
         return aggregation_normaliser(tokens, len(batch), self.section.loss.aggregation, longest)
@@ -201,9 +185,8 @@ class PolicyTrainer:
     def _policy_loss(self, output: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         config, kl = self.section.loss, self.section.kl
         logps_K, entropy_K = output if output.dim() == 2 else (output, None)
-        advantages_K = _gathered("advantages", micro, logps_K)
-        old_K = _gathered("old_logps", micro, logps_K) if _has("old_logps", micro) else logps_K.detach()
-        rollout_K = _gathered("rollout_logps", micro, logps_K)
+        advantages_K, rollout_K = self._numbers("advantages", micro), self._numbers("rollout_logps", micro)
+        old_K = self._numbers("old_logps", micro) if "old_logps" in self.data.numbers else logps_K.detach()
         log_ratio_K = logps_K - old_K
         loss_K = policy_loss(config, log_ratio_K, logps_K, advantages_K, micro)
         correction = self.section.mismatch
@@ -226,8 +209,8 @@ class PolicyTrainer:
             "mismatch": kl_estimate(rollout_K, old_K, "k3").sum(),
             "trained_tokens": logps_K.new_tensor(float(len(logps_K))),
         }
-        if _has("reference_logps", micro):
-            reference_K = _gathered("reference_logps", micro, logps_K)
+        if "reference_logps" in self.data.numbers:
+            reference_K = self._numbers("reference_logps", micro)
             sums["kl"] = kl_estimate(logps_K.detach(), reference_K, kl.estimator).sum()
             if kl.place == "loss":
                 if kl.unbiased_gradient:
@@ -244,7 +227,7 @@ class PolicyTrainer:
 
     def _value_loss(self, values_K: Tensor, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.section.critic is not None
-        old_K, returns_K = _gathered("old_values", micro, values_K), _gathered("returns", micro, values_K)
+        old_K, returns_K = self._numbers("old_values", micro), self._numbers("returns", micro)
         loss_K = value_loss(values_K.float(), old_K, returns_K, self.section.critic.clip)
         weights_K = aggregation_weights(micro.sequence_K, micro.sequences, self.section.loss.aggregation)
         loss = (weights_K * loss_K).sum()
@@ -253,6 +236,15 @@ class PolicyTrainer:
             "trained_tokens": values_K.new_tensor(float(len(values_K))),
         }
         return loss, {name: value.detach() for name, value in {**sums, "loss": loss}.items()}
+
+    def _places(self, micro: MicroBatch) -> Tensor:
+        """Where the numbers of a pack's trained tokens are, in the order of its targets. [K]"""
+        return torch.from_numpy(self.data.places_K(micro.rows)).to(micro.input_ids.device)
+
+    def _numbers(self, name: str, micro: MicroBatch) -> Tensor:
+        """Those of a pack's trained tokens. [K]"""
+        values_K = self.data.numbers[name][self.data.places_K(micro.rows)]
+        return torch.from_numpy(values_K).to(micro.input_ids.device)
 
     def buckets(self) -> list[Share]:
         """Which of the policy's weights travel together to the engines.
@@ -296,32 +288,3 @@ def policy_loss(
     if config.loss_type == "gspo":
         log_ratio_K = sequence_log_ratio(log_ratio_K, micro.sequence_K, micro.sequences)
     return clipped_ratio_loss(log_ratio_K, advantages_K, low, high, config.dual_clip)
-
-
-def _has(name: str, micro: MicroBatch) -> bool:
-    return all(isinstance(row, SampledRow) and name in row.numbers for row in micro.rows)
-
-
-def _gathered(name: str, micro: MicroBatch, like: Tensor) -> Tensor:
-    """The numbers of a pack's trained tokens, in the order of its targets. [K]"""
-    parts = [row.numbers[name] for row in micro.rows if isinstance(row, SampledRow)]
-    joined = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-    return torch.from_numpy(joined).to(like.device)
-
-
-def _by_row(values_K: np.ndarray, rows: Iterable[Row]) -> list[tuple[int, np.ndarray]]:
-    """[K] of a pack → the part of each row, with its number."""
-    parts, first = [], 0
-    for row in rows:
-        tokens = int(row.sequences[0].targets.sum())
-        parts.append((row.number, values_K[first : first + tokens]))
-        first += tokens
-    return parts
-
-
-def _read_used(path: str) -> Any:
-    """The rows of a step's file that are trained on."""
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(path)
-    return table.filter(table.column("used"))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-PARTS = ("startup", "store", "training", "prefixes", "generation", "rewards", "reinforcement", "pipeline")
+PARTS = ("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "pipeline")
 ON_REQUEST = ("soak",)
 """Parts that take long: `python -m tests.benchmarks soak`."""
 CPU = {

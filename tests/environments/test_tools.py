@@ -89,7 +89,7 @@ def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(
 ) -> None:
     episode = Episode(0, 0, 0, {"prompt": "1+2?", "label": "3", "prompt_ids": []}, most_tokens=4000)
     environments.answer_all([episode])
-    assert (episode.ids, episode.over) == ([], False)
+    assert (len(episode.ids), episode.over) == (0, False)
     said = (
         call('{"name": "add", "arguments": {"a": 1, "b": 2}}'),
         call('{"name": "greet", "arguments": {"function": "ä"}}'),
@@ -99,7 +99,7 @@ def test_calls_are_answered_one_message_each_and_the_last_turn_is_scored(
     )
     say(episode, tokenizer, "let me see" + "\n".join(said))
     environments.answer_all([episode])
-    told = tokenizer.decode([one for one, mine in zip(episode.ids, episode.mask, strict=True) if not mine])
+    told = tokenizer.decode(episode.ids[~episode.mask])
     messages = told.removesuffix("<assistant>").split("<tool>")[1:]
     assert messages[:2] == ["3", "hello ä"]
     assert messages[2] == (

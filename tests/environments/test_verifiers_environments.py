@@ -74,7 +74,7 @@ def say(one: Episode, text: str, reason: str = "stop") -> None:
 
 
 def heard(one: Episode) -> str:
-    return byte_tokenizer().decode(one.prompt_ids + one.ids)
+    return byte_tokenizer().decode([*one.prompt_ids, *one.ids.tolist()])
 
 
 def test_a_task_is_asked_and_rewarded_by_its_own_code(environments: Any) -> None:
@@ -96,7 +96,7 @@ def test_an_environment_speaks_between_the_policys_turns(environments: Any) -> N
     places.answer_all([one])
     told = "<system>Say it.<user>1+1<assistant>three<eos><user>no: 5<assistant>4<eos><user>no: 1<assistant>2<eos>"
     assert (heard(one), one.reward, one.failure) == (told, 2.0 + 0.25 * 7, None)
-    trained = [token for token, is_trained in zip(one.ids, one.mask, strict=True) if is_trained]
+    trained = one.ids[one.mask].tolist()
     assert byte_tokenizer().decode(trained) == "three<eos>4<eos>2<eos>"
 
 

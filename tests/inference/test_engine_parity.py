@@ -66,7 +66,8 @@ def generate(
 ) -> Any:
     config = SAMPLING.model_copy(update=sampling)
     [(_, completions)] = engine.generate(str(POLICY[policy]), [(0, prompts, 0)], config, stop, seed)
-    return completions
+    each = completions.each()
+    return [each[first : first + config.num_generations] for first in range(0, len(each), config.num_generations)]
 
 
 def tokens(completions: Any) -> list[list[list[int]]]:

@@ -33,7 +33,8 @@ from alignment_core.losses.advantages import baselined, group_deviation
 from alignment_core.losses.kl import kl_estimate
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.totals import length_penalties
-from alignment_core.rollout.experience import put_advantages
+from alignment_core.rollout.experience import add_advantages
+from alignment_core.training.step_data import StepData
 
 VALUES_ST = draw(50)
 GROUP_SIZE = 3
@@ -49,20 +50,12 @@ def ours(
     wanted: str = "advantages",
 ) -> Tensor:
     """What a step puts beside its trained tokens. [K]"""
-    rows = [
-        {
-            "mask": mask_ST[row].numpy(),
-            "reward": float(reward_S[row]),
-            "group": int(GROUP_S[row]),
-            "old_logps": OLD_ST[row].numpy(),
-            "reference_logps": REFERENCE_ST[row].numpy(),
-            "old_values": values_ST[row].numpy(),
-        }
-        for row in range(SEQUENCES)
-    ]
+    data = StepData.of([[0]] * SEQUENCES, mask_ST.int().numpy(), mask_ST.numpy())
+    columns = {"old_logps": OLD_ST, "reference_logps": REFERENCE_ST, "old_values": values_ST}
+    data.numbers.update({name: packed(column, mask_ST).float().numpy() for name, column in columns.items()})
     config = KlConfig(**(kl or {}))
-    put_advantages(rows, AdvantageConfig(**advantage), config, config.coefficient)
-    return packed(torch.from_numpy(np.stack([row[wanted] for row in rows])), mask_ST)
+    add_advantages(data, reward_S.tolist(), GROUP_S.tolist(), AdvantageConfig(**advantage), config, config.coefficient)
+    return torch.from_numpy(data.numbers[wanted])
 
 
 def rewards_ST(mask_ST: Tensor = MASK_ST, reward_S: Tensor = REWARD_S) -> Tensor:

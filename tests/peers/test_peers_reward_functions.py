@@ -48,7 +48,7 @@ def test_a_function_gets_what_trl_gives_it(prompt: Any, tmp_path: Path) -> None:
         tokenizer.chat_template = None  # TRL shows a text to the policy as it is
     prompts = build.build(config, [pin.pin(config.sources[0])], tokenizer, "prompts", 0).train.to_pylist()
     ids = [tokenizer(text)["input_ids"] for text in SAID]
-    sampled = shard_rows(prompts, 0, [[Completion(np.array(one)) for one in ids]], tokenizer, "policy")
+    sampled = shard_rows(prompts, 0, [Completion(np.array(one)) for one in ids], tokenizer, "policy")
 
     (tmp_path / "told.py").write_text(TOLD)
     function = GroupFunction(f"{tmp_path / 'told.py'}:told", 60.0, "rl.rewards.0.function")

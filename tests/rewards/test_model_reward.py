@@ -166,7 +166,7 @@ def test_the_policys_tokens_are_scored_where_they_mean_the_same_and_further_ones
     tokenizer.save_pretrained(judge)
     completion = row("<user>1+1=<assistant>", "2", "1+1=")
     found, asked, warnings = scored(judge, [completion])
-    assert (asked, warnings) == ([[(tuple(completion["prompt_ids"]), tuple(completion["completion_ids"]))]], [])
+    assert (asked, warnings) == ([[(completion["prompt_ids"], completion["completion_ids"])]], [])
     assert found == pytest.approx([score_of(judge, "<user>1+1=<assistant>2<eos>")], abs=1e-5)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
-from alignment_core.rollout.experience import put_advantages
+from alignment_core.rollout.experience import add_advantages, put_numbers
+from alignment_core.training.step_data import StepData
 
 GROUPS = np.array([0, 0, 1, 1])
 
@@ -84,39 +87,51 @@ def test_bounds_of_the_filter_leave_out_what_is_too_hard_or_too_easy() -> None:
     assert teaching(raw, groups, [reward(weight=0.5)], FilterConfig(high=0.3)) == {8, 9}
 
 
-def samples() -> list[dict]:
+def sampled() -> StepData:
     """Two prompts, two completions each; the third token of the first completion is not trained."""
-    rows = []
-    for number, (group, value, length) in enumerate([(0, 1.0, 3), (0, 0.0, 2), (1, 2.0, 1), (1, 4.0, 2)]):
-        mask = [not (number == 0 and token == 2) for token in range(length)]
-        rows.append({"group": group, "reward": value, "mask": mask})
-    return rows
+    trained = [[True, True, False], [True, True], [True], [True, True]]
+    return StepData.of([[1]] * 4, [[2] * len(one) for one in trained], trained)
+
+
+REWARDS, PROMPT_OF = [1.0, 0.0, 2.0, 4.0], [0, 0, 1, 1]
+
+
+def each(data: StepData, name: str) -> list[list[float]]:
+    """A column's numbers, completion by completion, as they are stored."""
+    rows: list[dict[str, Any]] = [{"mask": one[1:]} for one in np.split(data.targets_N, data.ends_S[:-1])]
+    put_numbers(rows, data)
+    return [row[name].tolist() for row in rows]
 
 
 def test_a_group_baseline_reaches_every_trained_token() -> None:
-    rows = samples()
-    put_advantages(rows, AdvantageConfig(estimator="group"), KlConfig(), 0.0)
-    assert [row["advantages"].tolist() for row in rows] == [[0.5, 0.5, 0.0], [-0.5, -0.5], [-1.0], [1.0, 1.0]]
+    data = sampled()
+    add_advantages(data, REWARDS, PROMPT_OF, AdvantageConfig(estimator="group"), KlConfig(), 0.0)
+    assert each(data, "advantages") == [[0.5, 0.5, 0.0], [-0.5, -0.5], [-1.0], [1.0, 1.0]]
 
 
 def test_the_kl_of_a_token_lowers_the_reward_of_that_token_and_those_before_it() -> None:
-    rows = samples()
-    for row in rows:
-        row["old_logps"] = np.zeros(len(row["mask"]), np.float32)
-        row["reference_logps"] = np.zeros(len(row["mask"]), np.float32)
-    rows[0]["reference_logps"][1] = -1.0  # k1 = 0 - -1 = 1 at the second token
+    data = sampled()
+    data.numbers.update(old_logps=np.zeros(7, np.float32), reference_logps=np.zeros(7, np.float32))
+    data.numbers["reference_logps"][1] = -1.0  # k1 = 0 - -1 = 1 at the second token
     config = KlConfig(coefficient=0.5, place="reward", estimator="k1")
-    metrics = put_advantages(rows, AdvantageConfig(estimator="returns"), config, 0.5)
-    assert rows[0]["advantages"].tolist() == [0.5, 0.5, 0.0]
-    assert rows[3]["advantages"].tolist() == [4.0, 4.0]
+    metrics = add_advantages(data, REWARDS, PROMPT_OF, AdvantageConfig(estimator="returns"), config, 0.5)
+    advantages = each(data, "advantages")
+    assert (advantages[0], advantages[3]) == ([0.5, 0.5, 0.0], [4.0, 4.0])
     assert metrics["kl"] == pytest.approx(1 / 7), "of seven trained tokens"
 
 
 def test_gae_learns_from_values_and_says_what_a_critic_should_have_said() -> None:
-    rows = samples()
-    for row in rows:
-        row["old_values"] = np.full(len(row["mask"]), 0.5, np.float32)
-    put_advantages(rows, AdvantageConfig(estimator="gae", gamma=1.0, gae_lambda=1.0), KlConfig(), 0.0)
-    assert rows[3]["advantages"].tolist() == [3.5, 3.5]
-    assert rows[3]["returns"].tolist() == [4.0, 4.0]
-    assert rows[0]["returns"].tolist() == [1.0, 1.0, 0.0]
+    data = sampled()
+    data.numbers["old_values"] = np.full(7, 0.5, np.float32)
+    config = AdvantageConfig(estimator="gae", gamma=1.0, gae_lambda=1.0)
+    add_advantages(data, REWARDS, PROMPT_OF, config, KlConfig(), 0.0)
+    assert each(data, "advantages")[3] == [3.5, 3.5]
+    returns = each(data, "returns")
+    assert (returns[3], returns[0]) == ([4.0, 4.0], [1.0, 1.0, 0.0])
+
+
+def test_a_completion_of_which_nothing_is_trained_costs_the_others_nothing() -> None:
+    data = StepData.of([[1]] * 3, [[2, 2], [3], [4]], [[True, True], [False], [True]])
+    add_advantages(data, [1.0, 5.0, 2.0], [0, 1, 2], AdvantageConfig(estimator="returns"), KlConfig(), 0.0)
+    assert data.numbers["advantages"].tolist() == [1.0, 1.0, 2.0]
+    assert [one.tolist() for one in (data.lengths_S, data.places_K(data.rows()[1:]))] == [[2, 0, 1], [2]]

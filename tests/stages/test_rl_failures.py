@@ -53,8 +53,6 @@ def experience(rewards: list[list[float | Failed]], **more: Any) -> tuple[Sample
 def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_on(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    from alignment_core.training.reinforcement import _read_used
-
     samples, metrics = experience([[1.0, 0.5, LATE, LATE], [3.0, Failed("raised", "at 0x7f"), 4.0, LATE]])
     assert metrics["failed_rewards"] == 3
     assert (metrics["reward_0"], metrics["reward_1"], metrics["prompts_used"]) == (1.0, 3.0, 0.5)
@@ -68,7 +66,7 @@ def test_a_completion_without_a_reward_is_kept_with_the_reason_and_not_trained_o
         (1, 0): (False, None, [None, 4.0], ["timeout", None]),
         (1, 1): (False, None, [None, None], ["timeout", "timeout"]),
     }
-    assert _read_used(str(path)).column("group").to_pylist() == [0]
+    assert [row["used"] for row in samples] == [True, False, False, False], "those that are trained on come first"
 
 
 def test_what_has_no_reward_takes_no_part_in_whether_a_prompt_teaches() -> None:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.rollout.experience import step_schema
-from alignment_core.rollout.records import write_table
+from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
+from alignment_core.training.step_data import StepData
 from alignment_core.training.trainers import Trainers
 from tests.training.conftest import MODEL, random_ids
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
@@ -26,17 +26,17 @@ pytestmark = pytest.mark.slow
 ROWS = 8
 
 
-def step_file(folder: Path, advantage: float = 1.0) -> Path:
-    """A step's completions, of which one is not trained on; every other one did well."""
+def sampled(advantage: float = 1.0) -> StepData:
+    """A step's completions; every other one did well."""
     random = np.random.default_rng(2)
-    rows = []
-    for number in range(ROWS):
-        prompt, completion = random_ids(random, 2, 20), random_ids(random, 3, 30)
-        lists = {"mask": True, "rollout_logps": -5.0, "advantages": advantage if number % 2 else -advantage}
-        each = {name: [value] * len(completion) for name, value in lists.items()}
-        rows.append({"used": number > 0, "prompt_ids": prompt, "completion_ids": completion, **each})
-    write_table(rows, step_schema(), folder / "step.parquet")
-    return folder / "step.parquet"
+    prompts, completions = zip(
+        *[(random_ids(random, 2, 20), random_ids(random, 3, 30)) for _ in range(ROWS)], strict=True
+    )
+    data = StepData.of(prompts, completions, [[True] * len(one) for one in completions])
+    signs = np.repeat(np.where(np.arange(ROWS) % 2, 1.0, -1.0), data.lengths_S)
+    data.numbers["rollout_logps"] = np.full(len(signs), -5.0, np.float32)
+    data.numbers["advantages"] = (advantage * signs).astype(np.float32)
+    return data
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -74,6 +74,11 @@ class Policy:
         self.ranks = PolicyRanks(self.trainers, self.job, self.resources)
         return self.ranks.prepare(self.folder)["step"]
 
+    def learn(self, data: StepData, kl_coefficient: float = 0.0) -> list[dict[str, StepReport]]:
+        """One step on these completions."""
+        self.ranks.take(data)
+        return self.ranks.update({}, kl_coefficient)
+
     def export(self, name: str) -> dict[str, torch.Tensor]:
         self.ranks.export(name, self.folder / name)
         return load_file(self.folder / name / "model.safetensors")
@@ -85,7 +90,6 @@ class Policy:
 def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
     zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
 ) -> None:
-    step = step_file(tmp_path)
     section = {"ema": {"decay": 0.75}, "training": {"bf16": bf16}}
     with machines(2).trainers() as group:
         policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
@@ -95,7 +99,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         assert kind == (torch.bfloat16 if bf16 else torch.float32)
         expected = {name: tensor.double() for name, tensor in expected.items()}
         for number in range(3):
-            policy.ranks.update(step, 0.0)
+            policy.learn(sampled())
             if number == 1:
                 policy.ranks.save_progress(policy.folder, {})
             weights = policy.export("policy")
@@ -109,7 +113,7 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         assert wrong < (0.3 if bf16 else 1e-3), "in bf16 the trainer averages before it rounds, this test after it"
 
         assert policy.open() == 2
-        policy.ranks.update(step, 0.0)
+        policy.learn(sampled())
         resumed = policy.export("average")
         assert all(torch.equal(resumed[name], average[name]) for name in average)
 
@@ -123,7 +127,6 @@ def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
         [expected] = train(sft, 1)
         weights = load_file(export(sft, tmp_path / "sft"))
 
-    step = step_file(tmp_path, advantage=0.0)  # the policy's own loss has no gradient then
     for coefficient in (1.0, 0.25):
         section = {"pretraining": {"data": "none.jsonl", "coefficient": coefficient, "batch_size": 14}}
         with machines(2).trainers() as group:
@@ -137,7 +140,7 @@ def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
                 max_tokens_per_microbatch=64,
             )
             policy.open()
-            ranks = policy.ranks.update(step, 0.0)
+            ranks = policy.learn(sampled(advantage=0.0))  # the policy's own loss has no gradient then
             mixed = policy.export("policy")
         reports = [rank["pretraining"] for rank in ranks]
         assert sum(report.normaliser for report in reports) == expected.normaliser

@@ -19,39 +19,31 @@ from alignment_core.models.loading import Head, load_model
 from alignment_core.models.microbatch import Row
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes import DpoLossConfig
-from alignment_core.rollout.experience import step_schema
-from alignment_core.rollout.records import write_table
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.reinforcement import sampled_rows
+from alignment_core.training.step_data import StepData
 from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import Opened, export, greatest_difference, open_job, train
+
+
+def sampled(preferences: pa.Table) -> list[Row]:
+    """A step's completions: those of the preferred answers."""
+    rows = [row for row in preferences.to_pylist() if row["chosen_ids"]]
+    prompts, completions = ([row[name] for row in rows] for name in ("prompt_ids", "chosen_ids"))
+    return StepData.of(prompts, completions, [[True] * len(ids) for ids in completions]).rows()
+
 
 MakeMixture = Callable[[str], Path]
 KINDS: dict[str, tuple[Head, str, Callable[[Any], Sequence[Row]]]] = {
     "sft": ("lm", "sft", Sft().rows),
     "dpo": ("lm", "preference", Dpo(DpoLossConfig()).rows),
     "reward model": ("score", "preference", RewardModel().rows),
-    "policy": ("lm", "sampled", sampled_rows),
-    "critic": ("value", "sampled", sampled_rows),
+    "policy": ("lm", "preference", sampled),
+    "critic": ("value", "preference", sampled),
 }
 """Head, table and rows of whatever trains a model."""
-
-
-@pytest.fixture
-def sampled(tables: Any, tmp_path: Path) -> pa.Table:
-    """A step's completions: those of the preferred answers."""
-    rows = tables["preference"].to_pylist()
-    file = tmp_path / "step.parquet"
-    sampled = [
-        {"used": True, "prompt_ids": row["prompt_ids"], "completion_ids": ids, "mask": [True] * len(ids)}
-        for row in rows
-        if (ids := row["chosen_ids"])
-    ]
-    write_table(sampled, step_schema(), file)
-    return pq.read_table(file)
 
 
 def of_the_equation(model: Any, rows: Sequence[Row]) -> float:
@@ -76,10 +68,10 @@ def of_the_equation(model: Any, rows: Sequence[Row]) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [True, False], ids=["trees", "lines"])
 def test_the_loss_of_a_pack_is_that_of_the_equation(
-    share: bool, kind: str, architecture: str, tables: Any, sampled: pa.Table, mixture_model: MakeMixture
+    share: bool, kind: str, architecture: str, tables: Any, mixture_model: MakeMixture
 ) -> None:
     head, table, rows_of = KINDS[kind]
-    rows = rows_of({**tables, "sampled": sampled}[table])[:5]
+    rows = rows_of(tables[table])[:5]
     model = load_model(str(mixture_model(architecture)), head, torch.float32, head_seed=7)
     if share:  # each token counts as often as a sequence has it
         rows = [*rows, *(dataclasses.replace(row, number=row.number + 5) for row in rows[:3])]

@@ -57,7 +57,9 @@ def _content(reward: EndpointReward, field: str) -> dict[str, Any]:
 
 def _open(reward: EndpointReward, opening: Opening) -> Endpoint:
     def text(row: dict[str, Any]) -> str:
-        whole: str = opening.tokenizer.decode([*row["prompt_ids"], *row["completion_ids"]], skip_special_tokens=False)
+        whole: str = opening.tokenizer.decode(
+            [*map(int, row["prompt_ids"]), *map(int, row["completion_ids"])], skip_special_tokens=False
+        )
         return whole
 
     timeout = opening.resources.reward_timeout_seconds

@@ -63,14 +63,14 @@ CODE = (
     *below("alignment_core.models", "adapters attention buckets handle loading microbatch packed prefix_tree saving"),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
-    *below("alignment_core.stages.rl", "best driver names rewarding session"),
+    *below("alignment_core.stages.rl", "best driver names rewarding session trajectories"),
     *below(
         "alignment_core.training",
         "average batches checkpoints forward learner memory policy_ranks pretraining ranks reinforcement schedule",
-        "trainers worker",
+        "step_data trainers worker",
     ),
     *below("alignment_core.training.methods", "base sft"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
 PACKAGES = ("deepspeed", "tokenizers", "torch", "transformers", "vllm")
-STAGE = Stage("rl", 3, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=PACKAGES)
+STAGE = Stage("rl", 4, OUTPUTS, RlStageConfig, run, SHOWS, code=CODE, packages=PACKAGES)

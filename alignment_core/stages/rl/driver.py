@@ -17,15 +17,15 @@ from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
 from alignment_core.losses.kl import adapted_coefficient
-from alignment_core.recipes.sections.rl import RlConfig, TrajectoriesConfig
+from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.experience import put_advantages, put_numbers, step_schema
+from alignment_core.rollout.experience import add_advantages, step_data
 from alignment_core.rollout.in_step import InStep
-from alignment_core.rollout.records import write_table
 from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages.rl.best import Best
-from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS, TRAJECTORIES
+from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS
 from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.training.checkpoints import drop_older
 from alignment_core.training.learner import StepReport
 from alignment_core.training.policy_ranks import PolicyRanks
@@ -44,6 +44,7 @@ class Driver:
     """Draws prompts and has them answered and rewarded."""
     rewarding: Rewarding
     best: Best | None
+    trajectories: Trajectories
     watch: Stopwatch
     kl_coefficient: float = field(init=False)
 
@@ -80,6 +81,7 @@ class Driver:
             context.report(step, section.steps, "steps", **metrics)
         self.sampler.close()
         self._export()
+        self.trajectories.settle()
         told = {"warnings": warnings} if (warnings := self._warnings(differ)) else {}
         return {**metrics, **course.metrics(), **told, "steps": section.steps, "parameters": state["parameters"]}
 
@@ -111,23 +113,28 @@ class Driver:
         samples, found = self.rewarding.experience(self.sampler, step)
         with self.watch.part("transfer"):
             self.sampler.rest()
-        path = self.context.progress / TRAJECTORIES / f"step-{step:06d}.parquet"
         section, used = self.section, [row for row in samples if row["used"]]
-        needed = self._asks_for_old(len(used))
+        data, needed = step_data(used), self._asks_for_old(len(used))
+        with self.watch.part("transfer"):
+            self.trainers.take(data)
         if needed or section.critic or section.kl.coefficient > 0:
-            write_table(used, step_schema(), path)
             with self.watch.part("logps"):
-                found_by_rank = self.trainers.forward(path, needed)
-            for values in found_by_rank:
-                for name, one in values.items():
-                    put_numbers(used, name, one)
-        found |= put_advantages(used, section.advantage, section.kl, self.kl_coefficient)
-        write_table(samples, step_schema(), path)
+                data.numbers.update(self.trainers.forward(needed, self._wanted(step, needed)))
+        rewards, groups = [row["reward"] for row in used], [row["group"] for row in used]
+        found |= add_advantages(data, rewards, groups, section.advantage, section.kl, self.kl_coefficient)
+        if self.trajectories.keeps(step):
+            self.trajectories.write(step, samples, data)
+        else:
+            self.trajectories.drop(step)
         coefficient = self.kl_coefficient
+        learnt_from = {name: values for name, values in data.numbers.items() if name in ("advantages", "returns")}
         with self.watch.part("train"):
-            reports = self.trainers.update(path, coefficient)
-        if not _is_kept(section.trajectories, step, section.steps):
-            path.unlink()
+            try:
+                reports = self.trainers.update(learnt_from, coefficient)
+            except NumericError:  # which names rows of this step
+                self.trajectories.write(step, samples, data)
+                self.trajectories.settle()
+                raise
         found |= _averages(reports)
         if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
             ahead = section.execution.max_staleness
@@ -142,7 +149,7 @@ class Driver:
         if section.kl.target is not None and trains:
             found["kl_coefficient"] = coefficient
             self._adapt(found["kl"], section.kl.target, len(used))
-        tokens = sum(int(sum(row["mask"])) for row in samples)
+        tokens = sum(int(row["mask"].sum()) for row in samples)
         self._count("completion_tokens", tokens)
         self._count("steps", 1)
         return {**found, "completion_length": tokens / len(samples)}
@@ -155,6 +162,17 @@ class Driver:
         training, section = self.section.training, self.section
         off_policy = training.num_train_epochs > 1 or training.batch_size < completions
         return off_policy or (section.kl.place == "reward" and section.kl.coefficient > 0)
+
+    def _wanted(self, step: int, old: bool) -> list[str]:
+        """Which numbers of the ranks are needed here: for rewards and advantages, or to be kept."""
+        section, all_of_them = self.section, self.trajectories.keeps(step)
+        in_reward = section.kl.place == "reward" and section.kl.coefficient > 0
+        there = {
+            "old_logps": old and (all_of_them or in_reward),
+            "reference_logps": section.kl.coefficient > 0 and (all_of_them or in_reward),
+            "old_values": section.critic is not None,
+        }
+        return [name for name, needed in there.items() if needed]
 
     def _follow(self, step: int, best: Best | None = None) -> dict[str, float]:
         """Let the engines have the weights after so many steps, and look whether these are the ``best``; metrics."""
@@ -200,6 +218,7 @@ class Driver:
 
     def _save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint; the older ones go once it is complete."""
+        self.trajectories.settle()
         self.trainers.save_progress(self.context.progress, state)
         drop_older(self.context.progress, step)
         if self.best:
@@ -207,13 +226,6 @@ class Driver:
 
     def _count(self, name: str, value: float) -> None:
         self.context.cost[name] = self.context.cost.get(name, 0.0) + value
-
-
-def _is_kept(trajectories: TrajectoriesConfig, step: int, steps: int) -> bool:
-    """Whether the trajectories of a step (from 0, of so many) stay."""
-    if trajectories.keep == "last":
-        return step >= steps - trajectories.steps
-    return trajectories.keep == "all" or step % trajectories.steps == 0
 
 
 def _averages(reports: Sequence[dict[str, StepReport]]) -> dict[str, float]:

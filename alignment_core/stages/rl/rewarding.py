@@ -91,7 +91,7 @@ class Rewarding:
         raw_SR = np.array([row["rewards"] for row in rows])
         groups_S = np.array([row["group"] for row in rows])
         total_S = total_rewards(raw_SR, groups_S, self.section.rewards, self.running)
-        lengths_S = np.array([sum(row["mask"]) for row in rows])
+        lengths_S = np.array([row["mask"].sum() for row in rows])
         cut_S = np.array([row["finish_reason"] == "length" for row in rows])
         longest = self.section.generation.max_completion_length
         total_S = total_S + length_penalties(lengths_S, cut_S, longest, self.section.shaping)

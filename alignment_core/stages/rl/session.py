@@ -27,6 +27,7 @@ from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.driver import Driver
 from alignment_core.stages.rl.names import BEST, FIELD, TRAJECTORIES
 from alignment_core.stages.rl.rewarding import Rewarding
+from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
 from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
@@ -53,12 +54,13 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     length = longest + section.generation.max_completion_length
     check_length(policy.path, longest, length)
     request = EngineRequest(policy, length)
-    (context.progress / TRAJECTORIES).mkdir(exist_ok=True)
     drop_incomplete(context.progress)
     watch = Stopwatch()
     rewarding = Rewarding(section, sources, watch, context.cost)
     draws = Draws(prompts, section.generation, context.seed)
+    trajectories = Trajectories(context.progress / TRAJECTORIES, section.trajectories, section.steps)
     with (
+        closing(trajectories),
         context.machines.engines_and_trainers(request, context.ticket) as (engines, trainers),
         sources,
         closing(environments) if environments else nullcontext(),
@@ -67,7 +69,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewarding)) as sampler, _ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)
-            driver = Driver(context, section, engines, ranks, sampling, sampler, rewarding, best, watch)
+            driver = Driver(context, section, engines, ranks, sampling, sampler, rewarding, best, trajectories, watch)
             metrics = driver.run()
     if warnings:
         metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]

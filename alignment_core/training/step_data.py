@@ -1,0 +1,53 @@
+"""The completions that a policy is trained on in one step: columns, on their way from the driver to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from alignment_core.models.microbatch import Row, Tokens, TokenSequence
+
+
+@dataclass(frozen=True)
+class StepData:
+    """S prompts with a completion each, N tokens one after the other, of which K are trained."""
+
+    ids_N: np.ndarray
+    targets_N: np.ndarray
+    """bool: whether a token is trained."""
+    ends_S: np.ndarray
+    """Where each completion ends in the N tokens."""
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    """Columns of the K trained tokens that losses need, [K] float32 each, by name."""
+
+    @classmethod
+    def of(cls, prompts: Seq[Tokens], completions: Seq[Tokens], trained: Seq[Tokens]) -> StepData:
+        """Token ids of prompts and completions, and which of a completion's are ``trained``."""
+        none = [np.zeros(len(prompt), bool) for prompt in prompts]
+        parts = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]
+        targets = [np.asarray(part, bool) for pair in zip(none, trained, strict=True) for part in pair]
+        ends_S = np.cumsum([len(part) for part in parts], dtype=np.int64)[1::2]
+        return cls(np.concatenate(parts), np.concatenate(targets), ends_S)
+
+    @cached_property
+    def starts_K(self) -> np.ndarray:
+        """[S + 1] Where the numbers of each completion begin, and where the last ones end."""
+        return np.concatenate([[0], np.cumsum(self.targets_N, dtype=np.int32)[self.ends_S - 1]])
+
+    @property
+    def lengths_S(self) -> np.ndarray:
+        """How many tokens of each are trained."""
+        return np.diff(self.starts_K)
+
+    def rows(self) -> list[Row]:
+        """One for each completion, in their order."""
+        ids, targets = (np.split(column, self.ends_S[:-1]) for column in (self.ids_N.astype(np.int64), self.targets_N))
+        return [Row(number, (TokenSequence(*one),)) for number, one in enumerate(zip(ids, targets, strict=True))]
+
+    def places_K(self, rows: Seq[Row]) -> np.ndarray:
+        """Where the numbers of these rows are, in their order."""
+        spans = [np.arange(*self.starts_K[row.number : row.number + 2]) for row in rows]
+        return np.concatenate(spans) if spans else np.zeros(0, np.int64)
