@@ -12,24 +12,35 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from alignment_core.errors import UserError
 from alignment_core.models.prefix_tree import Node, lay_out
+
+if TYPE_CHECKING:
+    from alignment_core.models.loading import Head
 
 logger = logging.getLogger(__name__)
 
 NAME = "prefix_tree"
 """Of this attention, for ``transformers``."""
-OTHER_KINDS = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
-"""What ``transformers`` tells an attention that is more than a softmax over all that came before."""
+OF_NO_MATTER = {
+    "position_ids",
+    "use_cache",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+}
+"""What ``transformers`` may tell an attention that is a softmax over all that came before. Whatever else it tells makes it
+another: a window, a soft cap, sinks, chosen blocks."""
 
 LONGEST_IN_A_BATCH = 32
 LEAST_FILLED = 0.8
@@ -40,9 +51,9 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 _in_use = False
-"""Whether a forward pass over trees begins, which needs no mask."""
+"""Whether a forward pass over trees is under way, which needs no mask."""
 _seen: list[bool] | None = None
-"""While a model is looked at: of each call, whether it is attention of the plain kind over trees."""
+"""While one is looked at: of each attention, whether it is of the plain kind."""
 
 
 class TreeAttention(torch.autograd.Function):
@@ -52,8 +63,9 @@ class TreeAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: tuple[Node, ...], scale: float | None
     ) -> Tensor:
-        output = torch.empty_like(query)
-        sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+        query, key, value = map(_rows_together, (query, key, value))
+        output = _summed(query)  # over blocks
+        sums = output.new_empty(query.shape[:3])
         for block in _own_blocks(nodes):
             found, its = _forward(*(block.of(one) for one in (query, key, value)), 0.0, True, scale=scale)
             block.put(output, found)
@@ -64,6 +76,7 @@ class TreeAttention(torch.autograd.Function):
             output[:, :, below] *= (sums[:, :, below] - both).exp()[..., None]
             output[:, :, below] += more * (its - both).exp()[..., None]
             sums[:, :, below] = both
+        output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, sums)
         ctx.nodes, ctx.scale = nodes, scale
         return output
@@ -71,7 +84,8 @@ class TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
-        wholes = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        gradient = _rows_together(gradient)
+        wholes = [_summed(one) for one in (query, key, value)]
         for block in _own_blocks(ctx.nodes):
             given = [block.of(one) for one in (query, key, value, output, sums)]
             parts = _backward(block.of(gradient, fill=0.0), *given, 0.0, True, scale=ctx.scale)
@@ -82,7 +96,17 @@ class TreeAttention(torch.autograd.Function):
             parts = _backward(gradient[:, :, below], *given, 0.0, False, scale=ctx.scale)
             for whole, at, part in zip(wholes, (below, node, node), parts, strict=True):
                 whole[:, :, at] += part
-        return (*wholes, None, None)
+        return (*(whole.to(query.dtype) for whole in wholes), None, None)
+
+
+def _rows_together(one: Tensor) -> Tensor:
+    """As the kernel reads it, which looks at no stride of the last dimension."""
+    return one if one.stride(-1) == 1 else one.contiguous()
+
+
+def _summed(like: Tensor) -> Tensor:
+    """Takes up what is added up over blocks, in single precision at least."""
+    return torch.empty_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -116,7 +140,7 @@ class _Batch:
         return part.transpose(1, 2)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
-        whole[0].transpose(0, 1)[self.places[self.real]] = part.transpose(1, 2)[self.real]
+        whole[0].transpose(0, 1)[self.places[self.real]] = part.transpose(1, 2)[self.real].to(whole.dtype)
 
 
 @functools.lru_cache(maxsize=4)
@@ -154,20 +178,27 @@ def _attend(
     nodes: tuple[Node, ...] | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What ``transformers`` calls; without ``nodes`` it is its own attention."""
+    """What ``transformers`` calls; without ``nodes`` it is its own attention. Raises RuntimeError where they got lost."""
     if _seen is not None:
-        plain = (
-            not dropout and all(more.get(name) is None for name in OTHER_KINDS) and more.get("is_causal") is not False
-        )
-        causal = getattr(module, "is_causal", True) and query.shape[-1] == value.shape[-1]
-        _seen.append(nodes is not None and plain and causal)
+        told = {name for name, value in more.items() if value is not None}
+        plain = attention_mask is None and not dropout and told <= OF_NO_MATTER
+        causal = more.get("is_causal") is not False and getattr(module, "is_causal", True)
+        _seen.append(plain and causal and query.shape[-1] == value.shape[-1])
     if nodes is None:
+        if _in_use:
+            raise RuntimeError("the model does not hand on the nodes of its prefix trees")
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     return TreeAttention.apply(query, key, value, nodes, scaling).transpose(1, 2).contiguous(), None
 
 
-def _mask(*arguments: Any, **options: Any) -> Any:
-    return None if _in_use else sdpa_mask(*arguments, **options)
+def _mask(*arguments: Any, mask_function: Any = causal_mask_function, **options: Any) -> Any:
+    """The mask that ``transformers`` asks for, none over trees; of a sequence that is looked at, one if it sees less than all
+    that came before."""
+    if not _in_use:
+        return sdpa_mask(*arguments, mask_function=mask_function, **options)
+    if _seen is None or mask_function is causal_mask_function:
+        return None
+    return torch.ones(())
 
 
 transformers.AttentionInterface.register(NAME, _attend)
@@ -185,88 +216,120 @@ def over_trees() -> Iterator[None]:
         _in_use = before
 
 
-def use_trees(model: Any) -> bool:
-    """Let a ``transformers`` model attend over prefix trees if it can, and say whether it does.
+def use_trees(model: Any, head: Head) -> bool:
+    """Let a ``transformers`` model of this head attend over prefix trees if it can, and say whether it does.
 
     It can if all its layers attend in the plain way and it then gives what it gives for a sequence alone. Otherwise it stays
     as it was.
     """
-    before = model.config._attn_implementation
+    before, can = model.config._attn_implementation, False
     if before != "sdpa":
         return before == NAME
-    sequences = _sequences(model)
-    alone = _states(model, sequences[-1:])
-    model.config._attn_implementation = NAME
-    can = _is_plain(model, sequences[-1]) and _are_kept_apart(model, share=True)
-    can = can and _close(_states(model, sequences, share=True), alone, 0.5)
-    if not can:
-        model.config._attn_implementation = before
-        _say_once(model.config.model_type)
+    try:
+        model.config._attn_implementation = NAME
+        can = _is_plain(model, head) and _are_as_alone(model, head, share=True)
+    except Exception as error:  # somebody else's model may know nothing of what it is given here
+        logger.debug("no prefix trees", exc_info=error)
+    finally:
+        if not can:
+            model.config._attn_implementation = before
+            _say_once(model.config.model_type)
     return can
 
 
 @functools.cache
 def _say_once(model_type: str) -> None:
     logger.warning(
-        "a %s model keeps the attention of transformers, each sequence for itself: its own is not plain causal attention",
+        "a %s model keeps the attention of transformers, each sequence for itself: not all of its layers are plain causal "
+        "attention",
         model_type,
     )
 
 
-def check_kept_apart(model: Any) -> None:
-    """Raise UserError if a sequence in a line of several is not what it is alone: if a layer carries something over."""
-    if not _are_kept_apart(model, share=False):
+def check_kept_apart(model: Any, head: Head) -> None:
+    """Raise UserError if the sequences in a line of several are not kept apart."""
+    if not _are_as_alone(model, head, share=False):
         raise UserError(
-            f"model: a layer of a {model.config.model_type} model carries its state from one sequence of a micro-batch into "
-            "the next, so that it cannot be trained on packed sequences; choose a model whose layers all attend"
+            f"model: the layers of a {model.config.model_type} model do not keep the sequences of a micro-batch apart, so that "
+            "it cannot be trained on packed sequences; choose a model whose layers all attend, by position ids"
         )
-
-
-def _are_kept_apart(model: Any, share: bool) -> bool:
-    """Whether a sequence stays as it is when the one before it changes."""
-    first, second, mine = _sequences(model)
-    return _close(_states(model, [first, mine], share), _states(model, [second, mine], share), 0.75)
 
 
 def _sequences(model: Any) -> list[np.ndarray]:
     """Three that begin alike, in their order in a prefix tree."""
-    vocabulary = model.config.get_text_config().vocab_size
-    return [np.array([*range(20), *[after] * 4]) % vocabulary for after in (1, 2, 3)]
+    config = model.config.get_text_config()
+    length = min(24, getattr(config, "max_position_embeddings", None) or 24)
+    return [np.array([*range(length - 4), *[after] * 4]) % config.vocab_size for after in (1, 2, 3)]
 
 
-def _is_plain(model: Any, sequence: np.ndarray) -> bool:
+def _is_plain(model: Any, head: Head) -> bool:
     """Whether each layer calls :func:`_attend` for a causal softmax over all that came before, and nothing more."""
     global _seen
     training, _seen = model.training, []
     try:
-        with torch.random.fork_rng(devices=[]):
-            _states(model.train(), [sequence], share=True)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            _states(model.train(), head, _sequences(model)[-1:], share=True)
         return all(_seen) and len(_seen) == model.config.get_text_config().num_hidden_layers
-    except TypeError:  # somebody else's model that knows nothing of ``nodes``
-        return False
     finally:
         _seen = None
         model.train(training)
 
 
-def _states(model: Any, sequences: Sequence[np.ndarray], share: bool = False) -> Tensor:
-    """Hidden states after the last layer, of the tokens of the last sequence. [T, H]"""
+def _are_as_alone(model: Any, head: Head, share: bool) -> bool:
+    """Whether sequences that are given at once are to each other as if they were not, and the last gets what it gets alone."""
+    sequences = _sequences(model)
+    with torch.no_grad():
+        alone = _states(model, head, sequences[-1:], share=False)
+        if not alone.isfinite().all():
+            return True  # nothing can be said
+        as_alone = _close(_states(model, head, sequences, share), alone)
+    return as_alone and _are_kept_apart(model, head, share)
+
+
+def _are_kept_apart(model: Any, head: Head, share: bool) -> bool:
+    """Whether a sequence has no influence on the one that comes after it, whatever the precision: none by its gradient, which
+    is exactly zero then, and none by choices that have no gradient."""
+    first, second, mine = _sequences(model)
+    embedded: list[Tensor] = []
+
+    def keep(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
+        embedded.append(output if output.requires_grad else output.requires_grad_())
+        return embedded[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            states = _states(model, head, [first, mine], share)
+            (gradient,) = torch.autograd.grad(states.float().square().sum(), embedded[:1])
+    finally:
+        hook.remove()
+    layout = lay_out([first, mine])
+    foreign = np.setdiff1d(layout.places[0], layout.places[1]) if share else np.arange(len(first))
+    with torch.no_grad():
+        changed = _states(model, head, [second, mine], share)
+    return not gradient[0, foreign].any() and _close(changed, states.detach())
+
+
+def _states(model: Any, head: Head, sequences: Sequence[np.ndarray], share: bool) -> Tensor:
+    """What the last layer gives for the tokens of the last sequence. [T, H], or [T, V] logits"""
     if share:
         layout = lay_out(sequences)
         ids, positions, places, more = layout.ids, layout.positions, layout.places[-1], {"nodes": layout.nodes}
     else:
         ids, positions = np.concatenate(sequences), np.concatenate([np.arange(len(one)) for one in sequences])
         places, more = np.arange(len(ids) - len(sequences[-1]), len(ids)), {}
-    with torch.no_grad(), over_trees() if share else nullcontext():
-        output = model.base_model(
+    with over_trees() if share else nullcontext():
+        output = (model if head == "lm" else model.base_model)(
             input_ids=torch.from_numpy(ids)[None].to(model.device),
             position_ids=torch.from_numpy(positions)[None].to(model.device),
             use_cache=False,
             **more,
         )
-    return output.last_hidden_state[0, places]
+    states: Tensor = (output.logits if head == "lm" else output.last_hidden_state)[0, places]
+    return states
 
 
-def _close(one: Tensor, other: Tensor, digits: float) -> bool:
-    """Whether they agree in this share of the digits that their type has. What is no number says nothing against it."""
-    return not (one.float() - other.float()).norm() > torch.finfo(one.dtype).eps ** digits * other.float().norm()
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether they agree in half of the digits that their type has."""
+    difference = (one.float() - other.float()).norm()
+    return bool(difference <= torch.finfo(one.dtype).eps ** 0.5 * other.float().norm())

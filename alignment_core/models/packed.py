@@ -39,10 +39,10 @@ class PackedModel(nn.Module):
         self.model = model
         self.head = head
         self.with_entropy = with_entropy
-        self.shares = share and use_trees(model)
+        self.shares = share and use_trees(model, head)
         """Whether micro-batches for it are to share prefixes."""
         if not self.shares:
-            check_kept_apart(model)
+            check_kept_apart(model, head)
         self.router_loss: Tensor | None = None
         """After a forward pass in training, where :meth:`balance_routers` asked for it: with its gradient."""
         self._balancing: Any = None

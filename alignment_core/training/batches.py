@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import heapq
 import random
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,6 +24,8 @@ from alignment_core.models.prefix_tree import LEAST_SHARED, Layout, by_prefix, l
 if TYPE_CHECKING:
     import torch
 
+LEAST_COMPUTED = 0.85
+"""Rows that begin alike, but have more of their tokens for themselves, are packed one by one, which fills packs better."""
 LINE_TOKENS = 128
 """Least width of a line where sequences share nothing. Attention costs width² per line, so that short sequences want short
 lines; a longer sequence makes all lines of its pack as long."""
@@ -56,57 +57,86 @@ def cut(rows: Seq[Row], ranks: int, token_budget: int, share: bool = True) -> li
     the same number of packs, because ZeRO's collectives run once per pack; a rank may get empty ones. The largest go first
     into the emptiest pack: packs, and so ranks, are balanced. Returns ``[rank][pack][row]``.
     """
-    families = _families(rows) if share else [[row] for row in rows]
-    tokens_of = _computed if share else lambda family: sum(row.tokens for row in family)
-    total = sum(map(tokens_of, families))
-    target = min(token_budget, max(1, -(-total // ranks)))  # a family alone is work for all ranks
-    pieces = [piece for family in families for piece in _pieces(family, target, token_budget, tokens_of)]
+    pieces = _pieces(rows, ranks, token_budget) if share else [(row.tokens, [row]) for row in rows]
     pieces.sort(key=lambda piece: (-piece[0], piece[1][0].number))
-    count = ranks * max(1, -(-total // (token_budget * ranks)))
+    total = sum(min(tokens, token_budget) for tokens, _ in pieces)
+    alone = sum(2 * tokens > token_budget for tokens, _ in pieces)  # no two of these are one pack
+    count = ranks * max(1, -(-max(-(-total // token_budget), alone) // ranks))
     while True:
-        packs: list[list[Seq[Row]]] = [[] for _ in range(count)]
-        loads = [(0, number) for number in range(count)]  # a heap
+        packs: list[list[Row]] = [[] for _ in range(count)]
+        loads = [(0, pack) for pack in range(count)]
+        too_full = False
         for tokens, piece in pieces:
             load, emptiest = loads[0]
-            packs[emptiest].append(piece)
+            too_full |= load > 0 and load + tokens > token_budget
+            packs[emptiest] += piece
             heapq.heapreplace(loads, (load + tokens, emptiest))
-        joined = [[row for piece in pieces_of_pack for row in piece] for pieces_of_pack in packs]
-        several = [rows_of_pack for rows_of_pack, parts in zip(joined, packs, strict=True) if len(parts) > 1]
-        if all(tokens_of(rows_of_pack) <= token_budget for rows_of_pack in several):
-            return [joined[rank::ranks] for rank in range(ranks)]
-        count += ranks
+        if not too_full:
+            return [packs[rank::ranks] for rank in range(ranks)]
+        count += ranks * max(1, count // (50 * ranks))
+
+
+def _pieces(rows: Seq[Row], ranks: int, token_budget: int) -> list[tuple[int, list[Row]]]:
+    """The rows in pieces that begin alike, neighbours the most, and how many tokens each has at most, whatever is packed with
+    it. None is above the budget, or would leave ranks without work, but for single rows."""
+    families = _families(rows)
+    sizes = [_tokens(family) for family in families]
+    most = min(token_budget, -(-sum(sizes) // ranks))
+    pieces: list[tuple[int, list[Row]]] = []
+    for size, family in zip(sizes, families, strict=True):
+        if size <= most or len(family) == 1:
+            pieces.append((size, family))
+        elif size > LEAST_COMPUTED * sum(row.tokens for row in family):
+            pieces += [(_at_most(row), [row]) for row in family]
+        else:
+            pieces += _cut_apart(family, most)
+    return pieces
 
 
 def _families(rows: Seq[Row]) -> list[list[Row]]:
     """The rows, by what they begin with; in each family neighbours share the most."""
-    first = [row.sequences[0].ids for row in rows]
-    families: list[list[Row]] = []
-    before: np.ndarray | None = None
-    for number in by_prefix(first):
-        if before is None or shared_tokens(before, first[number]) < LEAST_SHARED:
-            families.append([])
-        families[-1].append(rows[number])
-        before = first[number]
+    ordered = [rows[number] for number in by_prefix([row.sequences[0].ids for row in rows])]
+    families = [[row] for row in ordered[:1]]
+    for before, row in pairwise(ordered):
+        if shared_tokens(before.sequences[0].ids, row.sequences[0].ids) >= LEAST_SHARED:
+            families[-1].append(row)
+        else:
+            families.append([row])
     return families
 
 
-def _pieces(
-    family: Seq[Row], target: int, budget: int, tokens_of: Callable[[Seq[Row]], int]
-) -> list[tuple[int, Seq[Row]]]:
-    """About as many pieces as there are ``target`` tokens in the family, or more if one would be above ``budget``; the tokens
-    of each."""
-    count = min(len(family), -(-tokens_of(family) // target))
-    while True:
-        ends = [len(family) * number // count for number in range(count + 1)]
-        found = [(tokens_of(family[first:end]), family[first:end]) for first, end in pairwise(ends)]
-        if count == len(family) or max(tokens for tokens, _ in found) <= budget:
-            return found
-        count += 1
+def _tokens(family: Seq[Row]) -> int:
+    """How many tokens these rows have in a pack."""
+    sequences = [sequence.ids for row in family for sequence in row.sequences]
+    return len(lay_out(sequences).ids) if len(sequences) > 1 else len(sequences[0])
 
 
-def _computed(rows: Seq[Row]) -> int:
-    """Tokens that a pack of these rows has."""
-    return len(lay_out([sequence.ids for row in rows for sequence in row.sequences]).ids)
+def _cut_apart(family: Seq[Row], most: int) -> list[tuple[int, list[Row]]]:
+    """A family in pieces of at most so many tokens, but for single rows."""
+    sizes: list[int] = []
+    pieces: list[list[Row]] = []
+    for number, row in enumerate(family):
+        tokens = _at_most(row)
+        more = tokens - (_saved(family[number - 1].sequences[0], row.sequences[0]) if number else 0)
+        if sizes and sizes[-1] + more <= most:
+            sizes[-1] += more
+            pieces[-1].append(row)
+        else:
+            sizes.append(tokens)
+            pieces.append([row])
+    return list(zip(sizes, pieces, strict=True))
+
+
+def _at_most(row: Row) -> int:
+    """How many tokens a row has in a pack, whatever else is in it."""
+    return row.tokens - sum(_saved(row.sequences[0], other) for other in row.sequences[1:])
+
+
+def _saved(one: TokenSequence, other: TokenSequence) -> int:
+    """How many tokens of the second are there where the first is, at least: what others share with both may take up to one
+    less than a node has."""
+    tokens = shared_tokens(one.ids, other.ids)
+    return max(LEAST_SHARED, tokens - LEAST_SHARED + 1) if tokens >= LEAST_SHARED else 0
 
 
 def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:

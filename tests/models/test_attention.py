@@ -28,6 +28,7 @@ TINY = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
+FEW_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 
 
 def trees(random: np.random.Generator) -> list[np.ndarray]:
@@ -101,8 +102,9 @@ def test_models_with_plain_attention_share_prefixes(architecture: str) -> None:
         ("mistral", {"sliding_window": 8}),
         ("gemma3_text", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+        ("phimoe", {"sliding_window": 64, **FEW_EXPERTS}),  # the mask alone has it, and only in longer sequences
     ],
-    ids=["mistral", "gemma3", "qwen2"],
+    ids=["mistral", "gemma3", "qwen2", "phimoe"],
 )
 def test_models_with_windows_keep_what_transformers_does(architecture: str, more: dict[str, Any]) -> None:
     model = model_of(architecture, **more)
@@ -114,10 +116,40 @@ def test_a_model_with_dropout_in_its_attention_shares_nothing() -> None:
     assert not PackedModel(model_of("llama", attention_dropout=0.1), "lm").shares
 
 
-def test_a_model_that_carries_state_from_one_sequence_to_the_next_is_refused() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_carries_state_from_one_sequence_to_the_next_is_refused(dtype: torch.dtype) -> None:
     jamba = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4}
-    with pytest.raises(UserError, match=r"a jamba model carries its state from one sequence of a micro-batch"):
-        PackedModel(model_of("jamba", **jamba), "lm")
+    with pytest.raises(
+        UserError, match=r"the layers of a jamba model do not keep the sequences of a micro-batch apart"
+    ):
+        PackedModel(model_of("jamba", **jamba).to(dtype), "lm")
+
+
+def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
+    model = model_of("llama")
+    whole = model.forward
+    model.forward = lambda *arguments, nodes=None, **more: whole(*arguments, **more)
+    check_that_packed_is_alone(model, share=False)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_whose_layers_count_tokens_from_the_beginning_of_a_line_is_refused() -> None:
+    llama4 = {"attention_chunk_size": 32, "intermediate_size_mlp": 64, "num_local_experts": 2}
+    with pytest.raises(UserError, match=r"the layers of a llama4_text model do not keep the sequences"):
+        PackedModel(model_of("llama4_text", **llama4), "lm")
+
+
+def test_a_model_for_short_sequences_can_be_packed() -> None:
+    assert PackedModel(model_of("opt", max_position_embeddings=16, word_embed_proj_dim=32, ffn_dim=64), "lm").shares
+
+
+def test_tensors_of_any_strides_are_read_as_they_are() -> None:
+    nodes = lay_out(trees(np.random.default_rng(0))).nodes
+    tokens = max(end for _, end, _ in nodes)
+    straight = [torch.randn(1, heads, tokens, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)]
+    strided = [one.transpose(-1, -2).contiguous().transpose(-1, -2) for one in straight]
+    expected, found = (TreeAttention.apply(*tensors, nodes, None) for tensors in (straight, strided))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_model_that_shares_prefixes_is_as_before_to_others(tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -64,6 +65,30 @@ def test_no_pack_is_above_the_budget_where_some_share_a_little_more_than_others(
         for n, (length, answer) in enumerate(begins)
     ]
     assert all(pack(part).input_ids.numel() <= budget for part in cut(rows, 1, budget)[0])
+
+
+def behind(prompt: list[int], completions: list[int]) -> list[Row]:
+    """Rows of one prompt, with completions of these lengths that share nothing."""
+    return [
+        Row(n, (TokenSequence.of_prompt_and_completion(prompt, [1000 + n] * length),))
+        for n, length in enumerate(completions)
+    ]
+
+
+def test_one_long_completion_leaves_what_the_others_share_together() -> None:
+    rows = behind([1] * 700, [*[30] * 16, 600, *[30] * 16])
+    [packs] = cut(rows, 1, 1024)
+    assert sum(pack(part).input_ids.numel() for part in packs) < 7000, "17 pieces of equal numbers of rows were 13460"
+
+
+def test_a_short_common_beginning_costs_no_packs() -> None:
+    rows = behind([1] * 20, random.Random(0).choices(range(100, 700), k=200))
+    [shared], [apart] = cut(rows, 1, 1024), cut(rows, 1, 1024, share=False)
+    assert len(shared) <= len(apart)
+
+
+def test_rows_above_the_budget_are_packs_of_their_own_and_there_are_no_empty_ones() -> None:
+    assert [[len(part) for part in packs] for packs in cut(behind([], [320, 300, 310]), 1, 16)] == [[1, 1, 1]]
 
 
 def test_a_family_of_rows_is_work_for_all_ranks() -> None:
