@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 Tokens = Seq[int] | np.ndarray
 """Ids, [T]."""
+Pair = tuple[Tokens, Tokens]
+"""Token ids of a prompt and of a completion."""
+
+
+def distinct(asked: Seq[Pair]) -> tuple[list[Pair], list[int]]:
+    """The different ones among ``asked``, and where each of ``asked`` is among them."""
+    keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in asked]
+    different = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))  # the first of equal ones
+    firsts = sorted(different.values())
+    places = {keys[first]: place for place, first in enumerate(firsts)}
+    return [asked[first] for first in firsts], [places[key] for key in keys]
 
 
 @dataclass(frozen=True)

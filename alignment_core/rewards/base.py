@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from alignment_core.models.handle import Model
-from alignment_core.models.microbatch import Tokens
+from alignment_core.models.microbatch import Pair
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.recipes.sections.rewards import REWARDS, RewardConfig
 from alignment_core.rewards.failures import Answers
@@ -30,10 +30,6 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End a call that is under way in another thread, and what was started for it. May be called again."""
-
-
-Pair = tuple[Tokens, Tokens]
-"""Prompt ids, completion ids."""
 
 
 class Scores(Protocol):

@@ -11,8 +11,9 @@ import numpy as np
 from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
+from alignment_core.models.microbatch import Pair
 from alignment_core.recipes.sections.resources import ResourcesConfig
-from alignment_core.rewards.base import Pair, Rows, Scores
+from alignment_core.rewards.base import Rows, Scores
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob
@@ -61,15 +62,6 @@ class Judges:
 def pairs_of(rows: Rows) -> list[Pair]:
     """The tokens of each row."""
     return [(row["prompt_ids"], row["completion_ids"]) for row in rows]
-
-
-def distinct(asked: Sequence[Pair]) -> tuple[list[Pair], list[int]]:
-    """The different ones among ``asked``, and where each of ``asked`` is among them."""
-    keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in asked]
-    different = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))  # the first of equal ones
-    firsts = sorted(different.values())
-    places = {keys[first]: place for place, first in enumerate(firsts)}
-    return [asked[first] for first in firsts], [places[key] for key in keys]
 
 
 def check_tokenizer(model: Model, role: str, rows: Rows) -> None:

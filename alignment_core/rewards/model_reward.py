@@ -11,9 +11,10 @@ from alignment_core.data.messages import as_given, assistant
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
-from alignment_core.rewards.base import Opening, Pair, Rows, Scores
+from alignment_core.models.microbatch import Pair, distinct
+from alignment_core.rewards.base import Opening, Rows, Scores
 from alignment_core.rewards.failures import Answers
-from alignment_core.rewards.judges import distinct, has_another_tokenizer, pairs_of
+from alignment_core.rewards.judges import has_another_tokenizer, pairs_of
 from alignment_core.user_code.failed import Failed
 
 

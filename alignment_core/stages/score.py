@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
-from alignment_core.errors import DataError, NumericError, Stopped
+from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.files import write_whole
+from alignment_core.execution.forward_passes import ForwardPasses
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rewards import CHOICE, Reward, RewardConfig
 from alignment_core.rewards import base as rewards
-from alignment_core.rewards.base import Opening, Pair, Scores
+from alignment_core.rewards.base import Opening
 from alignment_core.rewards.failures import extras, numbers, reasons
-from alignment_core.rewards.judges import BLOCK, check_tokenizer, distinct, pairs_of
+from alignment_core.rewards.judges import BLOCK, check_tokenizer, pairs_of
 from alignment_core.rewards.sources import RewardSources
 from alignment_core.rewards.totals import RunningMean, total_rewards
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
-
-if TYPE_CHECKING:
-    from alignment_core.models.loading import Head
-    from alignment_core.training.trainers import Trainers
 
 
 class ScoreConfig(StageConfig):
@@ -68,7 +60,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     rollouts = read_rollouts(context.inputs["rollouts"])
     columns: dict[str, Sequence[Any]] = {}
     metrics: dict[str, float] = {}
-    passes = _ForwardPasses(context)
+    passes = ForwardPasses(context, BLOCK)
     warnings: list[str] = []
     sources = _sources(context, config, rollouts, passes, warnings) if config.rewards else None
     of_models = any(rewards.kind_of(one).actors for one in config.rewards)
@@ -113,7 +105,7 @@ def _sources(
     context: StageContext,
     config: ScoreConfig,
     rollouts: list[dict[str, Any]],
-    passes: _ForwardPasses,
+    passes: ForwardPasses,
     warnings: list[str],
 ) -> RewardSources:
     """Raises what opening a reward raises, before any machine is taken. ``warnings`` takes what people should know of them once
@@ -159,10 +151,9 @@ def _rewarded(
     return columns, means
 
 
-def _logps(passes: _ForwardPasses, model: Model, rollouts: list[dict[str, Any]]) -> list[float]:
+def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]]) -> list[float]:
     """The log-probability of each completion under a model."""
-    pairs, places = distinct(pairs_of(rollouts))  # the same completion of the same prompt is scored once
-    logps = passes(model, "lm", "reference", pairs)[places]
+    logps = passes(model, "lm", "reference", pairs_of(rollouts))
     wrong = np.flatnonzero(~np.isfinite(logps))
     if len(wrong):
         raise NumericError(
@@ -172,75 +163,9 @@ def _logps(passes: _ForwardPasses, model: Model, rollouts: list[dict[str, Any]])
     return logps.tolist()
 
 
-class _ForwardPasses:
-    """Forward passes of models over the trainer ranks, which one model has at a time; from any thread, while they are held.
-
-    Finished blocks lie in the progress folder, where an attempt after this one finds them.
-    """
-
-    def __init__(self, context: StageContext) -> None:
-        self.context, self._alone = context, threading.Lock()
-        self._trainers: Trainers | None = None
-        self.over = threading.Event()
-        """Set once nobody waits for scores any more."""
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Have the trainers."""
-        with self.context.machines.trainers(self.context.ticket) as self._trainers:
-            yield
-
-    @contextmanager
-    def scores(self, model: Model, name: str) -> Iterator[Scores]:
-        """A reward model as :class:`Opening` has it."""
-        yield lambda pairs: self(model, "score", name, pairs, self.over).tolist()
-
-    def __call__(
-        self, model: Model, head: Head, name: str, pairs: Sequence[Pair], over: threading.Event | None = None
-    ) -> np.ndarray:
-        """One number for each pair; the files of the blocks begin with ``name``. Raises Stopped at the end of the block that is
-        under way when ``over`` is set."""
-        from alignment_core.training.forward import ForwardJob
-        from alignment_core.training.forward_ranks import ForwardRanks
-
-        assert self._trainers is not None, "the trainers are not held"
-        context = self.context
-        blocks = [pairs[first : first + BLOCK] for first in range(0, len(pairs), BLOCK)]
-        files = [context.progress / f"{name}-{_digest(model, head, block)}.npy" for block in blocks]
-        values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
-        left = [(number, block) for number, block in enumerate(blocks) if number not in values]
-        with self._alone:
-            _check(over)
-            started = time.monotonic()
-            ranks = ForwardRanks(self._trainers, ForwardJob(model, head), context.resources)
-            context.report(len(values), len(blocks), "blocks")
-            for number, result in ranks.run(left):
-                write_whole(files[number], partial(np.save, arr=result))
-                values[number] = result
-                _check(over)
-                context.report(len(values), len(blocks), "blocks")
-            scored = sum(len(prompt) + len(completion) for _, block in left for prompt, completion in block)
-            for what, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
-                context.cost[what] = round(context.cost.get(what, 0.0) + value, 3)
-        return np.concatenate([values[number] for number in range(len(blocks))])
-
-
-def _check(over: threading.Event | None) -> None:
-    if over is not None and over.is_set():
-        raise Stopped("nobody waits for these scores")
-
-
-def _digest(model: Model, head: Head, block: Sequence[Pair]) -> str:
-    """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
-    found = hashlib.sha256(f"{model.reference} {head}".encode())
-    for ids in (ids for pair in block for ids in pair):
-        found.update(len(ids).to_bytes(8, "little"))
-        found.update(np.asarray(ids, np.int32).tobytes())
-    return found.hexdigest()[:32]
-
-
 SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
 CODE = (
+    "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     *below("alignment_core.models", "attention handle loading microbatch packed prefix_tree saving"),

@@ -12,13 +12,10 @@ from alignment_core.cluster.device import Device
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import Row, Tokens, TokenSequence
+from alignment_core.models.microbatch import Pair, Row, TokenSequence
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
-
-Pair = tuple[Tokens, Tokens]
-"""Token ids of a prompt and of a completion."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +24,22 @@ class ForwardJob:
 
     model: Model
     head: Head
+    bf16: bool | None = None
+    """Whether it computes in bfloat16; None: if it is stored in half precision."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """One rank of it; none has to do with the others."""
-        return Forward(self.model, self.head, resources, device)
+        return Forward(self, resources, device)
 
 
 class Forward:
     """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
 
-    def __init__(self, model: Model, head: Head, resources: ResourcesConfig, device: Device) -> None:
-        self.head, self.token_budget, self.device = head, resources.max_tokens_per_microbatch, device
-        dtype = torch.bfloat16 if model.bf16 else torch.float32
-        self.packed = load_frozen(model, head, dtype, device.torch_device, device.shares_prefixes(resources))
+    def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
+        self.head, self.token_budget, self.device = job.head, resources.max_tokens_per_microbatch, device
+        bf16 = job.model.bf16 if job.bf16 is None else job.bf16
+        dtype, share = torch.bfloat16 if bf16 else torch.float32, device.shares_prefixes(resources)
+        self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share)
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from alignment_core.cluster.group import call
-from alignment_core.training.forward import Forward, Pair
+from alignment_core.models.microbatch import Pair
+from alignment_core.training.forward import Forward
 from alignment_core.training.trainers import OpenJob
 
 

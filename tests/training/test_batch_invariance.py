@@ -219,12 +219,13 @@ def test_forward_passes_give_the_summed_log_probabilities_of_completions(
 ) -> None:
     from alignment_core.artifacts import Reference
     from alignment_core.cluster.device import Device
-    from alignment_core.training.forward import Forward
+    from alignment_core.training.forward import ForwardJob
 
     path: Path = tiny_model(architecture)
     resources = ResourcesConfig(max_tokens_per_microbatch=16)
     pairs = [([1, 2, 3], [4, 5]), ([], [6, 7, 8]), ([9], [10] * 40), ([11, 12], [])]
-    values = Forward(Model(path, Reference("model", "0" * 64)), "lm", resources, Device("cpu", 1)).run(pairs)
+    job = ForwardJob(Model(path, Reference("model", "0" * 64)), "lm")
+    values = job.open(resources, Device("cpu", 1)).run(pairs)
     model = load_model(str(path), "lm", torch.float32)
     for value, (prompt, completion) in zip(values, pairs, strict=True):
         with torch.no_grad():

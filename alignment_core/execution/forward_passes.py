@@ -1,0 +1,102 @@
+"""Driving the trainer ranks through forward passes: in blocks that any rank takes, each kept in the stage's progress."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alignment_core.errors import Stopped
+from alignment_core.execution.base import StageContext
+from alignment_core.files import write_whole
+from alignment_core.models.handle import Model
+from alignment_core.models.microbatch import Pair, distinct
+
+if TYPE_CHECKING:
+    from alignment_core.models.loading import Head
+    from alignment_core.rewards.base import Scores
+    from alignment_core.training.trainers import Trainers
+
+
+class ForwardPasses:
+    """Forward passes of models over the trainer ranks, which one model has at a time; from any thread, while they are held.
+
+    Finished blocks lie in the progress folder, where an attempt after this one finds them.
+    """
+
+    def __init__(self, context: StageContext, block: int) -> None:
+        """``block``: completions of a block, which is what one rank has at a time and what a kill may cost."""
+        self.context, self.block, self._alone = context, block, threading.Lock()
+        self._trainers: Trainers | None = None
+        self.over = threading.Event()
+        """Set once nobody waits for scores any more."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the trainers."""
+        with self.context.machines.trainers(self.context.ticket) as self._trainers:
+            yield
+
+    @contextmanager
+    def scores(self, model: Model, name: str) -> Iterator[Scores]:
+        """A reward model as :class:`alignment_core.rewards.base.Opening` has it."""
+        yield lambda pairs: self(model, "score", name, pairs, over=self.over).tolist()
+
+    def __call__(
+        self,
+        model: Model,
+        head: Head,
+        name: str,
+        pairs: Sequence[Pair],
+        bf16: bool | None = None,
+        over: threading.Event | None = None,
+    ) -> np.ndarray:
+        """One number for each pair, [len(pairs)] float32; the same completion of the same prompt is computed once.
+
+        The files of the blocks begin with ``name``. ``bf16`` is whether the model computes in bfloat16; None: if it is stored
+        in half precision. Raises Stopped at the end of the block that is under way when ``over`` is set.
+        """
+        from alignment_core.training.forward import ForwardJob
+        from alignment_core.training.forward_ranks import ForwardRanks
+
+        assert self._trainers is not None, "the trainers are not held"
+        context = self.context
+        asked, places = distinct(pairs)
+        blocks = [asked[first : first + self.block] for first in range(0, len(asked), self.block)]
+        files = [context.progress / f"{name}-{_digest(model, head, block)}.npy" for block in blocks]
+        values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
+        left = [(number, block) for number, block in enumerate(blocks) if number not in values]
+        with self._alone:
+            _check(over)
+            started = time.monotonic()
+            ranks = ForwardRanks(self._trainers, ForwardJob(model, head, bf16), context.resources)
+            context.report(len(values), len(blocks), "blocks")
+            for number, result in ranks.run(left):
+                write_whole(files[number], partial(np.save, arr=result))
+                values[number] = result
+                _check(over)
+                context.report(len(values), len(blocks), "blocks")
+            scored = sum(len(prompt) + len(completion) for _, block in left for prompt, completion in block)
+            for what, value in (("score_seconds", time.monotonic() - started), ("score_tokens", scored)):
+                context.cost[what] = round(context.cost.get(what, 0.0) + value, 3)
+        return np.concatenate([values[number] for number in range(len(blocks))])[places]
+
+
+def _check(over: threading.Event | None) -> None:
+    if over is not None and over.is_set():
+        raise Stopped("nobody waits for these scores")
+
+
+def _digest(model: Model, head: Head, block: Sequence[Pair]) -> str:
+    """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
+    found = hashlib.sha256(f"{model.reference} {head}".encode())
+    for ids in (ids for pair in block for ids in pair):
+        found.update(len(ids).to_bytes(8, "little"))
+        found.update(np.asarray(ids, np.int32).tobytes())
+    return found.hexdigest()[:32]
