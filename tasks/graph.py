@@ -43,7 +43,7 @@ def artifact(value: Input) -> Reference | None:
 
 
 CURRENT: ContextVar[Any] = ContextVar("composition")
-"""What is being composed: it has a ``store``, and ``submit`` takes stages."""
+"""What is being composed: it has a ``store`` and the recipe's ``seed``, and ``submit`` takes stages."""
 
 
 def submit(

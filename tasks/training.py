@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.key import stage_seed
 from alignment_core.recipes import DpoLossConfig, RewardModelConfig, TrainingConfig
 from alignment_core.stages.dpo import DpoStageConfig
+from alignment_core.stages.reference_logps import ReferenceLogpsConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.stages.sft import SftStageConfig
-from tasks.graph import Input, Step, submit
+from tasks.graph import CURRENT, Input, Step, submit
 
 
 def sft(label: str, training: TrainingConfig, model: Input, data: Input) -> Step:
@@ -31,5 +34,19 @@ def dpo(
     stream: str = "",
 ) -> Step:
     """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start."""
+    before = f"{label.removesuffix('/dpo')}/reference-logps"
+    logps = reference_logps(before, "dpo", training, policy if reference is None else reference, data, stream)
     config = DpoStageConfig(training=training, loss=loss)
-    return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference}, stream)
+    return submit("dpo", label, config, {"model": policy, "data": data, "reference_logps": logps}, stream)
+
+
+def reference_logps(
+    label: str, stage: str, training: TrainingConfig, reference: Input, data: Input, stream: str = ""
+) -> Step:
+    """Log-probabilities of pairs under ``reference``, of the rows that a stage of the kind ``stage`` takes of them."""
+    config = ReferenceLogpsConfig(bf16=training.bf16)
+    if training.max_steps is not None:  # whether that is below an epoch is known once the pairs are there
+        trains = StageCall(stage=stage, label=label, config={}, inputs={}, seed=CURRENT.get().seed, stream=stream)
+        taken = {"max_steps": training.max_steps, "batch_size": training.batch_size, "order": stage_seed(trains)}
+        config = config.model_copy(update=taken)
+    return submit("reference_logps", label, config, {"model": reference, "data": data})

@@ -6,10 +6,10 @@ Every stage has
 - ``device_seconds``: how long it held trainers or engines, times their devices (GPUs, or ranks and engines on a CPU).
 
 Stages add the tokens that they worked on (``TOKENS``): ``prompt_tokens`` and ``completion_tokens`` of sampling (a prompt
-counts once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes that
-score. They count what this run computed, not what an interrupted one had left finished. Times are those of all attempts at
-the stage, tokens those of the last one. Names like ``train_seconds`` say where the time of a stage went, and ``steps`` in how
-many steps.
+counts once, however many completions it has), ``train_tokens`` of training steps, ``score_tokens`` of forward passes alone,
+without training. They count what this run computed, not what an interrupted one had left finished. Times are those of all
+attempts at the stage, tokens those of the last one. Names like ``train_seconds`` say where the time of a stage went, and
+``steps`` in how many steps.
 """
 
 from __future__ import annotations

@@ -40,14 +40,12 @@ def packages_of(training: TrainingConfig) -> tuple[str, ...]:
     return ("peft",) if training.lora else ()
 
 
-def train(
-    context: StageContext,
-    method: Method,
-    training: Any,
-    model: str = "model",
-    reference: str | None = None,
-) -> dict[str, Any]:
-    """Train the input of role ``model`` on the input ``data``; returns metrics. ``reference`` is a role, too."""
+def train(context: StageContext, method: Method, training: Any, model: str = "model") -> dict[str, Any]:
+    """Train the input of role ``model`` on the input ``data``; returns metrics.
+
+    A method that needs a reference compares with the input ``reference_logps``, which the stage of this name makes of the same
+    data. Raises DataError if rows that the training takes are missing in it.
+    """
     from alignment_core.training.trainer import TrainJob
     from alignment_core.training.trainer_ranks import TrainerRanks
 
@@ -57,7 +55,7 @@ def train(
     job = TrainJob(
         method=method,
         model=context.model(model),
-        reference=context.model(reference) if reference else None,
+        reference_logps=str(context.inputs["reference_logps"] / "logps.parquet") if method.needs_reference else None,
         train_data=str(data / "train.parquet"),
         test_data=str(data / "test.parquet") if (data / "test.parquet").is_file() else None,
         training=training,
@@ -67,7 +65,6 @@ def train(
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = TrainerRanks(trainers, job, context.resources)
         state = ranks.prepare(context.progress)
-        _refer(context, ranks)
         metrics: dict[str, Any] = _loop(context, ranks, state)
         if job.test_data:
             metrics |= {f"test_{name}": value for name, value in _averages(ranks.evaluate()).items()}
@@ -75,17 +72,6 @@ def train(
     if warnings := unmoved(context.inputs[model], context.output):
         metrics["warnings"] = warnings
     return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
-
-
-def _refer(context: StageContext, ranks: TrainerRanks) -> None:
-    """The forward passes of the reference, where the method has one; what is done of them is kept."""
-    started, done, total = time.monotonic(), 0, -1
-    while done != total:
-        done, total = ranks.refer(REPORT_SECONDS)
-        if total:
-            context.report(done, total, "reference packs")
-    if total:
-        context.cost["reference_seconds"] = round(time.monotonic() - started, 3)
 
 
 def _loop(context: StageContext, ranks: TrainerRanks, state: dict[str, Any]) -> dict[str, float]:

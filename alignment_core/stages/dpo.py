@@ -1,4 +1,4 @@
-"""Stage: direct preference optimisation of a policy on pairs, against itself at the start or another reference."""
+"""Stage: direct preference optimisation of a policy on pairs, whose log-probabilities under a reference are known."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ class DpoStageConfig(StageConfig):
 def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.dpo import Dpo
 
-    return train(
-        context,
-        Dpo(config.loss),
-        config.training,
-        reference="reference" if "reference" in context.inputs else None,
-    )
+    return train(context, Dpo(config.loss), config.training)
 
 
 SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
@@ -36,4 +31,4 @@ CODE = (
     "alignment_core.losses.preference",
     *below("alignment_core.training.methods", "dpo pairs"),
 )
-STAGE = Stage("dpo", 2, {"model": "model"}, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("dpo", 3, {"model": "model"}, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

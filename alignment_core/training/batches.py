@@ -46,6 +46,11 @@ def batch_of_step(step: int, rows: int, batch_size: int, seed: int) -> list[int]
     return list(epoch_order(rows, seed, epoch)[index * batch_size : (index + 1) * batch_size])
 
 
+def first_rows(count: int, rows: int, seed: int) -> list[int]:
+    """Numbers of the ``count`` rows that training takes first, or of all if there are not so many; in ascending order."""
+    return sorted(epoch_order(rows, seed, 0)[:count])
+
+
 def steps_per_epoch(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size)
 

@@ -19,9 +19,9 @@ from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch
-from alignment_core.models.packed import load_frozen, run_packed
+from alignment_core.models.packed import run_packed
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
-from alignment_core.training.batches import batch_of_step, steps_per_epoch
+from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import newest_progress, step_of
 from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term, save_step
 from alignment_core.training.methods.base import Method
@@ -36,7 +36,8 @@ class TrainJob:
 
     method: Method
     model: Model
-    reference: Model | None
+    reference_logps: str | None
+    """What the stage of this name made of the data, for a method that needs it."""
     train_data: str
     test_data: str | None
     training: TrainingConfig
@@ -58,7 +59,10 @@ class Trainer:
         planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
         self.total_steps = min(planned, config.max_steps or planned)
         self.reference: ReferenceLogps | None = None
-        self.frozen: Any = None  # the reference model, while it is needed
+        if job.reference_logps is not None:
+            train = first_rows(self.total_steps * config.batch_size, len(self.rows), job.seed)
+            needed = {"train": train, "test": range(len(self.test_rows))}
+            self.reference = ReferenceLogps(job.reference_logps, needed)
         seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
         source = ModelSource(job.model, job.method.head, *seeds)
         self.learner = Learner(source, config, resources, device, rank, world)
@@ -67,15 +71,6 @@ class Trainer:
     def prepare(self, progress: str) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in ``progress``; say where we stand."""
         newest = newest_progress(Path(progress), self.learner.layout())
-        if self.job.method.needs_reference:
-            taken = {number for step in range(self.total_steps) for number in self._batch(step)}
-            splits = {"train": [row for row in self.rows if row.number in taken], "test": self.test_rows}
-            budget = self.resources.max_tokens_per_microbatch
-            self.reference = ReferenceLogps(
-                splits, Path(progress), self.rank, self.world, budget, self.learner.packed.shares
-            )
-            if self.reference.left:
-                newest = None  # the policy itself may be the reference, and that one has trained
         if newest is not None:
             self.learner.restore(newest, step_of(newest))
         return {
@@ -84,29 +79,6 @@ class Trainer:
             "rows": len(self.rows),
             "parameters": self.learner.parameters(),
         }
-
-    def refer(self, seconds: float) -> tuple[int, int]:
-        """Forward passes of the reference for about ``seconds``; packs that are done, of all.
-
-        Without a reference model of its own the policy before its first step is the reference.
-        """
-        if self.reference is None:
-            return 0, 0
-        if self.reference.left:
-            self.engine.eval()
-            if self.frozen is None:
-                self.frozen = self._reference_model()
-            self.reference.compute(self.frozen, self.device.torch_device, seconds)
-        if not self.reference.left:
-            self.frozen = None
-        return self.reference.total - len(self.reference.left), self.reference.total
-
-    def _reference_model(self) -> Any:
-        if self.job.reference is None:
-            return self.engine
-        dtype = torch.bfloat16 if self.job.training.bf16 else torch.float32
-        share = self.device.shares_prefixes(self.resources)
-        return load_frozen(self.job.reference, "lm", dtype, self.device.torch_device, share)
 
     def train(self, steps: int, seconds: float) -> StepReport:
         """Take up to ``steps`` optimiser steps, fewer if rank 0's clock says that ``seconds`` are over."""
@@ -121,13 +93,9 @@ class Trainer:
         report.seconds = time.monotonic() - started
         return report
 
-    def _batch(self, step: int) -> list[int]:
-        """Numbers of the rows that a step takes."""
-        return batch_of_step(step, len(self.rows), self.job.training.batch_size, self.job.seed)
-
     def _step(self, report: StepReport) -> None:
         job, step = self.job, self.learner.steps
-        numbers = self._batch(step)
+        numbers = batch_of_step(step, len(self.rows), job.training.batch_size, job.seed)
         batch = [self.rows[number] for number in numbers]
         torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
         rate = learning_rate(job.training, step, self.total_steps)

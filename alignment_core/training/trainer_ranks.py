@@ -17,10 +17,6 @@ class TrainerRanks(OpenJob[Trainer]):
         """Resume from the newest complete checkpoint in ``progress``; where the job stands."""
         return self._first(Trainer.prepare, str(progress))
 
-    def refer(self, seconds: float) -> tuple[int, int]:
-        """Forward passes of the reference for about ``seconds``; packs that are done, of all."""
-        return self._first(Trainer.refer, seconds)
-
     def train(self, steps: int, seconds: float) -> list[StepReport]:
         """Up to ``steps`` optimiser steps for about ``seconds``; a report for each rank."""
         return self._all(Trainer.train, steps, seconds)

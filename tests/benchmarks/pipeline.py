@@ -51,10 +51,10 @@ def first_step(made: dict[str, Any], began: float) -> float:
 
 def split_of_round(made: dict[str, dict[str, Any]], label: str) -> dict[str, float]:
     """Where the seconds of a round went, from the start of its first stage to the end of its last."""
-    stages = {name: made[f"{label}/{name}"] for name in ("generate", "score", "select", "dpo")}
+    stages = {name: made[f"{label}/{name}"] for name in ("generate", "score", "select", "reference-logps", "dpo")}
     spent = moment(stages["dpo"]["finished_at"]) - moment(stages["generate"]["started_at"])
     sampling, scoring = stages["generate"]["cost"]["generate_seconds"], stages["score"]["cost"]["score_seconds"]
-    training = stages["dpo"]["cost"]["train_seconds"] + stages["dpo"]["cost"]["reference_seconds"]
+    training = stages["dpo"]["cost"]["train_seconds"] + stages["reference-logps"]["cost"]["score_seconds"]
     return {
         "seconds": round(spent, 1),
         "sampling": round(sampling / spent, 3),

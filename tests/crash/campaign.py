@@ -31,7 +31,6 @@ MOST_KILLS_OF_A_RUN = 5
 """After them a run is left alone, so that its later stages are reached and many results are compared."""
 SAVED = {
     "steps": "step-*/complete.json",
-    "reference packs": "reference_logps.npz",
     "shards": "shard-*.parquet",
     "blocks": "*.npy",
 }

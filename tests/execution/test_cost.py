@@ -50,7 +50,7 @@ def test_a_run_costs_the_sum_of_its_stages() -> None:
 def test_the_parts_of_a_step_are_the_seconds_that_a_stage_names_over_its_steps() -> None:
     cost = {"seconds": 60.0, "waited_seconds": 1.0, "steps": 4.0, "train_seconds": 8.0, "generate_seconds": 2.0}
     assert per_step(cost) == {"train": 2.0, "generate": 0.5}
-    assert per_step({"seconds": 1.0, "reference_seconds": 0.5}) == {}, "it has no steps"
+    assert per_step({"seconds": 1.0, "score_seconds": 0.5}) == {}, "it has no steps"
 
 
 def test_a_part_within_another_counts_for_itself_alone() -> None:

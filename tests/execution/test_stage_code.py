@@ -82,6 +82,7 @@ def test_a_stage_declares_exactly_the_modules_that_its_function_can_really_impor
 
 NOT_OF_THE_STAGE = {
     "generate": {"deepspeed", "peft"},  # of code of models that training alone runs
+    "reference_logps": {"deepspeed"},  # a group without training
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
     "select_pairs": {"jinja2"},  # the columns of preferences alone
     "dataset": {"reasoning_gym", "verifiers"},  # each source says of which version it is

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.execution.base import StageCall
+from alignment_core.execution.key import stage_seed
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import method_of
 from flows import night
@@ -43,7 +45,7 @@ class Composed:
     """A run that notes what is submitted to it, because a real one would train."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store, self.seed = store, 5
         self.inputs: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, Any] = {}
         self.made: dict[str, Reference] = {}
@@ -141,6 +143,39 @@ def test_where_no_rewards_are_listed_the_section_reward_model_stands_for_one(com
     compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, **selection}, reward_model=None)
     assert (composed.configs["round-1/score"].rewards, composed.configs["round-1/score"].verifier) == ((), "task")
     assert composed.roles("round-1/score") == {"rollouts": "round-1/generate"}
+
+
+def test_what_dpo_is_compared_with_follows_from_nothing_that_another_training_may_change(composed):
+    compose(composed, "dpo")
+    plain = composed.configs["dpo/reference-logps"]
+    assert composed.roles("dpo/reference-logps") == {"model": "sft", "data": "dpo/data"}
+    assert composed.roles("dpo") == {"model": "sft", "data": "dpo/data", "reference_logps": "dpo/reference-logps"}
+
+    other = {"learning_rate": 1e-3, "num_train_epochs": 3, "warmup_ratio": 0.1, "batch_size": 7, "lora": {"r": 2}}
+    loss = {"loss_type": "ipo", "beta": 0.3, "nll_weight": 1.0}
+    compose(composed, "dpo", dpo={**PAIRS, "training": other, "loss": loss})
+    assert composed.configs["dpo/reference-logps"] == plain
+    compose(composed, "dpo", dpo={**PAIRS, "training": {"bf16": True}})
+    assert composed.configs["dpo/reference-logps"] != plain
+
+    few = {"max_steps": 3, "batch_size": 4}
+    compose(composed, "dpo", dpo={**PAIRS, "training": few})
+    found = composed.configs["dpo/reference-logps"]
+    seed = stage_seed(StageCall(stage="dpo", label="dpo", config={}, inputs={}, seed=composed.seed))
+    assert found.model_dump() == {"bf16": False, **few, "order": seed}, "the order in which the stage dpo takes rows"
+    compose(composed, "dpo", dpo={**PAIRS, "training": {**few, **other, "batch_size": 4}, "loss": loss})
+    assert composed.configs["dpo/reference-logps"] == found
+
+
+@pytest.mark.parametrize(("reference", "second"), [("initial", "sft"), ("previous", "round-1/dpo")])
+def test_each_round_is_compared_with_the_policy_before_it_or_with_the_first_of_all(composed, reference, second):
+    section = {**ROUNDS, "rounds": 2, "reference": reference, "training": {"max_steps": 1}}
+    compose(composed, "iterative-dpo", iterative_dpo=section)
+    assert composed.roles("round-1/reference-logps") == {"model": "sft", "data": "round-1/select"}
+    assert composed.roles("round-2/reference-logps") == {"model": second, "data": "round-2/select"}
+    assert composed.roles("round-2/dpo")["reference_logps"] == "round-2/reference-logps"
+    orders = [composed.configs[f"round-{number}/reference-logps"].order for number in (1, 2)]
+    assert orders[0] != orders[1], "rounds take their rows in orders of their own"
 
 
 def test_a_policy_may_be_evaluated_by_rewards_that_it_was_not_trained_by(composed):

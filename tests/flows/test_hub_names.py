@@ -66,4 +66,4 @@ def test_a_run_from_the_hub_is_pinned_cached_and_goes_on_offline(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     offline = align(home, "run", str(recipe), "--set", "dpo.training.batch_size=4")
     states = {stage["label"]: stage["state"] for stage in offline["stages"]}
-    assert states == {"model": "cached", "dpo/data": "cached", "dpo": "run"}
+    assert states == {"model": "cached", "dpo/data": "cached", "dpo/reference-logps": "cached", "dpo": "run"}

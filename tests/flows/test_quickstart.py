@@ -90,6 +90,7 @@ def test_the_plan_of_a_run_that_is_over_is_that_all_is_cached(align: Align, firs
     planned = align(home, "check", str(RECIPE), *changes, "--set", "iterative_dpo.loss.beta=0.3")
     changed = {one["stage"]: one for one in planned["stages"] if one["state"] != "cached"}
     assert changed["round-1/dpo"]["state"] == "runs"
+    assert "round-1/reference-logps" not in changed, "another β needs no other numbers"
     assert changed["round-2/generate"]["waits_for"] == ["round-1/dpo"]
     assert "evaluation/prompts" not in changed
 
@@ -152,6 +153,7 @@ def test_one_changed_field_runs_exactly_the_stages_below_it(align: Align, first:
         "round-2/generate",
         "round-2/score",
         "round-2/select",
+        "round-2/reference-logps",
         "round-2/dpo",
         "round-2/evaluation/generate",
         "round-2/evaluation/score",

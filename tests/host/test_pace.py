@@ -43,9 +43,9 @@ def test_a_line_says_how_far_what_the_stage_is_about_how_fast_and_how_long_yet(c
 
 def test_another_count_has_a_speed_of_its_own(clock):
     pace = Pace(clock)
-    pace.seen(Progress(0, 10, "reference packs", {}))
+    pace.seen(Progress(0, 10, "blocks", {}))
     clock.now += 10
-    pace.seen(Progress(10, 10, "reference packs", {}))
+    pace.seen(Progress(10, 10, "blocks", {}))
     pace.seen(Progress(0, 100, "steps", {}))
     assert (pace.rate, pace.seconds_left) == (None, None)
     clock.now += 10

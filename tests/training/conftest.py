@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +92,38 @@ def mixture_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     return make
 
 
+def reference_logps(file: Path, pairs: pa.Table, **numbers: Sequence[int]) -> Path:
+    """What a reference may say of these pairs, about 5.5 nats a token; of all, or of those with these ``numbers`` by split."""
+    columns: dict[str, list[Any]] = {"split": [], "row": [], "chosen_logp": [], "rejected_logp": []}
+    for split in ("train", "test"):
+        for number in numbers.get(split, range(len(pairs))):
+            columns["split"].append(split)
+            columns["row"].append(number)
+            for side in ("chosen", "rejected"):
+                ids = pairs[f"{side}_ids"][number].as_py()
+                columns[f"{side}_logp"].append(np.float32(-5.5 * len(ids) + ids[0] / 256))
+    pq.write_table(pa.table(columns), file)
+    return file
+
+
 @pytest.fixture
 def make_job(tables: Tables, tiny_model: Any, tmp_path: Path) -> MakeJob:
     """A job over 14 rows in batches of 6, so 3 steps per epoch and 6 in all."""
 
-    def make(method: Any, table: pa.Table | None = None, reference: Path | None = None, **training: Any) -> TrainJob:
+    def make(method: Any, table: pa.Table | None = None, logps: Path | None = None, **training: Any) -> TrainJob:
         if table is None:
             table = tables["preference" if method.__class__.__name__ != "Sft" else "sft"]
         data = tmp_path / "train.parquet"
         pq.write_table(table, data)
+        if method.needs_reference and logps is None:
+            logps = reference_logps(tmp_path / "logps.parquet", table)
         # Adam divides a gradient by its own size: with the usual ε of 1e-8 the rounding of a gradient that is zero in
         # exact arithmetic would become a step of its own.
         settings = {"batch_size": 6, "num_train_epochs": 2, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training}
         return TrainJob(
             method=method,
             model=Model(tiny_model(), MODEL),
-            reference=Model(reference, MODEL) if reference else None,
+            reference_logps=str(logps) if method.needs_reference else None,
             train_data=str(data),
             test_data=str(data),
             training=TrainingConfig(**settings),

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from alignment_core.cluster.group import call
-from alignment_core.errors import EnvironmentFault, NumericError
+from alignment_core.errors import DataError, EnvironmentFault, NumericError
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.models.handle import Model
 from alignment_core.recipes import DpoLossConfig
@@ -28,12 +28,11 @@ from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.reference import FILE as REFERENCE
 from alignment_core.training.trainer import Trainer, TrainJob
 from alignment_core.training.trainer_ranks import TrainerRanks
 from alignment_core.training.trainers import Trainers
 from alignment_core.training.worker import TrainWorker
-from tests.training.conftest import MODEL
+from tests.training.conftest import MODEL, reference_logps
 
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 
@@ -47,11 +46,8 @@ class Opened(TrainerRanks):
 
 
 def open_job(trainers: Trainers, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> Opened:
-    """A job whose reference has been asked for all that it is needed for."""
     progress.mkdir(exist_ok=True)
-    ranks = Opened(trainers, machines, job, progress, **resources)
-    ranks.refer(3600.0)
-    return ranks
+    return Opened(trainers, machines, job, progress, **resources)
 
 
 def train(ranks: TrainerRanks, steps: int) -> list[StepReport]:
@@ -74,12 +70,6 @@ def trained(machines: Any, job: TrainJob, output: Path, steps: int = 3, **resour
 def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-@pytest.fixture
-def reference(tiny_model: Any, tmp_path: Path) -> Path:
-    """A reference model other than the policy, which may be removed."""
-    return Path(shutil.copytree(tiny_model(seed=2), tmp_path / "reference"))
 
 
 @pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
@@ -177,84 +167,29 @@ def test_the_reported_loss_and_norm_do_not_depend_on_ranks_or_sharding(
     assert norms[0].pop() == pytest.approx(norms[1].pop(), rel=1e-4)
 
 
-def test_the_pass_of_the_reference_goes_on_where_it_was_interrupted(
-    make_job: Any, machines: Any, reference: Path, tmp_path: Path
+def test_a_job_takes_what_its_reference_says_of_its_rows_and_refuses_to_train_on_others(
+    make_job: Any, tables: Any, machines: Any, tmp_path: Path
 ) -> None:
-    job, progress = make_job(DPO, reference=reference), tmp_path / "progress"
-    progress.mkdir()
-    with machines(2).trainers() as group:
-        open_job(group, machines(2), job, tmp_path / "whole", max_tokens_per_microbatch=128)
-        ranks = Opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
-        done, total = ranks.refer(0.0)
-        assert (done, total > 5) == (1, True)
-        ranks.refer(0.0)
-        ranks = Opened(group, machines(2), job, progress, max_tokens_per_microbatch=128)
-        assert [ranks.refer(0.0), ranks.refer(3600.0)] == [(3, total), (total, total)]
-
-        shutil.rmtree(reference)  # nothing of it is computed twice
-        assert open_job(group, machines(2), job, progress).state["step"] == 0
-    with np.load(tmp_path / "whole" / REFERENCE) as whole, np.load(progress / REFERENCE) as pieces:
-        for name in whole.files:
-            np.testing.assert_array_equal(whole[name], pieces[name])
-            assert whole[name].all()  # no log-probability is zero, and each is known
-
-
-def test_the_reference_reads_the_rows_that_steps_take_and_no_others(
-    make_job: Any, machines: Any, reference: Path, tmp_path: Path
-) -> None:
-    progress = tmp_path / "few.progress"
-    settings = {"reference": reference, "lr_scheduler_type": "constant"}
+    pairs, settings = tables["preference"], dict[str, Any](lr_scheduler_type="constant")
     all_rows = trained(machines(1), make_job(DPO, **settings), tmp_path / "all", steps=2)
-    job = make_job(DPO, **settings, max_steps=2)
-    with machines(1).trainers() as group:
-        ranks = open_job(group, machines(1), job, progress)
-        with np.load(progress / REFERENCE) as stored:
-            known = {name: stored[f"{name}_known"].reshape(-1, 2) for name in ("train", "test")}
-        taken = {row for step in range(2) for row in batch_of_step(step, 14, 6, job.seed)}
-        assert len(taken) == 12, "of 14"
-        assert set(np.flatnonzero(known["train"].all(1))) == set(np.flatnonzero(known["train"].any(1))) == taken
-        assert known["test"].all()
-        train(ranks, 1)
-        ranks.save_progress(progress)
+    taken = sorted({row for step in range(2) for row in batch_of_step(step, 14, 6, seed=3)})
+    assert len(taken) == 12, "of 14"
+    settings["logps"] = reference_logps(tmp_path / "few.parquet", pairs, train=taken)
+    few = trained(machines(1), make_job(DPO, **settings, max_steps=2), tmp_path / "few", steps=2)
+    assert greatest_difference(all_rows, few) == 0
 
-        shutil.rmtree(reference)  # what goes on needs none
-        ranks = open_job(group, machines(1), job, progress)
-        assert ranks.state["step"] == 1
-        train(ranks, 1)
-        assert greatest_difference(all_rows, load_file(export(ranks, tmp_path / "few"))) < 1e-6
-
-
-def test_a_reference_that_gives_no_number_is_a_numeric_error_on_every_rank(
-    make_job: Any, machines: Any, reference: Path, tmp_path: Path
-) -> None:
-    weights = load_file(reference / "model.safetensors")
-    save_file({name: tensor * torch.nan for name, tensor in weights.items()}, reference / "model.safetensors")
-    with (
-        machines(2).trainers() as group,
-        pytest.raises(NumericError, match=r"reference's log-probability of row 0 of the train rows is not finite"),
-    ):
-        open_job(group, machines(2), make_job(DPO, reference=reference), tmp_path / "progress")
-
-
-def test_a_checkpoint_without_the_log_probabilities_of_its_reference_counts_for_nothing(
-    make_job: Any, machines: Any, tmp_path: Path
-) -> None:
-    progress = tmp_path / "progress"
-    with machines(1).trainers() as group:
-        ranks = open_job(
-            group, machines(1), make_job(DPO), progress
-        )  # the reference is the policy before its first step
-        train(ranks, 2)
-        ranks.save_progress(progress)
-        (progress / REFERENCE).unlink()
-        assert open_job(group, machines(1), make_job(DPO), progress).state["step"] == 0
+    missing, _ = sorted({*range(14)} - {*taken})
+    says = rf"are missing for 2 of the 14 train rows that are used, the first of them row {missing}: they are those of"
+    with machines(2).trainers() as group, pytest.raises(DataError, match=says):
+        open_job(group, machines(2), make_job(DPO, **settings), tmp_path / "progress")
+    settings["logps"] = reference_logps(tmp_path / "no-test.parquet", pairs, test=())
+    with machines(1).trainers() as group, pytest.raises(DataError, match="are missing for 14 of the 14 test rows"):
+        open_job(group, machines(1), make_job(DPO, **settings), tmp_path / "progress")
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
-    offload: bool, make_job: Any, machines: Any, reference: Path, tmp_path: Path
-) -> None:
-    job = make_job(DPO, reference=reference)
+def test_a_resumed_job_ends_in_the_same_bytes(offload: bool, make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(DPO)
     progress = tmp_path / "progress"
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
@@ -263,7 +198,6 @@ def test_a_resumed_job_ends_in_the_same_bytes_and_needs_no_reference_model(
         train(ranks, 3)
         whole = export(ranks, tmp_path / "whole").read_bytes()
 
-        shutil.rmtree(reference)  # its log-probabilities are in the progress
         ranks = open_job(group, machines(2), job, progress, offload_optimizer=offload)
         assert ranks.state["step"] == 3
         assert [report.steps for report in train(ranks, 100)] == [3, 3]

@@ -20,4 +20,13 @@ class DpoRecipe(BaseRecipe):
     """Pairs and training."""
 
 
-METHOD = Method(DpoRecipe, composition="flows.dpo:dpo", decides={"dpo/data": "dpo.data", "dpo": "dpo"})
+METHOD = Method(
+    DpoRecipe,
+    composition="flows.dpo:dpo",
+    decides={
+        "dpo/data": "dpo.data",
+        "dpo/reference-logps:order": "the order of the rows",
+        "dpo/reference-logps": "dpo.training",
+        "dpo": "dpo",
+    },
+)

@@ -20,7 +20,7 @@ class Method(Protocol):
     head: ClassVar[Head]
     """``lm``: the model's output is the log-probability of each target [K]; ``score``: one score per sequence [S]."""
     needs_reference: ClassVar[bool]
-    """Whether summed log-probabilities of every sequence under the reference policy are computed beforehand."""
+    """Whether the loss is given the summed log-probability of every sequence under a reference policy."""
 
     def rows(self, table: pa.Table) -> list[Row]:
         """Training rows of a data set, in its order."""

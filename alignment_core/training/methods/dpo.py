@@ -34,7 +34,7 @@ class Dpo:
         return max(1.0, float(len(rows)))
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        assert reference_S is not None, "the trainer computes the reference before the first step"
+        assert reference_S is not None, "the stage reference_logps comes before"
         config = self.config
         logps_S = sum_by_sequence(output, batch.sequence_K, batch.sequences)
         tokens_S = sum_by_sequence(output.new_ones(len(output)), batch.sequence_K, batch.sequences).clamp(min=1)

@@ -1,0 +1,83 @@
+"""Stage: pairs and the policy that training on them is compared with → that policy's log-probability of each completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from alignment_core.errors import DataError, NumericError
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.forward_passes import ForwardPasses
+
+BLOCK = 64
+"""Completions per block: what one rank has at a time, and what a kill may cost."""
+
+
+class ReferenceLogpsConfig(StageConfig):
+    """Which rows, and how the ``model`` computes. Of the settings of a training only what decides its values is here, so that
+    trainings with another loss or learning rate share them."""
+
+    bf16: bool = False
+    """Whether it computes in bfloat16, as the policy does that is compared with it."""
+    max_steps: int | None = None
+    """So many steps that training takes at most: of its rows, those of the first steps; None: all. Held-out rows always."""
+    batch_size: int = 0
+    """Rows of a step, where ``max_steps`` is set."""
+    order: int = 0
+    """Seed of the order in which steps take rows, where ``max_steps`` is set: that of the stage that trains."""
+
+
+def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from alignment_core.training.batches import first_rows
+    from alignment_core.training.methods.base import column
+
+    tables = {
+        split: pq.read_table(file)
+        for split in ("train", "test")
+        if (file := context.inputs["data"] / f"{split}.parquet").is_file()
+    }
+    if "train" not in tables:
+        raise DataError("the data set holds no training rows")
+    rows, pairs = [], []
+    for split, table in tables.items():
+        used = config.max_steps * config.batch_size if split == "train" and config.max_steps else len(table)
+        prompts, *sides = (column(table, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
+        for number in first_rows(used, len(table), config.order):
+            rows.append((split, number))
+            pairs += [(prompts[number], side[number]) for side in sides]
+    passes = ForwardPasses(context, BLOCK)
+    with passes.held():
+        logps_P2 = passes(context.model("model"), "lm", "reference", pairs, config.bf16).reshape(-1, 2)
+    broken = np.flatnonzero(~np.isfinite(logps_P2).all(axis=1))
+    if len(broken):
+        split, row = rows[broken[0]]
+        raise NumericError(f"the reference's log-probability of row {row} of the {split} rows is not finite")
+    splits, numbers = zip(*rows, strict=True)
+    columns = {"split": splits, "row": numbers, "chosen_logp": logps_P2[:, 0], "rejected_logp": logps_P2[:, 1]}
+    pq.write_table(pa.table(columns), context.output / "logps.parquet", compression="zstd")
+    return {"rows": len(rows)}
+
+
+SHOWS = {"rows": "rows"}
+CODE = (
+    "alignment_core.execution.forward_passes",
+    "alignment_core.files",
+    "alignment_core.losses.logprobs",
+    *below("alignment_core.models", "attention handle loading microbatch packed prefix_tree saving"),
+    *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),
+    "alignment_core.training.methods.base",
+)
+STAGE = Stage(
+    "reference_logps",
+    1,
+    {"reference_logps": "reference-logps"},
+    ReferenceLogpsConfig,
+    run,
+    SHOWS,
+    code=CODE,
+    packages=("torch", "transformers"),
+)

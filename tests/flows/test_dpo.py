@@ -1,0 +1,84 @@
+"""Direct preference optimisation with real stages: its reference is computed once, and for the rows that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.errors import DataError
+from alignment_core.execution.base import StageCall, StageConfig, StageResult
+from alignment_core.execution.runner import StageRequest, run_stage
+from alignment_core.recipes import DpoLossConfig, ResourcesConfig, TrainingConfig
+from alignment_core.stages.dpo import DpoStageConfig
+from tasks.graph import CURRENT
+from tasks.training import dpo
+from tests.stages.killing import store_with
+
+pytestmark = pytest.mark.slow
+
+
+class Runs:
+    """A composition that runs each stage when it is submitted."""
+
+    def __init__(self, store: Store, machines: Any) -> None:
+        self.store, self.machines, self.seed = store, machines, 5
+        self.results: dict[str, StageResult] = {}
+
+    def submit(
+        self,
+        stage: str,
+        label: str,
+        config: StageConfig,
+        inputs: Mapping[str, Reference],
+        stream: str = "",
+        needs: tuple[str, ...] = (),
+    ) -> Reference:
+        told = {"config": config.model_dump(mode="json"), "inputs": inputs, "stream": stream, "needs": needs}
+        call = StageCall(stage=stage, label=label, seed=self.seed, **told)  # type: ignore[arg-type]
+        self.results[label] = run_stage(
+            StageRequest(self.store, call, self.machines, ResourcesConfig(), lambda *_: None)
+        )
+        return self.results[label].reference
+
+
+@pytest.fixture
+def composed(machines: Any, tiny_model: Any, tmp_path: Path) -> Iterator[tuple[Runs, Reference, Reference]]:
+    """The run, a model, and 14 pairs."""
+    texts = [[number + 1] * 3 for number in range(42)]
+    pairs = {name: texts[place::3] for place, name in enumerate(("prompt_ids", "chosen_ids", "rejected_ids"))}
+    table = pa.table({**pairs, "margin": pa.nulls(14, pa.float32())})
+    store, model, data = store_with(tmp_path, tiny_model(), table)
+    run = Runs(store, machines(1))
+    token = CURRENT.set(run)
+    yield run, model, data
+    CURRENT.reset(token)
+
+
+def test_another_loss_or_learning_rate_finds_the_passes_of_the_reference_cached(composed: Any) -> None:
+    run, model, data = composed
+    states = []
+    for beta, rate in ((0.1, 1e-3), (0.3, 1e-3), (0.1, 1e-4)):
+        training = TrainingConfig(batch_size=6, learning_rate=rate)
+        dpo("round-1/dpo", training, DpoLossConfig(beta=beta), model, data, stream="round-1")
+        states.append([run.results[label].state for label in ("round-1/reference-logps", "round-1/dpo")])
+    assert states == [["run", "run"], ["cached", "run"], ["cached", "run"]]
+    assert run.results["round-1/dpo"].metrics["loss.first"] == pytest.approx(0.6931, abs=1e-3), "ln 2: they are equal"
+
+
+def test_the_passes_before_a_few_steps_are_those_of_the_rows_that_these_take(composed: Any) -> None:
+    run, model, data = composed
+    training = TrainingConfig(batch_size=3, max_steps=2)
+    dpo("round-1/dpo", training, DpoLossConfig(), model, data, stream="round-1")
+    assert run.results["round-1/reference-logps"].metrics == {"rows": 6}
+    assert run.results["round-1/dpo"].metrics["steps"] == 2
+
+    few = run.results["round-1/reference-logps"].reference
+    inputs = {"model": model, "data": data, "reference_logps": few}
+    config = DpoStageConfig(training=training, loss=DpoLossConfig())
+    with pytest.raises(DataError, match=r"are missing for \d of the 6 train rows that are used"):
+        run.submit("dpo", "dpo", config, inputs, stream="round-2")  # which takes the rows in another order
