@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -222,19 +222,26 @@ def use_trees(model: Any, head: Head) -> bool:
     It can if all its layers attend in the plain way and it then gives what it gives for a sequence alone. Otherwise it stays
     as it was.
     """
-    before, can = model.config._attn_implementation, False
-    if before != "sdpa":
-        return before == NAME
+    if model.config._attn_implementation != "sdpa":
+        return bool(model.config._attn_implementation == NAME)
+    can = _remembered(_can_use_trees, model, head)
+    if can:
+        model.config._attn_implementation = NAME
+    else:
+        _say_once(model.config.model_type)
+    return can
+
+
+def _can_use_trees(model: Any, head: Head) -> bool | None:
+    before = model.config._attn_implementation
     try:
         model.config._attn_implementation = NAME
-        can = _is_plain(model, head) and _are_as_alone(model, head, share=True)
+        return _is_plain(model, head) and _are_as_alone(model, head, share=True)
     except Exception as error:  # somebody else's model may know nothing of what it is given here
         logger.debug("no prefix trees", exc_info=error)
+        return False
     finally:
-        if not can:
-            model.config._attn_implementation = before
-            _say_once(model.config.model_type)
-    return can
+        model.config._attn_implementation = before
 
 
 @functools.cache
@@ -248,11 +255,25 @@ def _say_once(model_type: str) -> None:
 
 def check_kept_apart(model: Any, head: Head) -> None:
     """Raise UserError if the sequences in a line of several are not kept apart."""
-    if not _are_as_alone(model, head, share=False):
+    if not _remembered(_are_as_alone, model, head):
         raise UserError(
             f"model: the layers of a {model.config.model_type} model do not keep the sequences of a micro-batch apart, so that "
             "it cannot be trained on packed sequences; choose a model whose layers all attend, by position ids"
         )
+
+
+def _remembered(look: Callable[[Any, Head], bool | None], model: Any, head: Head) -> bool:
+    """What a look at a model of this architecture found: it takes longer than to load the weights, which have no say in it."""
+    config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+    kind = (look, type(model), head, model.dtype, str(config))
+    if kind not in _looks:
+        if (found := look(model, head)) is None:
+            return True
+        _looks[kind] = found
+    return _looks[kind]
+
+
+_looks: dict[tuple[Any, ...], bool] = {}
 
 
 def _sequences(model: Any) -> list[np.ndarray]:
@@ -275,13 +296,14 @@ def _is_plain(model: Any, head: Head) -> bool:
         model.train(training)
 
 
-def _are_as_alone(model: Any, head: Head, share: bool) -> bool:
-    """Whether sequences that are given at once are to each other as if they were not, and the last gets what it gets alone."""
+def _are_as_alone(model: Any, head: Head, share: bool = False) -> bool | None:
+    """Whether sequences that are given at once are to each other as if they were not, and the last gets what it gets alone;
+    None where the weights are no numbers, of which nothing can be said."""
     sequences = _sequences(model)
     with torch.no_grad():
         alone = _states(model, head, sequences[-1:], share=False)
         if not alone.isfinite().all():
-            return True  # nothing can be said
+            return None
         as_alone = _close(_states(model, head, sequences, share), alone)
     return as_alone and _are_kept_apart(model, head, share)
 
