@@ -96,6 +96,10 @@ class Device:
         """Whether engines have GPUs of their own."""
         return self.kind == "cuda" and resources.placement == "disaggregated"
 
+    def engines_give_way(self, resources: ResourcesConfig) -> bool:
+        """Whether engines share GPUs with trainers, so that they give their memory away whenever they do not sample."""
+        return self.kind == "cuda" and not self._apart(resources)
+
     def gpus_needed(self, resources: ResourcesConfig) -> int:
         """GPUs for one trainer each and ``tensor_parallel_size`` per engine, which trainers and engines may share.
 
@@ -182,7 +186,7 @@ class Device:
             return {
                 **parallel,
                 "gpu_memory_utilization": resources.gpu_memory_utilization,
-                "enable_sleep_mode": not self._apart(resources),
+                "enable_sleep_mode": self.engines_give_way(resources),
             }
         return {**parallel, "kv_cache_memory_bytes": resources.kv_cache_mib * MIB}
 

@@ -167,10 +167,13 @@ class WarmMachines:
         # vLLM measures what is free on its GPU while it starts; trainers on the same one must keep still.
         alone = self._still.hold(ticket) if self.device.kind == "cuda" else nullcontext()
         group = self._ready_engines(request, alone)
+        sleep = self.device.engines_give_way(self.resources)
         try:
             yield Engines(group, self._timeout)
+            if sleep:
+                group.all(call(Engine.let_go, sleep), self._timeout)
         except BaseException as error:
-            if not _stays_warm(group, error, call(Engine.let_go)):
+            if not _stays_warm(group, error, call(Engine.let_go, sleep)):
                 self._end_engines()
             raise
         finally:

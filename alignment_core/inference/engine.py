@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -138,6 +139,7 @@ class Engine:
         self._asleep: set[str] = set()
         """What of its memory it gave away."""
         self._tokens = resources.max_tokens_per_microbatch
+        self._torch_device = device.torch_device
 
     def is_lost(self) -> bool:
         """Whether one of its workers died; the others, which may wait for that one, are ended then."""
@@ -272,11 +274,14 @@ class Engine:
         self.llm.llm_engine.abort_request(list(self.under_way), internal=False)
         self.under_way.clear()
 
-    def let_go(self) -> None:
-        """Forget what a stage that failed left under way. Raises RuntimeError where not all of new weights came."""
+    def let_go(self, sleep: bool) -> None:
+        """Forget what a stage left under way, and ``sleep`` if others need the memory until the next one. Raises RuntimeError
+        where not all of new weights came."""
         if self._half:
             raise RuntimeError("the engine holds half-loaded weights")
         self.drop_all()
+        if sleep:
+            self.sleep()
 
     @staticmethod
     def _sampling(config: GenerationConfig, stop: int, seed: int, **more: Any) -> Any:
@@ -308,8 +313,8 @@ class Engine:
     def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float:
         """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
 
-        Samples a few short completions and runs ``model`` over the same tokens, which takes a second copy of it
-        in CPU memory.
+        Samples a few short completions and runs ``model`` over the same tokens, which takes a second copy of it on the device,
+        or in the CPU's memory where there is no room.
         """
         import torch
 
@@ -318,12 +323,14 @@ class Engine:
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         sampled = self.generate(self.policy, prompts, config, stop, seed=0).each()
         reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            reference = reference.to(self._torch_device)
         worst = 0.0
         for prompt, completion in zip(prompts, sampled, strict=True):
-            ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]])
+            ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)
             with torch.no_grad():
                 logits = reference(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            expected = token_logps(logits, ids[0, len(prompt) :]).numpy()
+            expected = token_logps(logits, ids[0, len(prompt) :]).cpu().numpy()
             worst = max(worst, float(np.abs(expected - completion.logps).max()))
         self._checked = self._updates > 0
         return worst

@@ -13,6 +13,7 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, cpu_model
+from alignment_core.errors import DataError
 from alignment_core.execution import machines as module
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.machines import WarmMachines
@@ -32,10 +33,16 @@ class Group:
 
     def __init__(self) -> None:
         self.killed = threading.Event()
+        self.asked: list[str] = []
 
-    def all(self, *_: Any) -> None: ...
+    def all(self, asked: Any, *_: Any) -> None:
+        self.asked.append(f"{asked} {asked.arguments}")
 
-    make = all
+    def make(self, *_: Any) -> None: ...
+
+    def lets_go(self, asked: Any) -> bool:
+        self.all(asked)
+        return True
 
     def kill(self) -> None:
         self.killed.set()
@@ -74,6 +81,19 @@ def test_on_gpus_the_actors_end_before_another_run_has_the_machine(run: WarmMach
         assert killed(engines)
     with run.trainers() as fresh:
         assert fresh.group is not trainers.group
+
+
+@pytest.mark.parametrize(("placement", "sleep"), [("colocated", True), ("disaggregated", False)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_engines_that_share_gpus_sleep_after_every_stage(
+    run: WarmMachines, tmp_path: Path, placement: Any, sleep: bool, fails: bool
+) -> None:
+    run.resources = run.resources.model_copy(update={"placement": placement})
+    run._device = Device("cuda", 4)
+    with contextlib.suppress(DataError), run.engines(EngineRequest(Model(tmp_path, POLICY), 64)) as engines:
+        if fails:
+            raise DataError("a bad row")
+    assert engines.group.asked == ([f"let_go ({sleep},)"] if sleep or fails else [])  # type: ignore[attr-defined]
 
 
 def test_engines_that_start_while_another_run_waits_are_not_stuck_with_this_runs_trainers(
