@@ -6,8 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
-PARTS = ("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "pipeline")
+from tests.benchmarks.peers import MISSING
+
+PARTS = (
+    *("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "peers"),
+    "pipeline",
+)
 ON_REQUEST = ("soak",)
 """Parts that take long: `python -m tests.benchmarks soak`."""
 CPU = {
@@ -25,6 +31,9 @@ def main() -> int:
     """Run each part in a process of its own; the exit code is that of the first that failed."""
     wanted = sys.argv[1:] or list(PARTS)
     for part in wanted:
+        if part == "peers" and not sys.argv[1:] and find_spec("trl") is None:
+            print(f"peers: skipped, because {MISSING}", file=sys.stderr)
+            continue
         environment = {**os.environ, **({} if part in ("startup", "store", "pipeline", *ON_REQUEST) else CPU)}
         done = subprocess.run(
             [sys.executable, "-m", f"tests.benchmarks.{part}"],
