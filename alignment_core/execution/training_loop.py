@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.errors import DataError, NumericError
+from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.base import StageContext, below
 from alignment_core.execution.course import Course, unmoved
 from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
@@ -24,10 +24,11 @@ TRAINS = (
     *below("alignment_core.execution", "course training_loop"),
     "alignment_core.files",
     "alignment_core.losses.logprobs",
+    "alignment_core.memory",
     *below("alignment_core.models", "adapters attention handle loading microbatch packed prefix_tree saving"),
     *below(
         "alignment_core.training",
-        "average batches checkpoints learner memory ranks reference schedule trainer trainer_ranks trainers worker",
+        "average batches checkpoints learner ranks reference schedule trainer trainer_ranks trainers worker",
     ),
     "alignment_core.training.methods.base",
 )
@@ -49,6 +50,11 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
     from alignment_core.training.trainer import TrainJob
     from alignment_core.training.trainer_ranks import TrainerRanks
 
+    if method.needs_reference and "reference_logps" not in context.inputs:
+        raise UserError(
+            "the method compares with a reference: give its stage the input reference_logps, which the stage of this name "
+            "makes (tasks.training.reference_logps)"
+        )
     data = context.inputs["data"]
     if not (data / "train.parquet").is_file():
         raise DataError("the data set holds no training rows")

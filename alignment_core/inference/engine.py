@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ import numpy as np
 
 from alignment_core.cluster.device import Device
 from alignment_core.imports import hidden, uncollected
+from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.handle import Model
 from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
-from alignment_core.training.memory import memory_explained
 
 MOST_SEQUENCES = 256
 """Completions that an engine samples at a time; others wait."""
@@ -49,6 +48,10 @@ class Completion:
     versions: np.ndarray
     """[T] Version of the weights that each token was sampled with."""
     finish_reason: str
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logps) == len(self.versions):
+            raise RuntimeError(f"{len(self.token_ids)} sampled tokens have {len(self.logps)} log-probabilities")
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class Engine:
         self._asleep: set[str] = set()
         """What of its memory it gave away."""
         self._tokens = resources.max_tokens_per_microbatch
-        self._torch_device = device.torch_device
+        self._own_gpu = device.kind == "cuda" and resources.tensor_parallel_size == 1
 
     def is_lost(self) -> bool:
         """Whether one of its workers died; the others, which may wait for that one, are ended then."""
@@ -313,8 +316,8 @@ class Engine:
     def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float:
         """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
 
-        Samples a few short completions and runs ``model`` over the same tokens, which takes a second copy of it on the device,
-        or in the CPU's memory where there is no room.
+        Samples a few short completions and runs ``model`` over the same tokens, which takes a second copy of it: on the
+        engine's GPU where there is room, or else in the CPU's memory.
         """
         import torch
 
@@ -323,8 +326,9 @@ class Engine:
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         sampled = self.generate(self.policy, prompts, config, stop, seed=0).each()
         reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
-        with contextlib.suppress(torch.OutOfMemoryError):
-            reference = reference.to(self._torch_device)
+        size = sum(parameter.nbytes for parameter in reference.parameters())
+        if self._own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
+            reference = reference.to("cuda")
         worst = 0.0
         for prompt, completion in zip(prompts, sampled, strict=True):
             ids = torch.tensor([[*prompt, *completion.token_ids.tolist()]], device=reference.device)

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from alignment_core.errors import UserError
+from alignment_core.memory import out_of_memory
 from alignment_core.models.prefix_tree import Node, lay_out
 
 if TYPE_CHECKING:
@@ -224,7 +225,13 @@ def use_trees(model: Any, head: Head) -> bool:
     """
     if model.config._attn_implementation != "sdpa":
         return bool(model.config._attn_implementation == NAME)
-    can = _remembered(_can_use_trees, model, head)
+    try:
+        can = _remembered(_can_use_trees, model, head)
+    except Exception as error:  # somebody else's model may know nothing of what it is given here
+        if out_of_memory(error):
+            raise
+        logger.debug("no prefix trees", exc_info=error)
+        can = False
     if can:
         model.config._attn_implementation = NAME
     else:
@@ -237,9 +244,6 @@ def _can_use_trees(model: Any, head: Head) -> bool | None:
     try:
         model.config._attn_implementation = NAME
         return _is_plain(model, head) and _are_as_alone(model, head, share=True)
-    except Exception as error:  # somebody else's model may know nothing of what it is given here
-        logger.debug("no prefix trees", exc_info=error)
-        return False
     finally:
         model.config._attn_implementation = before
 

@@ -111,10 +111,10 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
     if not any(isinstance(one, np.ndarray) for one in values):
         return pa.array(values, kind)
-    parts = [np.asarray(() if one is None else one, kind.value_type.to_pandas_dtype()) for one in values]
-    starts = np.cumsum([0, *map(len, parts)], dtype=np.int32)
-    missing = pa.array([one is None for one in values])
-    return pa.ListArray.from_arrays(starts, pa.array(np.concatenate(parts)), kind, mask=missing)
+    parts = [np.asarray(one) for one in values if one is not None and len(one)]
+    tokens = pa.array(np.concatenate(parts) if parts else (), kind.value_type)
+    starts = np.cumsum([0, *(0 if one is None else len(one) for one in values)], dtype=np.int32)
+    return pa.ListArray.from_arrays(starts, tokens, kind, mask=pa.array([one is None for one in values]))
 
 
 def read_rollouts(directory: Path) -> list[dict[str, Any]]:
@@ -131,6 +131,8 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     """With an array for each list, all views of their column."""
     import pyarrow as pa
 
+    if not table.num_rows:
+        return []
     columns = {}
     for name, column in zip(table.column_names, table.combine_chunks().columns, strict=True):
         if pa.types.is_list(column.type) and not column.null_count:

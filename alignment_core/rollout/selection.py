@@ -14,8 +14,8 @@ from alignment_core.recipes import SelectionConfig
 def select_pairs(
     scores: Sequence[float], completions: Sequence[Hashable], config: SelectionConfig, rng: random.Random
 ) -> tuple[list[tuple[int, int]], str | None]:
-    """Pairs (chosen, rejected) of indices into one prompt's completions, which are equal as their tokens are, and why there
-    are none.
+    """Pairs (chosen, rejected) of indices into one prompt's completions, and why there are none. Of ``completions`` only
+    matters which are equal.
 
     The reason is ``identical`` (the tokens are the same), ``tie`` (equal scores), ``margin`` (less apart than
     ``min_margin``) or None; with several candidates, that of the widest apart. Raises NumericError for a score that is

@@ -134,7 +134,7 @@ CODE = (
     "alignment_core.losses.logprobs",
     *below("alignment_core.models", "adapters buckets handle loading saving"),
     *below("alignment_core.rollout", "lengths records"),
-    "alignment_core.training.memory",
+    "alignment_core.memory",
 )
 STAGE = Stage(
     "generate",

@@ -67,8 +67,9 @@ CODE = (
     "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",
+    "alignment_core.memory",
     *below("alignment_core.models", "attention handle loading microbatch packed prefix_tree saving"),
-    *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),
+    *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
     "alignment_core.training.methods.base",
 )
 STAGE = Stage(

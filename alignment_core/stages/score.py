@@ -168,10 +168,11 @@ CODE = (
     "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",
+    "alignment_core.memory",
     *below("alignment_core.models", "attention handle loading microbatch packed prefix_tree saving"),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     "alignment_core.rollout.records",
-    *below("alignment_core.training", "batches forward forward_ranks memory trainers worker"),
+    *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
 STAGE = Stage("score", 3, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))

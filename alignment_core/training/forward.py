@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from alignment_core.cluster.device import Device
+from alignment_core.errors import EnvironmentFault, OutOfMemory
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.memory import memory_explained
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import Pair, Row, TokenSequence
@@ -39,7 +41,14 @@ class Forward:
         self.head, self.token_budget, self.device = job.head, resources.max_tokens_per_microbatch, device
         bf16 = job.model.bf16 if job.bf16 is None else job.bf16
         dtype, share = torch.bfloat16 if bf16 else torch.float32, device.shares_prefixes(resources)
-        self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share)
+        try:
+            with memory_explained(self.token_budget):
+                self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share)
+        except OutOfMemory as error:  # whatever the size of micro-batches
+            raise EnvironmentFault(
+                f"{job.model.reference.short} does not fit into the memory of one device, which has to hold all of a model "
+                "that scores or that DPO compares with; use devices with more memory"
+            ) from error
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
         """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.

@@ -36,7 +36,8 @@ class PolicyRanks(OpenJob[PolicyTrainer]):
 
     def update(self, numbers: Mapping[str, np.ndarray], kl_coefficient: float) -> list[dict[str, StepReport]]:
         """All optimiser steps on the data with further ``numbers``; for each rank, a report for each learner."""
-        return self._all(PolicyTrainer.update, numbers, kl_coefficient)
+        asked = call(TrainWorker.do, call(PolicyTrainer.update, numbers, kl_coefficient))
+        return self.group.all(asked, self.timeout, large=True)
 
     def buckets(self) -> list[Share]:
         """Which of the policy's weights travel together."""

@@ -31,7 +31,8 @@ class ReferenceLogps:
             if len(missing):
                 raise DataError(
                     f"the reference's log-probabilities are missing for {len(missing)} of the {len(rows)} {split} rows that "
-                    f"are used, the first of them row {missing[0]}: they are those of another data set, or of fewer steps"
+                    f"are used, the first of them row {missing[0]}: they are those of another data set, of fewer steps or of "
+                    "another order"
                 )
             self.values[split] = values
 

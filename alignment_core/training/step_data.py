@@ -24,7 +24,7 @@ class StepData:
     """Columns of the K trained tokens that losses need, [K] float32 each, by name."""
 
     @classmethod
-    def of(cls, prompts: Seq[Tokens], completions: Seq[Tokens], trained: Seq[Tokens]) -> StepData:
+    def of(cls, prompts: Seq[Tokens], completions: Seq[Tokens], trained: Seq[Seq[bool] | np.ndarray]) -> StepData:
         """Token ids of prompts and completions, and which of a completion's are ``trained``."""
         none = [np.zeros(len(prompt), bool) for prompt in prompts]
         parts = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import Call
 from alignment_core.imports import uncollected
+from alignment_core.memory import memory_explained
 from alignment_core.recipes import ResourcesConfig
-from alignment_core.training.memory import memory_explained
 
 J_co = TypeVar("J_co", covariant=True)
 

@@ -33,6 +33,7 @@ BATCH = 16
 PROMPTS, COMPLETIONS, PROMPT, COMPLETION = 16, 8, 200, 61
 """Of a step of GRPO: prompts, completions of each, and the tokens of both."""
 LONGEST = 512
+SIDES = ("chosen_ids", "rejected_ids")
 LARGE = ScratchModel(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8)
 SMALL = ScratchModel(
     hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=8, tie_word_embeddings=False
@@ -159,6 +160,7 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
     from alignment_core.cluster.group import call
     from alignment_core.models.handle import Model
     from alignment_core.recipes import DpoLossConfig, TrainingConfig
+    from alignment_core.training.forward import ForwardJob
     from alignment_core.training.methods.dpo import Dpo
     from alignment_core.training.methods.sft import Sft
     from alignment_core.training.trainer import Trainer, TrainJob
@@ -166,18 +168,30 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
 
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=model.parent))
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
-    worker = TrainWorker(0, 1, f"file://{folder}/meet", RESOURCES, Device.detect("cpu"))
-    method: Any = Dpo(DpoLossConfig()) if "chosen_ids" in rows[0] else Sft()
+    device = Device.detect("cpu")
+    worker = TrainWorker(0, 1, f"file://{folder}/meet", RESOURCES, device)
     training = TrainingConfig(batch_size=BATCH, num_train_epochs=1000, lr_scheduler_type="constant")
     policy = Model(model, Reference("model", "0" * 64))
-    worker.open(TrainJob(method, policy, None, str(folder / "train.parquet"), None, training, 0), RESOURCES)
-    lap = 0
+    method: Any = Sft()
+    logps, pairs = "", [(row["prompt_ids"], row[side]) for row in rows for side in SIDES if side in row]
+    reference = ForwardJob(policy, "lm").open(RESOURCES, device)
+    if pairs:
+        method, logps = Dpo(DpoLossConfig()), str(folder / "logps.parquet")
+        chosen, rejected = reference.run(pairs).reshape(-1, 2).T
+        table = {
+            "split": ["train"] * len(rows),
+            "row": range(len(rows)),
+            "chosen_logp": chosen,
+            "rejected_logp": rejected,
+        }
+        pq.write_table(pa.table(table), logps)
+    train_data = str(folder / "train.parquet")
+    worker.open(TrainJob(method, policy, logps or None, train_data, None, training, 0), RESOURCES)
+    worker.do(call(Trainer.prepare, str(folder)))
     while True:
-        worker.do(call(Trainer.prepare, str(folder / f"progress-{lap}")))
-        (folder / f"progress-{lap}").mkdir()
-        laps.timed("reference", worker.do)(call(Trainer.refer, 1e9))
+        if pairs:
+            laps.timed("reference", reference.run)(pairs)
         laps.timed("training", worker.do)(call(Trainer.train, len(rows) // BATCH, 1e9))
-        lap += 1
         laps.over()
 
 

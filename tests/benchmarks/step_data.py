@@ -71,8 +71,10 @@ def _output(ids: list[int], logprobs: Any) -> Any:
 
 
 def _sent(data: Any) -> Any:
-    """As another process gets it."""
-    return pickle.loads(pickle.dumps(data, protocol=5))
+    """As another process gets it from Ray: arrays are copied once, into memory that both see."""
+    arrays: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(data, protocol=5, buffer_callback=arrays.append)
+    return pickle.loads(rest, buffers=[bytes(array.raw()) for array in arrays])
 
 
 def _columns(

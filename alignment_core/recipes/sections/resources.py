@@ -55,9 +55,9 @@ class ResourcesConfig(Config):
     """Size of each CPU engine's key-value cache, in MiB."""
     parity_check: Literal["first", "always", "never"] = "first"
     """When to check, after an engine received new weights, that its log-probabilities of a few tokens match those of
-    `transformers`. Each check loads a second copy of the model into the CPU memory of one engine. `first` checks once,
-    after the engine's first update; `always` after every update. Reinforcement learning needs no such check: it
-    compares engines and trainers in every step (`mismatch`)."""
+    `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into
+    its CPU memory. `first` checks once, after the engine's first update; `always` after every update. Reinforcement
+    learning needs no such check: it compares engines and trainers in every step (`mismatch`)."""
     progress_seconds: float = Field(60.0, gt=0)
     """Seconds between in-stage checkpoints."""
     stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)

@@ -17,6 +17,8 @@ class Trajectories:
     def __init__(self, folder: Path, config: TrajectoriesConfig, steps: int) -> None:
         """``steps`` of the whole run."""
         folder.mkdir(exist_ok=True)
+        for unfinished in folder.glob("*.partial"):
+            unfinished.unlink()
         self.folder, self.config, self.steps = folder, config, steps
         self._thread = ThreadPoolExecutor(1, "trajectories")
         self._writing: Future[None] | None = None
@@ -41,7 +43,7 @@ class Trajectories:
         (self.folder / f"step-{step:06d}.parquet").unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Wait until all is written. Raises EnvironmentFault where the disk has no room."""
+        """Wait until all is written. Raises OSError where the disk has no room."""
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()

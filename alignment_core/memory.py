@@ -11,13 +11,20 @@ SIGNS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 """What PyTorch's allocators (CPU, CUDA), cuBLAS and oneDNN say."""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
+
+
 @contextmanager
 def memory_explained(tokens: int) -> Iterator[None]:
     """Turn a failed allocation inside the block, which works on micro-batches of ``tokens``, into OutOfMemory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in SIGNS):
+        if not out_of_memory(error):
             raise
         reason = next((line for line in str(error).splitlines() if any(sign in line for sign in SIGNS)), "MemoryError")
         raise OutOfMemory(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alignment_core.errors import OutOfMemory
-from alignment_core.training.memory import memory_explained
+from alignment_core.memory import memory_explained
 
 
 def test_what_the_real_allocator_refuses_names_the_field_and_the_size() -> None:
