@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.cluster.device import Device
+from alignment_core.columns import parts
 from alignment_core.imports import hidden, uncollected
 from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
@@ -78,8 +79,8 @@ class Completions:
 
     def each(self) -> list[Completion]:
         """One by one, as views."""
-        columns = [np.split(column, self.ends[:-1]) for column in (self.token_ids, self.logps, self.versions)]
-        return [Completion(*parts) for parts in zip(*columns, self.finish_reasons, strict=True)]
+        columns = [parts(column, self.ends) for column in (self.token_ids, self.logps, self.versions)]
+        return [Completion(*one) for one in zip(*columns, self.finish_reasons, strict=True)]
 
 
 @dataclass(frozen=True)

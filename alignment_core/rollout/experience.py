@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.columns import parts
 from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig
 from alignment_core.training.step_data import StepData
 
@@ -120,5 +121,5 @@ def put_numbers(samples: Samples, data: StepData) -> None:
     for name, values_K in data.numbers.items():
         values_T = np.zeros(len(mask_T), np.float32)
         values_T[mask_T] = values_K
-        for row, values in zip(samples, np.split(values_T, ends_S[:-1]), strict=True):
+        for row, values in zip(samples, parts(values_T, ends_S), strict=True):
             row[name] = values

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.columns import parts
 from alignment_core.errors import DataError
 from alignment_core.files import write_whole
 
@@ -111,8 +112,8 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
     if not any(isinstance(one, np.ndarray) for one in values):
         return pa.array(values, kind)
-    parts = [np.asarray(one) for one in values if one is not None and len(one)]
-    tokens = pa.array(np.concatenate(parts) if parts else (), kind.value_type)
+    there = [np.asarray(one) for one in values if one is not None and len(one)]
+    tokens = pa.array(np.concatenate(there) if there else (), kind.value_type)
     starts = np.cumsum([0, *(0 if one is None else len(one) for one in values)], dtype=np.int32)
     return pa.ListArray.from_arrays(starts, tokens, kind, mask=pa.array([one is None for one in values]))
 
@@ -138,7 +139,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
         if pa.types.is_list(column.type) and not column.null_count:
             lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
             ends = lists.offsets.to_numpy()[1:] - lists.offsets[0].as_py()
-            columns[name] = np.split(lists.flatten().to_numpy(zero_copy_only=False), ends[:-1])
+            columns[name] = parts(lists.flatten().to_numpy(zero_copy_only=False), ends)
         else:
             columns[name] = column.to_pylist()
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

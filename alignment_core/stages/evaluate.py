@@ -61,6 +61,7 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
 
 SHOWS = {"accuracy": "accuracy", "reward": "reward", "win_rate": "win rate", "kl": "KL"}
 CODE = (
+    "alignment_core.columns",
     "alignment_core.evaluation.statistics",
     "alignment_core.files",
     "alignment_core.rollout.records",

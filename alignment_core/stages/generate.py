@@ -128,6 +128,7 @@ def _shard(directory: Path, number: int) -> Path:
 
 SHOWS = {"completions": "completions"}
 CODE = (
+    "alignment_core.columns",
     "alignment_core.data.context",
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines weights"),

@@ -40,7 +40,7 @@ CODE = (
 )
 STAGE = Stage(
     "reward_model",
-    2,
+    3,
     {"reward-model": "reward-model"},
     RewardModelStageConfig,
     run,

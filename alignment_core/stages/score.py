@@ -165,6 +165,7 @@ def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]]) 
 
 SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
 CODE = (
+    "alignment_core.columns",
     "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",
@@ -175,4 +176,4 @@ CODE = (
     *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
-STAGE = Stage("score", 3, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))
+STAGE = Stage("score", 4, {"scores": "scores"}, ScoreConfig, run, SHOWS, code=CODE, packages=("torch", "transformers"))

@@ -29,4 +29,4 @@ CODE = (
     *TRAINS,
     "alignment_core.training.methods.sft",
 )
-STAGE = Stage("sft", 2, {"model": "model"}, SftStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("sft", 3, {"model": "model"}, SftStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

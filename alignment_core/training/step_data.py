@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from alignment_core.columns import parts
 from alignment_core.models.microbatch import Row, Tokens, TokenSequence
 
 
@@ -27,10 +28,10 @@ class StepData:
     def of(cls, prompts: Seq[Tokens], completions: Seq[Tokens], trained: Seq[Seq[bool] | np.ndarray]) -> StepData:
         """Token ids of prompts and completions, and which of a completion's are ``trained``."""
         none = [np.zeros(len(prompt), bool) for prompt in prompts]
-        parts = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]
+        ids = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]
         targets = [np.asarray(part, bool) for pair in zip(none, trained, strict=True) for part in pair]
-        ends_S = np.cumsum([len(part) for part in parts], dtype=np.int64)[1::2]
-        return cls(np.concatenate(parts), np.concatenate(targets), ends_S)
+        ends_S = np.cumsum([len(part) for part in ids], dtype=np.int64)[1::2]
+        return cls(np.concatenate(ids), np.concatenate(targets), ends_S)
 
     @cached_property
     def starts_K(self) -> np.ndarray:
@@ -44,7 +45,7 @@ class StepData:
 
     def rows(self) -> list[Row]:
         """One for each completion, in their order."""
-        ids, targets = (np.split(column, self.ends_S[:-1]) for column in (self.ids_N.astype(np.int64), self.targets_N))
+        ids, targets = (parts(column, self.ends_S) for column in (self.ids_N.astype(np.int64), self.targets_N))
         return [Row(number, (TokenSequence(*one),)) for number, one in enumerate(zip(ids, targets, strict=True))]
 
     def places_K(self, rows: Seq[Row]) -> np.ndarray:

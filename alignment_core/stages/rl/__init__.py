@@ -54,6 +54,7 @@ def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
 
 
 CODE = (
+    "alignment_core.columns",
     *below("alignment_core.data", "context messages template"),
     *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
     "alignment_core.execution.course",
