@@ -55,7 +55,8 @@ def step_schema() -> pa.Schema:
 
 def step_data(samples: Samples) -> StepData:
     """The columns of the samples that are trained on."""
-    data = StepData.of(*([row[name] for row in samples] for name in ("prompt_ids", "completion_ids", "mask")))
+    columns = ([row[name] for row in samples] for name in ("prompt_ids", "completion_ids", "mask", "group"))
+    data = StepData.of(*columns)
     logps = np.concatenate([np.asarray(row["rollout_logps"], np.float32) for row in samples])
     data.numbers["rollout_logps"] = logps[np.concatenate([row["mask"] for row in samples])]
     return data
@@ -64,7 +65,6 @@ def step_data(samples: Samples) -> StepData:
 def add_advantages(
     data: StepData,
     rewards: Sequence[float],
-    groups: Sequence[int],
     config: AdvantageConfig,
     kl: KlConfig,
     coefficient: float,
@@ -73,7 +73,7 @@ def add_advantages(
 
     The reward is that of the last trained token. With the KL in the reward each token loses ``coefficient`` times its
     estimate. Baselines look at the rewards alone, so that a group's KL stays with the tokens that caused it. Args: the reward
-    of each completion, and which prompt it answers.
+    of each completion.
     """
     import torch
 
@@ -85,7 +85,7 @@ def add_advantages(
 
     lengths_S = torch.from_numpy(data.lengths_S)
     reward_S = torch.tensor(rewards, dtype=torch.float64)
-    group_S = torch.unique(torch.tensor(groups), return_inverse=True)[1]
+    group_S = torch.unique(torch.from_numpy(data.groups_S), return_inverse=True)[1]
 
     credit_S = reward_S
     if config.estimator in ("group", "leave-one-out", "batch"):

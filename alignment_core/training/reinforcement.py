@@ -38,7 +38,6 @@ from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
-from alignment_core.training.batches import epoch_order
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.learner import Learner, ModelSource, StepReport, Term, save_step
 from alignment_core.training.pretraining import Pretraining
@@ -160,7 +159,7 @@ class PolicyTrainer:
         rate = learning_rate(learner.training, self.step, self.section.steps)
         loss = self._policy_loss if name == "policy" else self._value_loss
         for epoch in range(training.num_train_epochs):
-            order = epoch_order(len(rows), derive_seed(self.job.seed, "step", self.step), epoch)
+            order = self.data.order(derive_seed(self.job.seed, "step", self.step), epoch)
             for first in range(0, len(rows), training.batch_size):
                 batch = [rows[number] for number in order[first : first + training.batch_size]]
                 torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))

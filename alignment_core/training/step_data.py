@@ -10,6 +10,7 @@ import numpy as np
 
 from alignment_core.columns import parts
 from alignment_core.models.microbatch import Row, Tokens, TokenSequence
+from alignment_core.training.batches import epoch_order
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,27 @@ class StepData:
     """bool: whether a token is trained."""
     ends_S: np.ndarray
     """Where each completion ends in the N tokens."""
+    groups_S: np.ndarray
+    """Which prompt it answers."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns of the K trained tokens that losses need, [K] float32 each, by name."""
 
     @classmethod
-    def of(cls, prompts: Seq[Tokens], completions: Seq[Tokens], trained: Seq[Seq[bool] | np.ndarray]) -> StepData:
-        """Token ids of prompts and completions, and which of a completion's are ``trained``."""
+    def of(
+        cls,
+        prompts: Seq[Tokens],
+        completions: Seq[Tokens],
+        trained: Seq[Seq[bool] | np.ndarray],
+        groups: Seq[int] | None = None,
+    ) -> StepData:
+        """Token ids of prompts and completions, and which of a completion's are ``trained``. ``groups`` are the prompts'
+        numbers; without them each completion has a prompt of its own."""
         none = [np.zeros(len(prompt), bool) for prompt in prompts]
         ids = [np.asarray(part, np.int32) for pair in zip(prompts, completions, strict=True) for part in pair]
         targets = [np.asarray(part, bool) for pair in zip(none, trained, strict=True) for part in pair]
         ends_S = np.cumsum([len(part) for part in ids], dtype=np.int64)[1::2]
-        return cls(np.concatenate(ids), np.concatenate(targets), ends_S)
+        groups_S = np.asarray(range(len(ends_S)) if groups is None else groups)
+        return cls(np.concatenate(ids), np.concatenate(targets), ends_S, groups_S)
 
     @cached_property
     def starts_K(self) -> np.ndarray:
@@ -47,6 +58,15 @@ class StepData:
         """One for each completion, in their order."""
         ids, targets = (parts(column, self.ends_S) for column in (self.ids_N.astype(np.int64), self.targets_N))
         return [Row(number, (TokenSequence(*one),)) for number, one in enumerate(zip(ids, targets, strict=True))]
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        """The order in which an epoch takes the rows: prompts in an order that follows from (seed, epoch), the completions of
+        each together, which share its computation."""
+        rows: dict[int, list[int]] = {}
+        for row, group in enumerate(self.groups_S.tolist()):
+            rows.setdefault(group, []).append(row)
+        of_prompt = list(rows.values())
+        return [row for number in epoch_order(len(of_prompt), seed, epoch) for row in of_prompt[number]]
 
     def places_K(self, rows: Seq[Row]) -> np.ndarray:
         """Where the numbers of these rows are, in their order."""

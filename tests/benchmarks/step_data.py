@@ -93,6 +93,7 @@ def _columns(
                 "completion_ids": episode.ids,
                 "mask": episode.mask,
                 "rollout_logps": episode.logps,
+                "group": groups[number],
             }
         )
     data = step_data(rows)
@@ -101,7 +102,7 @@ def _columns(
     data.numbers.update(_sent(dict.fromkeys(NUMBERS, values)))
     estimator = AdvantageConfig(estimator="gae", gamma=GAMMA, gae_lambda=LAMBDA)
     kl = KlConfig(coefficient=COEFFICIENT, place="reward", estimator="k1")
-    add_advantages(data, rewards, groups, estimator, kl, COEFFICIENT)
+    add_advantages(data, rewards, estimator, kl, COEFFICIENT)
     on_rank.numbers.update(_sent({name: data.numbers[name] for name in ("advantages", "returns")}))
 
 

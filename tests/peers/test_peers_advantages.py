@@ -50,11 +50,11 @@ def ours(
     wanted: str = "advantages",
 ) -> Tensor:
     """What a step puts beside its trained tokens. [K]"""
-    data = StepData.of([[0]] * SEQUENCES, mask_ST.int().numpy(), mask_ST.numpy())
+    data = StepData.of([[0]] * SEQUENCES, mask_ST.int().numpy(), mask_ST.numpy(), GROUP_S.tolist())
     columns = {"old_logps": OLD_ST, "reference_logps": REFERENCE_ST, "old_values": values_ST}
     data.numbers.update({name: packed(column, mask_ST).float().numpy() for name, column in columns.items()})
     config = KlConfig(**(kl or {}))
-    add_advantages(data, reward_S.tolist(), GROUP_S.tolist(), AdvantageConfig(**advantage), config, config.coefficient)
+    add_advantages(data, reward_S.tolist(), AdvantageConfig(**advantage), config, config.coefficient)
     return torch.from_numpy(data.numbers[wanted])
 
 

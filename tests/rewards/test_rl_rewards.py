@@ -90,10 +90,10 @@ def test_bounds_of_the_filter_leave_out_what_is_too_hard_or_too_easy() -> None:
 def sampled() -> StepData:
     """Two prompts, two completions each; the third token of the first completion is not trained."""
     trained = [[True, True, False], [True, True], [True], [True, True]]
-    return StepData.of([[1]] * 4, [[2] * len(one) for one in trained], trained)
+    return StepData.of([[1]] * 4, [[2] * len(one) for one in trained], trained, [0, 0, 1, 1])
 
 
-REWARDS, PROMPT_OF = [1.0, 0.0, 2.0, 4.0], [0, 0, 1, 1]
+REWARDS = [1.0, 0.0, 2.0, 4.0]
 
 
 def each(data: StepData, name: str) -> list[list[float]]:
@@ -105,7 +105,7 @@ def each(data: StepData, name: str) -> list[list[float]]:
 
 def test_a_group_baseline_reaches_every_trained_token() -> None:
     data = sampled()
-    add_advantages(data, REWARDS, PROMPT_OF, AdvantageConfig(estimator="group"), KlConfig(), 0.0)
+    add_advantages(data, REWARDS, AdvantageConfig(estimator="group"), KlConfig(), 0.0)
     assert each(data, "advantages") == [[0.5, 0.5, 0.0], [-0.5, -0.5], [-1.0], [1.0, 1.0]]
 
 
@@ -114,7 +114,7 @@ def test_the_kl_of_a_token_lowers_the_reward_of_that_token_and_those_before_it()
     data.numbers.update(old_logps=np.zeros(7, np.float32), reference_logps=np.zeros(7, np.float32))
     data.numbers["reference_logps"][1] = -1.0  # k1 = 0 - -1 = 1 at the second token
     config = KlConfig(coefficient=0.5, place="reward", estimator="k1")
-    metrics = add_advantages(data, REWARDS, PROMPT_OF, AdvantageConfig(estimator="returns"), config, 0.5)
+    metrics = add_advantages(data, REWARDS, AdvantageConfig(estimator="returns"), config, 0.5)
     advantages = each(data, "advantages")
     assert (advantages[0], advantages[3]) == ([0.5, 0.5, 0.0], [4.0, 4.0])
     assert metrics["kl"] == pytest.approx(1 / 7), "of seven trained tokens"
@@ -124,14 +124,23 @@ def test_gae_learns_from_values_and_says_what_a_critic_should_have_said() -> Non
     data = sampled()
     data.numbers["old_values"] = np.full(7, 0.5, np.float32)
     config = AdvantageConfig(estimator="gae", gamma=1.0, gae_lambda=1.0)
-    add_advantages(data, REWARDS, PROMPT_OF, config, KlConfig(), 0.0)
+    add_advantages(data, REWARDS, config, KlConfig(), 0.0)
     assert each(data, "advantages")[3] == [3.5, 3.5]
     returns = each(data, "returns")
     assert (returns[3], returns[0]) == ([4.0, 4.0], [1.0, 1.0, 0.0])
 
 
+def test_an_epoch_takes_each_completion_once_and_those_of_a_prompt_together() -> None:
+    data = StepData.of([[1]] * 6, [[2]] * 6, [[True]] * 6, [7, 9, 7, 4, 9, 7])
+    orders = [data.order(0, epoch) for epoch in range(8)]
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert {tuple(order.index(row) - order.index(0) for row in (2, 5)) for order in orders} == {(1, 2)}
+    assert len({tuple(order) for order in orders}) > 2
+    assert orders == [data.order(0, epoch) for epoch in range(8)]
+
+
 def test_a_completion_of_which_nothing_is_trained_costs_the_others_nothing() -> None:
     data = StepData.of([[1]] * 3, [[2, 2], [3], [4]], [[True, True], [False], [True]])
-    add_advantages(data, [1.0, 5.0, 2.0], [0, 1, 2], AdvantageConfig(estimator="returns"), KlConfig(), 0.0)
+    add_advantages(data, [1.0, 5.0, 2.0], AdvantageConfig(estimator="returns"), KlConfig(), 0.0)
     assert data.numbers["advantages"].tolist() == [1.0, 1.0, 2.0]
     assert [one.tolist() for one in (data.lengths_S, data.places_K(data.rows()[1:]))] == [[2, 0, 1], [2]]

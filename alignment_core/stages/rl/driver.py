@@ -120,8 +120,8 @@ class Driver:
         if needed or section.critic or section.kl.coefficient > 0:
             with self.watch.part("logps"):
                 data.numbers.update(self.trainers.forward(needed, self._wanted(step, needed)))
-        rewards, groups = [row["reward"] for row in used], [row["group"] for row in used]
-        found |= add_advantages(data, rewards, groups, section.advantage, section.kl, self.kl_coefficient)
+        rewards = [row["reward"] for row in used]
+        found |= add_advantages(data, rewards, section.advantage, section.kl, self.kl_coefficient)
         if self.trajectories.keeps(step):
             self.trajectories.write(step, samples, data)
         else:
