@@ -39,21 +39,13 @@ def to_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> A
     """The ``pyarrow.Table`` of rows that ``compact`` gave."""
     import pyarrow as pa
 
+    from alignment_core.columns import array
+
     layout = schema(columns)
     blocks = [
         pa.record_batch(
-            [_array([row[field.name] for row in rows[start : start + BLOCK]], field.type) for field in layout], layout
+            [array([row[field.name] for row in rows[start : start + BLOCK]], field.type) for field in layout], layout
         )
         for start in range(0, len(rows), BLOCK)
     ]
     return pa.Table.from_batches(blocks, layout)
-
-
-def _array(values: Sequence[Any], type_: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    if not pa.types.is_list(type_):
-        return pa.array(values, type_)
-    offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values)), type=type_)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 1.0
 TRAINS = (
+    "alignment_core.columns",
     *below("alignment_core.execution", "course training_loop"),
     "alignment_core.files",
     "alignment_core.losses.logprobs",

@@ -23,10 +23,9 @@ Pair = tuple[Tokens, Tokens]
 def distinct(asked: Seq[Pair]) -> tuple[list[Pair], list[int]]:
     """The different ones among ``asked``, and where each of ``asked`` is among them."""
     keys = [tuple(np.asarray(ids, np.int32).tobytes() for ids in pair) for pair in asked]
-    different = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))  # the first of equal ones
-    firsts = sorted(different.values())
-    places = {keys[first]: place for place, first in enumerate(firsts)}
-    return [asked[first] for first in firsts], [places[key] for key in keys]
+    pairs = dict(zip(keys, asked, strict=True))  # in the order of their first places
+    places = {key: place for place, key in enumerate(pairs)}
+    return list(pairs.values()), [places[key] for key in keys]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from alignment_core.columns import parts
+from alignment_core.columns import array, column
 from alignment_core.errors import DataError
 from alignment_core.files import write_whole
 
@@ -101,21 +99,9 @@ def write_table(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> No
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    columns = [array([row.get(field.name) for row in rows], field.type) for field in schema]
     table = pa.Table.from_arrays(columns, schema=schema)
     write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
-
-
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Of arrays, lists or whatever else is to be of this ``kind``; each may be None."""
-    import pyarrow as pa
-
-    if not any(isinstance(one, np.ndarray) for one in values):
-        return pa.array(values, kind)
-    there = [np.asarray(one) for one in values if one is not None and len(one)]
-    tokens = pa.array(np.concatenate(there) if there else (), kind.value_type)
-    starts = np.cumsum([0, *(0 if one is None else len(one) for one in values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(starts, tokens, kind, mask=pa.array([one is None for one in values]))
 
 
 def read_rollouts(directory: Path) -> list[dict[str, Any]]:
@@ -129,19 +115,13 @@ def read_rollouts(directory: Path) -> list[dict[str, Any]]:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """With an array for each list, all views of their column."""
+    """With an array for each list."""
     import pyarrow as pa
 
-    if not table.num_rows:
-        return []
-    columns = {}
-    for name, column in zip(table.column_names, table.combine_chunks().columns, strict=True):
-        if pa.types.is_list(column.type) and not column.null_count:
-            lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-            ends = lists.offsets.to_numpy()[1:] - lists.offsets[0].as_py()
-            columns[name] = parts(lists.flatten().to_numpy(zero_copy_only=False), ends)
-        else:
-            columns[name] = column.to_pylist()
+    columns = {
+        field.name: column(table, field.name) if pa.types.is_list(field.type) else table.column(field.name).to_pylist()
+        for field in table.schema
+    }
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

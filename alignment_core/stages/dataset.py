@@ -82,10 +82,13 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
 
 
 SHOWS = {"rows": "train rows"}
-CODE = below(
-    "alignment_core.data",
-    "build context fields formats kinds limits messages mixing origins overlap pin sources statistics",
-    "tables template",
+CODE = (
+    "alignment_core.columns",
+    *below(
+        "alignment_core.data",
+        "build context fields formats kinds limits messages mixing origins overlap pin sources statistics",
+        "tables template",
+    ),
 )
 STAGE = Stage(
     "dataset",

@@ -32,8 +32,8 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from alignment_core.columns import column
     from alignment_core.training.batches import first_rows
-    from alignment_core.training.methods.base import column
 
     tables = {
         split: pq.read_table(file)
@@ -64,13 +64,13 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
 
 SHOWS = {"rows": "rows"}
 CODE = (
+    "alignment_core.columns",
     "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
     *below("alignment_core.models", "attention handle loading microbatch packed prefix_tree saving"),
     *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
-    "alignment_core.training.methods.base",
 )
 STAGE = Stage(
     "reference_logps",

@@ -71,7 +71,7 @@ CODE = (
         "average batches checkpoints forward learner policy_ranks pretraining ranks reinforcement schedule",
         "step_data trainers worker",
     ),
-    *below("alignment_core.training.methods", "base sft"),
+    *below("alignment_core.training.methods", "sft"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),
 )
 PACKAGES = ("deepspeed", "tokenizers", "torch", "transformers", "vllm")

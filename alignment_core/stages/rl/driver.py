@@ -132,7 +132,8 @@ class Driver:
             try:
                 reports = self.trainers.update(learnt_from, coefficient)
             except NumericError:  # which names rows of this step
-                self.trajectories.write(step, samples, data)
+                if not self.trajectories.keeps(step):
+                    self.trajectories.write(step, samples, data)
                 self.trajectories.settle()
                 raise
         found |= _averages(reports)

@@ -30,8 +30,3 @@ class Method(Protocol):
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss summed (not averaged) over the micro-batch, and sums of metrics, all to be divided alike."""
-
-
-def column(table: pa.Table, name: str) -> list:
-    """A column of lists or numbers as Python objects; token lists stay numpy arrays."""
-    return table.column(name).to_pandas().tolist()

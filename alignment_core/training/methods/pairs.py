@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from alignment_core.columns import column
 from alignment_core.models.microbatch import Row, TokenSequence
-from alignment_core.training.methods.base import column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from alignment_core.columns import column
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
-from alignment_core.training.methods.base import column
 
 if TYPE_CHECKING:
     import pyarrow as pa
