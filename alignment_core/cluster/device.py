@@ -67,10 +67,6 @@ class Device:
         """Device string for this actor's tensors; Ray shows an actor only its own GPU."""
         return self.kind
 
-    def shares_prefixes(self, resources: ResourcesConfig) -> bool:
-        """Whether models are to compute once what several sequences begin with."""
-        return self.kind == "cpu" and resources.attention == "auto"
-
     def local_rank(self, rank: int) -> int:
         """Index of a trainer rank's device as its own process sees it."""
         return 0 if self.kind == "cuda" else rank
@@ -126,7 +122,7 @@ class Device:
             "engines": self.engines(resources),
             "tensor_parallel_size": resources.tensor_parallel_size,
             "threads": resources.threads,
-            "attention": "prefix tree" if self.shares_prefixes(resources) else "sdpa",
+            "attention": "sdpa" if resources.attention == "sdpa" else "prefix tree",
             "zero_stage": zero_stage(resources, trainers),
             "offload_optimizer": resources.offload_optimizer,
             "max_tokens_per_microbatch": resources.max_tokens_per_microbatch,

@@ -26,7 +26,9 @@ TRAINS = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
-    *below("alignment_core.models", "adapters attention handle loading microbatch packed prefix_tree saving"),
+    *below(
+        "alignment_core.models", "adapters attention flex_trees handle loading microbatch packed prefix_tree saving"
+    ),
     *below(
         "alignment_core.training",
         "average batches checkpoints learner ranks reference schedule trainer trainer_ranks trainers worker",

@@ -1,8 +1,9 @@
 """Attention over prefix trees: each token sees those that its sequences have before it, and no others.
 
-A tree is computed node by node. A node's tokens see each other causally; all that continues the node sees all of it. Every
-such block is a call of PyTorch's flash kernel without a mask, and what the blocks of a token give is joined by their
-log-sum-exps (Dao et al. 2022, "FlashAttention"), so that no mask of all tokens by all is ever made.
+On a CPU a tree is computed node by node. A node's tokens see each other causally; all that continues the node sees all of it.
+Every such block is a call of PyTorch's flash kernel without a mask, and what the blocks of a token give is joined by their
+log-sum-exps (Dao et al. 2022, "FlashAttention"), so that no mask of all tokens by all is ever made. On CUDA
+:mod:`~alignment_core.models.flex_trees` computes it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from alignment_core.errors import UserError
 from alignment_core.memory import out_of_memory
+from alignment_core.models import flex_trees
 from alignment_core.models.prefix_tree import Node, lay_out
 
 if TYPE_CHECKING:
@@ -53,8 +55,10 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 _in_use = False
 """Whether a forward pass over trees is under way, which needs no mask."""
-_seen: list[bool] | None = None
-"""While one is looked at: of each attention, whether it is of the plain kind."""
+Heads = tuple[int, int, int]
+"""Of an attention: how many of queries, how many of keys, and their dimensions."""
+_seen: list[Heads | None] | None = None
+"""While a model is looked at: the heads of each of its attentions, None where it is not of the plain kind."""
 
 
 class TreeAttention(torch.autograd.Function):
@@ -184,11 +188,14 @@ def _attend(
         told = {name for name, value in more.items() if value is not None}
         plain = attention_mask is None and not dropout and told <= OF_NO_MATTER
         causal = more.get("is_causal") is not False and getattr(module, "is_causal", True)
-        _seen.append(plain and causal and query.shape[-1] == value.shape[-1])
+        plain = plain and causal and query.shape[-1] == value.shape[-1]
+        _seen.append((query.shape[1], key.shape[1], query.shape[-1]) if plain else None)
     if nodes is None:
         if _in_use:
             raise RuntimeError("the model does not hand on the nodes of its prefix trees")
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+    if query.device.type != "cpu":
+        return flex_trees.attend(module, query, key, value, nodes, scaling), None
     return TreeAttention.apply(query, key, value, nodes, scaling).transpose(1, 2).contiguous(), None
 
 
@@ -217,35 +224,32 @@ def over_trees() -> Iterator[None]:
         _in_use = before
 
 
-def use_trees(model: Any, head: Head) -> bool:
+def use_trees(model: Any, head: Head, device: str) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it can, and say whether it does.
 
-    It can if all its layers attend in the plain way and it then gives what it gives for a sequence alone. Otherwise it stays
-    as it was.
+    It can if all its layers attend in the plain way and it then gives what it gives for a sequence alone, which is looked at
+    where the model is, and if the ``device`` that it is for can. Otherwise it stays as it was.
     """
     if model.config._attn_implementation != "sdpa":
         return bool(model.config._attn_implementation == NAME)
+    model.config._attn_implementation = NAME
     try:
-        can = _remembered(_can_use_trees, model, head)
+        heads: frozenset[Heads] = _remembered(_heads_if_plain, model, head)
+        can = bool(heads) and _remembered(_are_as_alone_in_trees, model, head)
     except Exception as error:  # somebody else's model may know nothing of what it is given here
         if out_of_memory(error):
             raise
         logger.debug("no prefix trees", exc_info=error)
         can = False
+    finally:
+        model.config._attn_implementation = "sdpa"
+    if not can:
+        _say_once(model.config.model_type)
+    elif device != "cpu":
+        can = all(flex_trees.works(device, model.dtype, *one) for one in heads)
     if can:
         model.config._attn_implementation = NAME
-    else:
-        _say_once(model.config.model_type)
     return can
-
-
-def _can_use_trees(model: Any, head: Head) -> bool | None:
-    before = model.config._attn_implementation
-    try:
-        model.config._attn_implementation = NAME
-        return _is_plain(model, head) and _are_as_alone(model, head, share=True)
-    finally:
-        model.config._attn_implementation = before
 
 
 @functools.cache
@@ -266,8 +270,11 @@ def check_kept_apart(model: Any, head: Head) -> None:
         )
 
 
-def _remembered(look: Callable[[Any, Head], bool | None], model: Any, head: Head) -> bool:
-    """What a look at a model of this architecture found: it takes longer than to load the weights, which have no say in it."""
+def _remembered(look: Callable[[Any, Head], Any], model: Any, head: Head) -> Any:
+    """What a look at a model of this architecture found: it takes longer than to load the weights, which have no say in it.
+
+    What it could not say (None) counts as True this time.
+    """
     config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     kind = (look, type(model), head, model.dtype, str(config))
     if kind not in _looks:
@@ -277,7 +284,7 @@ def _remembered(look: Callable[[Any, Head], bool | None], model: Any, head: Head
     return _looks[kind]
 
 
-_looks: dict[tuple[Any, ...], bool] = {}
+_looks: dict[tuple[Any, ...], Any] = {}
 
 
 def _sequences(model: Any) -> list[np.ndarray]:
@@ -287,17 +294,24 @@ def _sequences(model: Any) -> list[np.ndarray]:
     return [np.array([*range(length - 4), *[after] * 4]) % config.vocab_size for after in (1, 2, 3)]
 
 
-def _is_plain(model: Any, head: Head) -> bool:
-    """Whether each layer calls :func:`_attend` for a causal softmax over all that came before, and nothing more."""
+def _heads_if_plain(model: Any, head: Head) -> frozenset[Heads]:
+    """The heads of its layers if each calls :func:`_attend` for a causal softmax over all that came before, and nothing more;
+    otherwise none."""
     global _seen
     training, _seen = model.training, []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             _states(model.train(), head, _sequences(model)[-1:], share=True)
-        return all(_seen) and len(_seen) == model.config.get_text_config().num_hidden_layers
+        found = frozenset(one for one in _seen if one is not None)
+        plain = None not in _seen and len(_seen) == model.config.get_text_config().num_hidden_layers
+        return found if plain else frozenset()
     finally:
         _seen = None
         model.train(training)
+
+
+def _are_as_alone_in_trees(model: Any, head: Head) -> bool | None:
+    return _are_as_alone(model, head, share=True)
 
 
 def _are_as_alone(model: Any, head: Head, share: bool = False) -> bool | None:

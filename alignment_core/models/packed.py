@@ -29,17 +29,19 @@ class PackedModel(nn.Module):
     places that predict a target reach the vocabulary projection, whatever else the model does to its logits.
     """
 
-    def __init__(self, model: Any, head: Head, with_entropy: bool = False, share: bool = True) -> None:
+    def __init__(
+        self, model: Any, head: Head, with_entropy: bool = False, share: bool = True, device: str = "cpu"
+    ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
-        With ``share`` sequences share their prefixes if the model can do with that. Raises UserError if it cannot be given
-        several sequences in a line at all.
+        With ``share`` sequences share their prefixes if the model can do with that and the ``device`` that it will compute
+        on can. Raises UserError if it cannot be given several sequences in a line at all.
         """
         super().__init__()
         self.model = model
         self.head = head
         self.with_entropy = with_entropy
-        self.shares = share and use_trees(model, head)
+        self.shares = share and use_trees(model, head, device)
         """Whether micro-batches for it are to share prefixes."""
         if not self.shares:
             check_kept_apart(model, head)
@@ -116,4 +118,4 @@ def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: fl
 
 def load_frozen(model: Model, head: Head, dtype: torch.dtype, device: str, share: bool) -> PackedModel:
     """The weights of ``model`` on a device, for forward passes alone."""
-    return PackedModel(model.load(head, dtype), head, share=share).to(device).eval()
+    return PackedModel(model.load(head, dtype), head, share=share, device=device).to(device).eval()

@@ -40,7 +40,7 @@ class Forward:
     def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
         self.head, self.token_budget, self.device = job.head, resources.max_tokens_per_microbatch, device
         bf16 = job.model.bf16 if job.bf16 is None else job.bf16
-        dtype, share = torch.bfloat16 if bf16 else torch.float32, device.shares_prefixes(resources)
+        dtype, share = torch.bfloat16 if bf16 else torch.float32, resources.attention == "auto"
         try:
             with memory_explained(self.token_budget):
                 self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share)

@@ -122,7 +122,8 @@ class Learner:
         if training.lora:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
-        self.packed = PackedModel(model, source.head, source.with_entropy, device.shares_prefixes(resources))
+        share = resources.attention == "auto"
+        self.packed = PackedModel(model, source.head, source.with_entropy, share, device.torch_device)
         if training.router_aux_loss_coef:
             self.packed.balance_routers()
         self.engine = self._engine()

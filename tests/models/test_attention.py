@@ -74,10 +74,14 @@ def model_of(architecture: str, **changes: Any) -> Any:
     return model.eval()
 
 
+def rows_of(sequences: list[np.ndarray]) -> list[Row]:
+    """All of whose tokens are targets that can be."""
+    return [Row(number, (TokenSequence(one, np.arange(len(one)) > 0),)) for number, one in enumerate(sequences)]
+
+
 def check_that_packed_is_alone(model: Any, share: bool) -> None:
     """Log-probabilities of packed sequences are those of each sequence alone, by ``transformers``."""
     ids = trees(np.random.default_rng(1))
-    targets = [np.arange(len(one)) > 0 for one in ids]
     alone = []
     with torch.no_grad():
         for one in ids:
@@ -85,8 +89,7 @@ def check_that_packed_is_alone(model: Any, share: bool) -> None:
             alone.append(logps[torch.arange(len(one) - 1), torch.from_numpy(one[1:])])
         packed = PackedModel(model, "lm")
         assert packed.shares == share
-        rows = [Row(n, (TokenSequence(*one),)) for n, one in enumerate(zip(ids, targets, strict=True))]
-        found = run_packed(packed, pack(rows, share=packed.shares))
+        found = run_packed(packed, pack(rows_of(ids), share=packed.shares))
     torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 

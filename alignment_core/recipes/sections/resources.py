@@ -46,9 +46,9 @@ class ResourcesConfig(Config):
     max_tokens_per_microbatch: int = Field(1024, ge=16)
     """Token budget of a packed micro-batch; 1024 is best on a CPU, 8192 and more on a GPU."""
     attention: Literal["auto", "sdpa"] = "auto"
-    """Attention of models that train or score. `auto`: on a CPU, sequences of a micro-batch that begin alike share the
-    computation of their common prefix, if the model's attention is of the plain causal kind; otherwise, and on CUDA, as
-    `sdpa`: the attention of `transformers`, each sequence for itself."""
+    """Attention of models that train or score. `auto`: sequences of a micro-batch that begin alike share the computation of
+    their common prefix, if the model's attention is of the plain causal kind (on CUDA: by FlexAttention, if a trial when the
+    model is loaded finds it right); otherwise as `sdpa`: the attention of `transformers`, each sequence for itself."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """Fraction of a GPU's memory for each engine."""
     kv_cache_mib: int = Field(256, ge=16)

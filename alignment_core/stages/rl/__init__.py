@@ -62,7 +62,10 @@ CODE = (
     *below("alignment_core.inference", "engine engines weights"),
     *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
     "alignment_core.memory",
-    *below("alignment_core.models", "adapters attention buckets handle loading microbatch packed prefix_tree saving"),
+    *below(
+        "alignment_core.models",
+        "adapters attention buckets flex_trees handle loading microbatch packed prefix_tree saving",
+    ),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories"),

@@ -1,0 +1,111 @@
+"""FlexAttention over prefix trees: its mask is that of the trees, its output that of the CPU's, and a device is tried first."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+from alignment_core.models import flex_trees
+from alignment_core.models.attention import TreeAttention
+from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.prefix_tree import Layout, lay_out
+from alignment_core.training.batches import pack
+from tests.models.test_attention import model_of, rows_of, trees
+
+CPU = torch.device("cpu")
+
+
+@some.composite
+def layouts(draw: some.DrawFn) -> Layout:
+    """Of sequences that begin with one of three texts, each up to some length."""
+    texts = np.random.default_rng(0).integers(0, 60, (3, 400))
+    sequences = []
+    for number in range(draw(some.integers(1, 8))):
+        common, own = draw(some.integers(0, 300)), draw(some.integers(1, 150))
+        sequences.append(np.concatenate([texts[draw(some.integers(0, 2)), :common], np.full(own, 60 + number)]))
+    return lay_out(sequences)
+
+
+@given(layouts())
+@settings(max_examples=40, deadline=None)
+def test_a_token_sees_what_its_sequences_have_before_it(layout: Layout) -> None:
+    found, tokens = flex_trees.block_mask(layout.nodes, CPU), len(layout.ids)
+    seen = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for places in map(torch.from_numpy, layout.places):
+        seen[places[:, None], places] |= torch.ones(len(places), len(places), dtype=torch.bool).tril()
+    assert create_mask(found.mask_mod, None, None, tokens, tokens, "cpu")[0, 0].equal(seen)
+    wanted = create_block_mask(found.mask_mod, None, None, tokens, tokens, "cpu", BLOCK_SIZE=flex_trees.BLOCK)
+    for counts, columns in [
+        ("kv_num_blocks", "kv_indices"),
+        ("full_kv_num_blocks", "full_kv_indices"),
+        ("q_num_blocks", "q_indices"),
+        ("full_q_num_blocks", "full_q_indices"),
+    ]:
+        assert getattr(found, counts).equal(getattr(wanted, counts))
+        for row, count in enumerate(getattr(found, counts)[0, 0]):
+            assert getattr(found, columns)[0, 0, row, :count].equal(getattr(wanted, columns)[0, 0, row, :count])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.compiler.set_stance("force_eager")
+@torch.no_grad()
+def test_output_is_that_of_a_cpu() -> None:
+    layout = lay_out([np.concatenate([np.zeros(200, int), one]) for one in trees(np.random.default_rng(0))])
+    query, key, value = (torch.randn(1, heads, len(layout.ids), 16) for heads in (4, 2, 2))
+    found = flex_trees.attend(torch.nn.Identity(), query, key, value, layout.nodes, 0.3).transpose(1, 2)
+    torch.testing.assert_close(found, TreeAttention.apply(query, key, value, layout.nodes, 0.3))
+
+
+def test_a_device_that_cannot_have_it_keeps_the_attention_of_transformers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU is one: FlexAttention has no backward pass there."""
+    monkeypatch.setattr(flex_trees, "works", flex_trees.works.__wrapped__)
+    with caplog.at_level(logging.WARNING), torch.compiler.set_stance("force_eager"):
+        assert not flex_trees.works("cpu", torch.float32, 4, 2, 16)
+    assert "FlexAttention does not run on this device (NotImplementedError)" in caplog.text
+    monkeypatch.setattr(flex_trees, "works", lambda device, dtype, *heads: (device, dtype, heads) == ())
+    model = model_of("llama")
+    assert not PackedModel(model, "lm", device="cuda").shares
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_device_is_asked_for_the_heads_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(flex_trees, "works", lambda *of: asked.append(of) or True)
+    assert PackedModel(model_of("llama"), "lm", device="cuda").shares
+    assert PackedModel(model_of("gpt_neox"), "lm", device="cuda").shares
+    assert asked == [("cuda", torch.float32, 4, 2, 8), ("cuda", torch.float32, 4, 4, 8)]
+
+
+def test_a_wrong_result_is_no_use(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        flex_trees,
+        "attend",
+        lambda module, query, key, value, nodes, scale: torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        ).transpose(1, 2),
+    )
+    assert not flex_trees.works.__wrapped__("cpu", torch.float32, 4, 2, 16)
+    assert "FlexAttention on this device differs by" in caplog.text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that this build of torch can use")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_on_a_gpu_gives_what_it_gives_on_a_cpu(dtype: torch.dtype) -> None:
+    rows = rows_of(trees(np.random.default_rng(1)))
+    model = model_of("llama", head_dim=64).to(dtype)
+    gradients = []
+    for device in ("cpu", "cuda"):
+        packed = PackedModel(model, "lm", device=device).to(device).train()
+        assert packed.shares
+        logps = run_packed(packed, pack(rows, device))
+        gradients.append([logps, *torch.autograd.grad(logps.sum(), [*model.parameters()])])
+    for on_cpu, on_gpu in zip(*gradients, strict=True):
+        assert (on_cpu - on_gpu.cpu()).norm() <= torch.finfo(dtype).eps ** 0.5 * on_cpu.norm()
