@@ -70,10 +70,22 @@ def test_a_device_that_cannot_have_it_keeps_the_attention_of_transformers(
     with caplog.at_level(logging.WARNING), torch.compiler.set_stance("force_eager"):
         assert not flex_trees.works("cpu", torch.float32, 4, 2, 16)
     assert "FlexAttention does not run on this device (NotImplementedError)" in caplog.text
-    monkeypatch.setattr(flex_trees, "works", lambda device, dtype, *heads: (device, dtype, heads) == ())
+    monkeypatch.setattr(flex_trees, "works", lambda *_: False)
     model = model_of("llama")
     assert not PackedModel(model, "lm", device="cuda").shares
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (3, 3), (6, 2)])
+@torch.compiler.set_stance("force_eager")
+def test_a_device_that_computes_gradients_too_passes_the_trial(
+    heads: int, groups: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU can without the compiler, though torch refuses to ask it."""
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    assert flex_trees.works.__wrapped__("cpu", dtype, heads, groups, 16)
 
 
 def test_a_device_is_asked_for_the_heads_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
