@@ -38,6 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dpo": {"sft": SFT, "dpo": PAIRS},
     "iterative-dpo": {"sft": SFT, "reward_model": PAIRS, "iterative_dpo": ROUNDS},
     "rl": {"sft": SFT, "rl": RL},
+    "merge": {"sft": SFT, "merge": {"models": [{}, {"sft": SFT}], "merge_method": "ties"}},
 }
 
 
@@ -84,6 +85,7 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
         ("dpo", {"sft/data", "dpo/data"}),
         ("iterative-dpo", {"sft/data", "reward-model/data", "rounds/prompts"}),
         ("rl", {"sft/data", "rl/prompts"}),
+        ("merge", {"sft/data", "model-2/sft/data"}),
     ],
 )
 def test_held_out_prompts_are_compared_with_everything_that_is_trained_on(composed, method, trained):
@@ -92,6 +94,13 @@ def test_held_out_prompts_are_compared_with_everything_that_is_trained_on(compos
     assert composed.roles("report")["overlap"] == "evaluation/overlap"
     if method == "rl":
         assert composed.roles("rl/held-out/overlap") == {"held_out": "rl/held-out", **{one: one for one in trained}}
+
+
+def test_a_model_that_is_merged_is_the_start_or_made_of_it(composed):
+    compose(composed, "merge")
+    assert composed.roles("model-2/sft") == {"model": "sft", "data": "model-2/sft/data"}
+    assert composed.roles("model-2/sft/data") == {"tokenizer": "model"}
+    assert composed.roles("merge") == {"model-1": "sft", "model-2": "model-2/sft", "base": "sft"}
 
 
 def test_an_overlap_is_refused_only_where_a_gate_depends_on_it(composed):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import alignment_core.recipes
 from alignment_core.errors import UserError
-from alignment_core.recipes import load_recipe
+from alignment_core.recipes import load_recipe, methods
 from tests.recipes.contents import SFT, refusal
 
 # ---------------------------------------------------------------- mistakes of one field
@@ -81,20 +83,19 @@ def test_every_mistake_gets_its_own_line(load):
 
 # ---------------------------------------------------------------- method
 
+METHODS = sorted(path.stem.replace("_", "-") for path in Path(methods.__file__).parent.glob("[!_]*.py"))
+
 
 @pytest.mark.parametrize(("method", "nearest"), [("sftt", "sft"), ("reward_model", "reward-model"), ("grpo", "rl")])
 def test_an_unknown_method_gets_the_list_and_the_nearest(load, method, nearest):
     assert refusal(load, SFT | {"method": method}) == (
-        f"recipe.yaml: method: is {method!r}; choose one of dpo, iterative-dpo, nightly, reward-model, rl, sft; "
-        f"did you mean {nearest!r}?"
+        f"recipe.yaml: method: is {method!r}; choose one of {', '.join(METHODS)}; did you mean {nearest!r}?"
     )
 
 
 def test_a_missing_method_gets_the_list(load):
     content = {name: value for name, value in SFT.items() if name != "method"}
-    assert "method: is missing; choose one of dpo, iterative-dpo, nightly, reward-model, rl, sft" in refusal(
-        load, content
-    )
+    assert f"method: is missing; choose one of {', '.join(METHODS)}" in refusal(load, content)
 
 
 # ---------------------------------------------------------------- the file

@@ -1,0 +1,86 @@
+"""The stage that merges models: what it writes loads, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from alignment_core.errors import UserError
+from alignment_core.models.loading import load_model
+from alignment_core.stages.merge import MergeStageConfig, run
+
+Merge = Callable[..., dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def merge(tmp_path: Path) -> Merge:
+    def run_stage(*folders: Path, base: Path | None = None, **config: Any) -> dict[str, torch.Tensor]:
+        inputs = {f"model-{number}": folder for number, folder in enumerate(folders, start=1)}
+        output = tmp_path / "merged"
+        output.mkdir()
+        context: Any = SimpleNamespace(
+            inputs=inputs | ({"base": base} if base else {}), output=output, report=lambda *_: None
+        )
+        settings = {"merge_method": "linear", "weights": (1,) * len(folders), **config}
+        metrics = run(context, MergeStageConfig.model_validate(settings))
+        model = load_model(str(output), "lm", torch.float32)
+        assert metrics == {"models": len(folders), "parameters": sum(one.numel() for one in model.parameters())}
+        return dict(model.state_dict())
+
+    return run_stage
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_model(str(folder), "lm", torch.float32).state_dict())
+
+
+def test_the_mean_of_two_models_loads_as_one(merge: Merge, tiny_model: Any) -> None:
+    one, other = tiny_model(), tiny_model(seed=2)
+    merged = merge(one, other, weights=(1, 3))
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(merged[name], 0.25 * tensor + 0.75 * weights(other)[name])
+
+
+def test_of_models_in_several_files_and_half_precision_the_first_decides_the_form(
+    merge: Merge, tiny_model: Any, tmp_path: Path
+) -> None:
+    one = tmp_path / "cut"
+    shutil.copytree(tiny_model(), one)
+    (one / "model.safetensors").unlink()
+    load_model(str(tiny_model()), "lm", torch.bfloat16).save_pretrained(one, max_shard_size="50KB")
+    assert len(list(one.glob("*.safetensors"))) > 1
+    merged = merge(one, tiny_model(seed=2), weights=(1, 0))
+    assert (tmp_path / "merged" / "model.safetensors.index.json").is_file()
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
+    for name, tensor in weights(one).items():
+        assert merged[name].equal(tensor)
+
+
+@pytest.mark.parametrize("how", ["slerp", "ties"])
+def test_a_model_merged_with_itself_is_itself(how: str, merge: Merge, tiny_model: Any) -> None:
+    base = {"base": tiny_model(seed=2), "density": 1, "scale": 1} if how == "ties" else {}
+    merged = merge(tiny_model(), tiny_model(), merge_method=how, **base)
+    for name, tensor in weights(tiny_model()).items():
+        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+def test_models_of_another_shape_are_refused(merge: Merge, tiny_model: Any) -> None:
+    with pytest.raises(
+        UserError, match=r"merge\.models: model-2 has the tensor lm_head\.weight \[\d+, 64\], model-1 not at all; merge"
+    ):
+        merge(tiny_model(), tiny_model(tied=False))
+
+
+def test_models_of_another_tokenizer_are_refused(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model(), other)
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"merge\.models: model-2 has another tokenizer\.json than model-1"):
+        merge(tiny_model(), other)
