@@ -305,7 +305,8 @@ class Engine:
         )
 
     def _completion(self, output: Any) -> Completion:
-        ids, logps = np.asarray(output.token_ids, np.int32), np.asarray(output.logprobs.logprobs, np.float32)
+        sampled = (output.token_ids, np.int32), (output.logprobs.logprobs, np.float32)
+        ids, logps = (np.fromiter(one, kind, len(one)) for one, kind in sampled)
         return Completion(ids, logps, np.full(len(ids), self.version, np.int32), str(output.finish_reason))
 
     def first_parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float | None:

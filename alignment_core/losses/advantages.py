@@ -6,13 +6,19 @@ prompt.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from alignment_core.columns import parts
 from alignment_core.losses.logprobs import sum_by_sequence
+
+AT_ONCE = 255
+"""Sequences whose recursions go together: a call of numpy takes as long for one number as for so many. It is odd, so that the
+numbers of a sequence, which lie so far apart, do not share lines of the processor's cache."""
 
 Baseline = Literal["none", "group", "leave-one-out", "batch"]
 
@@ -56,20 +62,22 @@ def generalised_advantages(
     Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", equation 16. The
     return that a critic learns is ``A_t + V_t``. Args: rewards and values [K]. Returns [K].
     """
-    lengths, ends = lengths_S.numpy(), lengths_S.cumsum(0).numpy()
-    following_K = torch.zeros_like(values_K)
-    following_K[:-1] = values_K[1:]
-    following_K[ends[lengths > 0] - 1] = 0.0
-    advantages_K = (rewards_K + gamma * following_K - values_K).numpy()
-    longest_first = np.argsort(-lengths, kind="stable")
-    places, later = ends[longest_first] - 1, np.zeros(len(lengths), advantages_K.dtype)
-    for sequences in np.bincount(lengths)[:0:-1].cumsum()[::-1].tolist():  # how many have a token so far from the end
-        places, later = places[:sequences], later[:sequences]
-        later *= gamma * gae_lambda
-        later += advantages_K.take(places)
-        advantages_K.put(places, later)
-        places -= 1
-    return torch.from_numpy(advantages_K)
+    ends = lengths_S.cumsum(0).numpy()
+    advantages_K = torch.zeros_like(values_K)
+    advantages_K[:-1] = values_K[1:]
+    advantages_K[ends[lengths_S.numpy() > 0] - 1] = 0.0
+    advantages_K = advantages_K.mul_(gamma).add_(rewards_K).sub_(values_K)
+    of_sequence = [part[::-1] for part in parts(advantages_K.numpy(), ends)]
+    for first in range(0, len(of_sequence), AT_ONCE):
+        together = of_sequence[first : first + AT_ONCE]
+        from_end = np.zeros((max(map(len, together)), len(together)), advantages_K.numpy().dtype)
+        for number, backwards in enumerate(together):
+            from_end[: len(backwards), number] = backwards
+        for later, earlier in pairwise(from_end):
+            earlier += gamma * gae_lambda * later
+        for number, backwards in enumerate(together):
+            backwards[:] = from_end[: len(backwards), number]
+    return advantages_K
 
 
 def whitened(advantages_K: Tensor, with_deviation: bool, epsilon: float = 1e-8) -> Tensor:

@@ -30,7 +30,7 @@ def distinct(asked: Seq[Pair]) -> tuple[list[Pair], list[int]]:
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Token ids [T] (int64) and which of them are targets [T] (bool; the first token never is)."""
+    """Token ids [T] (integers) and which of them are targets [T] (bool; the first token never is)."""
 
     ids: np.ndarray
     targets: np.ndarray

@@ -98,14 +98,14 @@ def add_advantages(
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:
         kl_K = kl_estimate(numbers("old_logps"), numbers("reference_logps"), kl.estimator)
-        rewards_K = rewards_K - coefficient * kl_K
         metrics["kl"] = float(kl_K.mean())
+        rewards_K -= kl_K.mul_(coefficient)
     if config.estimator == "gae":
         values_K = numbers("old_values")
         advantages_K = estimators.generalised_advantages(
             rewards_K, values_K, lengths_S, config.gamma, config.gae_lambda
         )
-        data.numbers["returns"] = (advantages_K + values_K).float().numpy()
+        data.numbers["returns"] = values_K.add_(advantages_K).float().numpy()
     else:
         advantages_K = estimators.discounted_returns(rewards_K, lengths_S, config.gamma)
     if config.whiten != "none":

@@ -56,7 +56,7 @@ class StepData:
 
     def rows(self) -> list[Row]:
         """One for each completion, in their order."""
-        ids, targets = (parts(column, self.ends_S) for column in (self.ids_N.astype(np.int64), self.targets_N))
+        ids, targets = (parts(column, self.ends_S) for column in (self.ids_N, self.targets_N))
         return [Row(number, (TokenSequence(*one),)) for number, one in enumerate(zip(ids, targets, strict=True))]
 
     def order(self, seed: int, epoch: int) -> list[int]:
