@@ -282,20 +282,21 @@ def test_prompts_that_all_teach_nothing_are_said(section: Section, run: RunRl) -
         run(section)
 
 
-def test_an_engine_that_does_not_hold_the_policy_ends_the_run(
-    section: Section, monkeypatch: pytest.MonkeyPatch, run: RunRl
+def test_an_engine_that_does_not_hold_the_policy_ends_the_run_and_its_step_is_kept(
+    section: Section, monkeypatch: pytest.MonkeyPatch, run: RunRl, tmp_path: Path
 ) -> None:
     def old_weights_under_the_new_name(driver: Driver, step: int) -> None:
         context = driver.context
         driver.engines.load(context.inputs["policy"], version_of(str(context.references["policy"]), step))
 
     monkeypatch.setattr(Driver, "_transfer", old_weights_under_the_new_name)
-    section["mismatch"] = {"stop_above": 1e-3}
+    section |= {"mismatch": {"stop_above": 1e-3}, "trajectories": {"keep": "last", "steps": 1}}
     section["training"]["learning_rate"] = 1e-2
     with pytest.raises(
         NumericError, match=r"step 1: the policy that sampled and the one that is trained differ by 0\.\d+"
     ):
         run(section)
+    assert [file.name for file in tmp_path.rglob("step-*.parquet")] == ["step-000001.parquet"]
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("last", [3, 4]), ("every", [0, 2, 4])])

@@ -130,22 +130,13 @@ class Driver:
         learnt_from = {name: values for name, values in data.numbers.items() if name in ("advantages", "returns")}
         with self.watch.part("train"):
             try:
-                reports = self.trainers.update(learnt_from, coefficient)
-            except NumericError:  # which names rows of this step
+                found |= _averages(self.trainers.update(learnt_from, coefficient))
+                self._check_mismatch(step, found.get("mismatch", 0.0))
+            except NumericError:  # for whoever looks at the rows of this step
                 if not self.trajectories.keeps(step):
                     self.trajectories.write(step, samples, data)
                 self.trajectories.settle()
                 raise
-        found |= _averages(reports)
-        if (difference := found.get("mismatch", 0.0)) > section.mismatch.stop_above:
-            ahead = section.execution.max_staleness
-            why = (
-                f"it moves too far in {ahead} steps (rl.execution)" if ahead else "the engine does not hold the policy"
-            )
-            raise NumericError(
-                f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
-                f"above rl.mismatch.stop_above {section.mismatch.stop_above:g}: {why}"
-            )
         trains = section.critic is None or step >= section.critic.steps_ahead
         if section.kl.target is not None and trains:
             found["kl_coefficient"] = coefficient
@@ -154,6 +145,17 @@ class Driver:
         self._count("completion_tokens", tokens)
         self._count("steps", 1)
         return {**found, "completion_length": tokens / len(samples)}
+
+    def _check_mismatch(self, step: int, difference: float) -> None:
+        """Raise NumericError if the policy that sampled is not the one that is trained, by ``difference`` in nats per token."""
+        if difference <= self.section.mismatch.stop_above:
+            return
+        ahead = self.section.execution.max_staleness
+        why = f"it moves too far in {ahead} steps (rl.execution)" if ahead else "the engine does not hold the policy"
+        raise NumericError(
+            f"step {step}: the policy that sampled and the one that is trained differ by {difference:.3g} nats per token, "
+            f"above rl.mismatch.stop_above {self.section.mismatch.stop_above:g}: {why}"
+        )
 
     def _adapt(self, kl: float, target: float, completions: int) -> None:
         self.kl_coefficient = adapted_coefficient(self.kl_coefficient, kl, target, completions, self.section.kl.horizon)
