@@ -43,8 +43,8 @@ class ResourcesConfig(Config):
     this case)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
-    max_tokens_per_microbatch: int = Field(1024, ge=16)
-    """Token budget of a packed micro-batch; 1024 is best on a CPU, 8192 and more on a GPU."""
+    max_tokens_per_microbatch: int = Field(2048, ge=16)
+    """Token budget of a packed micro-batch; 2048 is best on a CPU, 8192 and more on a GPU."""
     attention: Literal["auto", "sdpa"] = "auto"
     """Attention of models that train or score. `auto`: sequences of a micro-batch that begin alike share the computation of
     their common prefix, if the model's attention is of the plain causal kind (on CUDA: by FlexAttention, if a trial when the
