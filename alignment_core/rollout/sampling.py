@@ -44,9 +44,10 @@ class Sampling:
         return self.rows(episodes)
 
     def _sample(self, episodes: list[Episode], version: int) -> None:
-        """One turn of the policy in each."""
+        """One turn of the policy in each, of as many prompts at a time as leave no engine without work."""
         generation = self.draws.generation
-        size = generation.shard_size * generation.num_generations
+        of_an_engine = -(-len(episodes) // (generation.num_generations * self.engines.size))
+        size = min(generation.shard_size, of_an_engine) * generation.num_generations
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
         policy, stop = version_of(self.policy, version), self.tokenizer.eos_token_id
         asked = [(number, [self.draws.request(one) for one in shard]) for number, shard in enumerate(shards)]
