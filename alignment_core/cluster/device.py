@@ -122,7 +122,7 @@ class Device:
             "engines": self.engines(resources),
             "tensor_parallel_size": resources.tensor_parallel_size,
             "threads": resources.threads,
-            "attention": "sdpa" if resources.attention == "sdpa" else "prefix tree",
+            "attention": resources.attention,
             "zero_stage": zero_stage(resources, trainers),
             "offload_optimizer": resources.offload_optimizer,
             "max_tokens_per_microbatch": resources.max_tokens_per_microbatch,

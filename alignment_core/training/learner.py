@@ -31,7 +31,7 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.checkpoints import complete, newest_progress
-from alignment_core.training.ranks import sum_over_ranks
+from alignment_core.training.ranks import sum_over_ranks, unanimous
 
 LEAST_BYTES_PER_PARAMETER = 12
 """Of a progress checkpoint, for each that trains: fp32 (master) weights and AdamW's two moments, whatever the ZeRO
@@ -124,6 +124,11 @@ class Learner:
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
         share = resources.attention == "auto"
         self.packed = PackedModel(model, source.head, source.with_entropy, share, device.torch_device)
+        if not unanimous(self.packed.shares, device.torch_device):
+            raise EnvironmentFault(
+                "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "
+                "devices of one kind, or set it to `sdpa`"
+            )
         if training.router_aux_loss_coef:
             self.packed.balance_routers()
         self.engine = self._engine()

@@ -14,6 +14,12 @@ def agree(flag: bool, device: str) -> bool:
     return bool(answer.item())
 
 
+def unanimous(flag: bool, device: str) -> bool:
+    """Whether all ranks give the same answer."""
+    counts = sum_over_ranks(torch.tensor([int(flag), 1], device=device))
+    return int(counts[0]) in (0, int(counts[1]))
+
+
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """The same sums on every rank, on the device of ``values``."""
     if torch.distributed.get_world_size() > 1:

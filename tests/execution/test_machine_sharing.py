@@ -166,7 +166,7 @@ def test_the_record_says_on_what_a_stage_ran_and_what_of_it_changes_rounding(
         "engines": 2,
         "tensor_parallel_size": 1,
         "threads": 1,
-        "attention": "sdpa",
+        "attention": "auto",
         "zero_stage": 2,
         "offload_optimizer": False,
         "max_tokens_per_microbatch": 512,
