@@ -56,7 +56,7 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
         if candidate is not None:
             if current.kind != candidate.kind:
                 raise UserError(f"{section.tag} points to a {current.kind}")
-            check_same_tokenizer(store, candidate, current)
+            check_same_tokenizer(store, candidate, current, section.tag, "it cannot be compared")
     except UserError:
         why = (
             f"{section.tag} points to {current.short}, of another kind or with another tokenizer: it cannot be compared"

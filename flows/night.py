@@ -26,7 +26,8 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
     base = data.base_model("model", recipe.model)  # its tokenizer prepares all data, so that the nights share prompts
     start = production or base
     if production and (made := artifact(base)):
-        check_same_tokenizer(CURRENT.get().store, made, production)
+        cure = "name a model with the tokenizer of production, such as the one that it descends from"
+        check_same_tokenizer(CURRENT.get().store, made, production, "model: the policy to train further", cure)
     judge = reward_model(
         recipe, recipe.reward_model, base, base
     )  # from the model, not from production: it judges all nights alike

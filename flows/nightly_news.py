@@ -7,7 +7,7 @@ from prefect.events import emit_event
 
 from alignment_core.nights.ledger import Night, summary
 from alignment_core.recipes.methods.nightly import NightlyRecipe
-from alignment_core.stages.report import COLUMNS, cell
+from alignment_core.stages.report import cell, columns_of
 from flows.run_page import only_shown
 from flows.runs import flow_run
 
@@ -35,7 +35,7 @@ def page(recipe: NightlyRecipe, night: Night) -> str:
     if night.state == "promoted":
         lines.append(f"- `{recipe.promotion.tag}` points to the candidate now")
     if night.metrics:
-        shown = [(name, title) for name, title in COLUMNS if any(name in one for one in night.metrics.values())]
+        shown = columns_of(night.metrics)
         lines += ["", "| policy | " + " | ".join(title for _, title in shown) + " |", "|---" * (len(shown) + 1) + "|"]
         for label, values in night.metrics.items():
             lines.append(f"| {label} | " + " | ".join(cell(values, name) for name, _ in shown) + " |")

@@ -12,7 +12,7 @@ from tasks.graph import Input, Step, submit
 
 def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scores: Input | None) -> Step:
     """Metrics of scored completions, beside a baseline's."""
-    config = EvaluateConfig(win_margin=section.win_margin, confidence=section.confidence, resamples=section.resamples)
+    config = EvaluateConfig(**section.model_dump(include=set(EvaluateConfig.model_fields)))
     return submit("evaluate", label, config, {"scores": scores, "baseline_scores": baseline_scores})
 
 

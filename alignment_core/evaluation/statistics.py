@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import NormalDist
 from typing import Any
 
@@ -77,6 +78,20 @@ def win_rate_per_prompt(
         raise ValueError("the two policies were sampled on different prompts")
     both = [prompt for prompt in sorted(mine) if len(mine[prompt]) and len(theirs[prompt])]
     return np.array([_wins(mine[prompt], theirs[prompt], margin) for prompt in both])
+
+
+def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
+    """Chance that one of ``k`` completions of a prompt is right, for each prompt [P].
+
+    ``1 - C(n - c, k) / C(n, k)`` for n completions of which c are right (a score of 1): unbiased, Chen et al. 2021, "Evaluating
+    Large Language Models Trained on Code". Completions without a score are left out, and with them the prompts that have
+    fewer than k left.
+    """
+    scored = [values for _, values in sorted(_by_prompt(rows, column).items()) if len(values) >= k]
+    right = [int((values >= 1).sum()) for values in scored]
+    return np.array(
+        [1 - comb(len(values) - c, k) / comb(len(values), k) for values, c in zip(scored, right, strict=True)]
+    )
 
 
 def _wins(mine: np.ndarray, theirs: np.ndarray, margin: float) -> float:

@@ -86,13 +86,16 @@ class BaseRecipe(Config):
         for number, gate in enumerate(gates):
             if self.evaluation and not self._measures(self.evaluation, gate.measures):
                 raise ValueError(
-                    f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add {GIVEN_BY[gate.measures]}"
+                    f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add "
+                    f"{GIVEN_BY.get(gate.measures, '`evaluation.pass_at`')}"
                 )
         return self
 
     def _measures(self, evaluation: EvaluationConfig, metric: str) -> bool:
         reward = bool(evaluation.rewards) or self.has_reward_model
         verified = evaluation.verifier is not None
+        if metric.startswith("pass@"):
+            return int(metric.removeprefix("pass@")) in evaluation.pass_at
         return {"accuracy": verified, "reward": reward, "win_rate": reward or verified}.get(metric, True)
 
 

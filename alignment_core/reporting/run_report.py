@@ -21,7 +21,7 @@ from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, samples
 from alignment_core.reporting.curves import over_policies, over_steps
 from alignment_core.reporting.picture import picture
-from alignment_core.stages.report import COLUMNS
+from alignment_core.stages.report import columns_of
 from alignment_core.tracking.metrics_file import Points, read_points
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -121,7 +121,8 @@ def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -
     with suppress(OSError, AlignmentError):
         _, *lines = (store.fetch(made.reference) / MARKDOWN).read_text().splitlines()
         report.say("## Policies on held-out prompts", *lines)
-    report.show("policies", "metrics of the policies", over_policies(dict(COLUMNS), policies_of(store, made)))
+    policies = policies_of(store, made)
+    report.show("policies", "metrics of the policies", over_policies(dict(columns_of(policies)), policies))
 
 
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:

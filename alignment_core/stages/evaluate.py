@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.evaluation.statistics import bootstrap, per_prompt, wilson, win_rate_per_prompt
+from alignment_core.evaluation.statistics import bootstrap, pass_at, per_prompt, wilson, win_rate_per_prompt
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.rollout.records import read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
 """Metrics that are the mean of a column of scores, where it has any number."""
-PROPORTIONS = ("accuracy", "win_rate")
-"""Metrics whose values lie in [0, 1]; the others may be any number."""
+UNBOUNDED = ("reward", "kl")
+"""Metrics whose values may be any number; those of the others lie in [0, 1]."""
 
 
 class EvaluateConfig(StageConfig):
@@ -23,6 +23,7 @@ class EvaluateConfig(StageConfig):
     win_margin: float = 0.0
     confidence: float = 0.95
     resamples: int = 2000
+    pass_at: tuple[int, ...] = ()
 
 
 def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
@@ -40,6 +41,9 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     for number, given in enumerate(sources if len(sources) > 1 else ()):
         metrics[f"reward_{number}"] = float(np.mean([one for one in given if one is not None]))
     per_prompt_values = {name: per_prompt(rows, column) for name, column in measured.items()}
+    for k in config.pass_at:
+        if len(passed := pass_at(rows, "verifier", k)):
+            per_prompt_values[f"pass@{k}"] = passed
     if rows[0]["reference_logp"] is not None:
         # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion.
         gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
@@ -48,10 +52,10 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     if baseline is not None and {"accuracy", "reward"} & per_prompt_values.keys():
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
     for name, values in per_prompt_values.items():
-        if name in PROPORTIONS:
-            interval = wilson(values, config.confidence)
-        else:
+        if name in UNBOUNDED:
             interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
+        else:
+            interval = wilson(values, config.confidence)
         metrics[name], metrics[f"{name}.n"] = interval.mean, len(values)
         metrics[f"{name}.low"], metrics[f"{name}.high"] = interval.low, interval.high
     content = {name: float(f"{value:.9g}") for name, value in metrics.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from alignment_core.evaluation.files import HELD_OUT
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.stages import overlap
 
-COLUMNS = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))
+TITLES = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))
 
 
 class ReportConfig(StageConfig):
@@ -53,7 +54,7 @@ def _notes(context: StageContext) -> dict[str, float]:
 
 def markdown(content: dict[str, Any], order: list[str]) -> str:
     """The report as a Markdown table, one row per policy."""
-    shown = [(name, title) for name, title in COLUMNS if any(name in content["policies"][label] for label in order)]
+    shown = columns_of(content["policies"])
     lines = [f"# {content['title']}", ""]
     lines.append("| policy | " + " | ".join(title for _, title in shown) + " |")
     lines.append("|---" * (len(shown) + 1) + "|")
@@ -71,6 +72,13 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
         lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]
     lines += [f"- {name}: {value:.4g}" for name, value in sorted(content["notes"].items())]
     return "\n".join(lines) + "\n"
+
+
+def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    """Names and titles of the metrics that a table of these policies shows."""
+    measured = {name for metrics in policies.values() for name in metrics}
+    passes = sorted((name for name in measured if re.fullmatch(r"pass@\d+", name)), key=lambda name: int(name[5:]))
+    return [(name, title) for name, title in (*TITLES, *zip(passes, passes, strict=True)) if name in measured]
 
 
 def confidence(policies: Mapping[str, Mapping[str, float]]) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.pace import headline
-from alignment_core.stages.report import COLUMNS, cell, confidence
+from alignment_core.stages.report import cell, columns_of, confidence
 from alignment_core.tracking import Listener, Progress
 from flows.cli.stream import EventStream
 from flows.console import err, print_json, print_line
@@ -144,7 +144,7 @@ def result_table(policies: Mapping[str, Mapping[str, float]]) -> Table:
     title = f"Results on held-out prompts ({confidence(policies)} intervals over n prompts)"
     table = Table(title=title, title_justify="left")
     table.add_column("policy")
-    shown = [(name, title) for name, title in COLUMNS if any(name in metrics for metrics in policies.values())]
+    shown = columns_of(policies)
     for _, title in shown:
         table.add_column(title, justify="right")
     for label, metrics in policies.items():

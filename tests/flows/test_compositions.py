@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.checks.plan import NotMade
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
 from alignment_core.recipes import parse_recipe
@@ -38,6 +39,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dpo": {"sft": SFT, "dpo": PAIRS},
     "iterative-dpo": {"sft": SFT, "reward_model": PAIRS, "iterative_dpo": ROUNDS},
     "rl": {"sft": SFT, "rl": RL},
+    "evaluate": {"models": {"other": MODEL}},
     "merge": {"sft": SFT, "merge": {"models": [{}, {"sft": SFT}], "merge_method": "ties"}},
 }
 
@@ -56,9 +58,12 @@ class Composed:
         self.configs[label] = config
         return SimpleNamespace(
             label=label,
-            artifact=lambda: self.made[label],
+            artifact=lambda: self.made[label] if label in self.made else self._not_made(label),
             output=lambda name: SimpleNamespace(label=f"{label} ({name})", artifact=lambda: self.made[label]),
         )
+
+    def _not_made(self, label: str) -> Reference:
+        raise NotMade(label)
 
     def roles(self, label: str) -> dict[str, str]:
         return {role: getattr(one, "label", str(one)) for role, one in self.inputs[label].items()}
@@ -101,6 +106,17 @@ def test_a_model_that_is_merged_is_the_start_or_made_of_it(composed):
     assert composed.roles("model-2/sft") == {"model": "sft", "data": "model-2/sft/data"}
     assert composed.roles("model-2/sft/data") == {"tokenizer": "model"}
     assert composed.roles("merge") == {"model-1": "sft", "model-2": "model-2/sft", "base": "sft"}
+
+
+def test_models_side_by_side_are_compared_with_the_first(composed):
+    outputs = compose(
+        composed, "evaluate", evaluation={**EVALUATION, "pass_at": [1, 2], "generation": {"num_generations": 2}}
+    )
+    assert outputs.policy is None
+    assert composed.roles("other/evaluation/score")["reference"] == "model"
+    assert composed.roles("other/evaluation")["baseline_scores"] == "model/evaluation/score"
+    assert composed.configs["other/evaluation"].pass_at == (1, 2)
+    assert composed.configs["report"].policies == ("model", "other")
 
 
 def test_an_overlap_is_refused_only_where_a_gate_depends_on_it(composed):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alignment_core.stages.evaluate import EvaluateConfig, run
-from alignment_core.stages.report import cell, markdown
+from alignment_core.stages.report import cell, columns_of, markdown
 
 ROW = {"tokens": 3, "finish_reason": "stop", "reward": None, "reference_logp": None, "policy_logp": 0.0}
 
@@ -34,6 +34,21 @@ def test_no_right_answer_of_twenty_is_not_certainty(evaluated):
     assert (metrics["accuracy"], metrics["accuracy.low"], metrics["accuracy.n"]) == (0, 0, 20)
     assert metrics["accuracy.high"] == pytest.approx(0.1611, abs=1e-4)
     assert cell(metrics, "accuracy") == "0.000 [0.000, 0.161] n=20"
+
+
+def test_pass_at_k_is_the_chance_that_one_of_k_is_right(evaluated):
+    # 4 completions each; right: 0, 1, 2 (half right does not count), 4. pass@2 = 1 - C(4 - c, 2) / C(4, 2): 0, 1/2, 5/6, 1
+    right: list[list[float]] = [[0, 0, 0, 0.5], [1, 0, 0, 0], [0, 1, 1, 0.9], [1, 1, 1, 1]]
+    scores = [{**ROW, "prompt": i, "verifier": float(one)} for i, values in enumerate(right) for one in values]
+    scores += [{**ROW, "prompt": 4, "verifier": one} for one in (1.0, None, None, None)]  # one is too few for two
+    metrics = evaluated(scores, pass_at=(1, 2))
+    assert metrics["pass@2"] == pytest.approx((0 + 1 / 2 + 5 / 6 + 1) / 4)
+    assert (metrics["pass@2.n"], metrics["pass@1.n"]) == (4, 5)
+    assert metrics["pass@1"] == pytest.approx((0 + 1 / 4 + 2 / 4 + 1 + 1) / 5)
+    assert metrics["pass@2.low"] < metrics["pass@2"] < metrics["pass@2.high"] <= 1
+    assert [name for name, _ in columns_of({"a": metrics, "b": {"pass@10": 0.5, "kl": 1.0}})] == [
+        *("accuracy", "kl", "pass@1", "pass@2", "pass@10"),
+    ]
 
 
 def test_rewards_keep_their_bootstrap_and_prompts_without_a_score_are_not_counted(evaluated):

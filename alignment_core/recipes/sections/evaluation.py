@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -29,6 +31,9 @@ class EvaluationConfig(Config):
     """Rewards of a completion; the mean of their weighted sum is the metric `reward`, and `win_rate` compares it. They are
     clipped but not normalised, because normalised rewards of two policies could not be compared. Default: the reward
     model of the section `reward_model`, if the recipe has one."""
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), exclude_if=lambda given: not given)
+    """Numbers k for which the metric `pass@k` is measured: the chance that one of k completions gets 1 from the verifier,
+    estimated without bias from all `num_generations` of a prompt (Chen et al. 2021)."""
     max_overlap: float = Field(0.0, ge=0, le=1)
     """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
     is counted in any case."""
@@ -45,6 +50,13 @@ class EvaluationConfig(Config):
     def _verifies_its_prompts(self) -> EvaluationConfig:
         self.check_verifier(self.prompts, "prompts")
         check_rewards(self.rewards, "rewards", self.prompts, "prompts")
+        if self.pass_at and self.verifier is None:
+            raise ValueError("`pass_at` needs a `verifier`, which says what is right")
+        if max(self.pass_at, default=0) > self.generation.num_generations:
+            raise ValueError(
+                f"`pass_at`: {max(self.pass_at)} completions of a prompt are needed; raise `generation.num_generations` from "
+                f"{self.generation.num_generations}"
+            )
         return self
 
     def check_verifier(self, prompts: DataConfig, where: str) -> None:
@@ -60,8 +72,8 @@ class Gate(Config):
     """One condition on a metric; a promotion must pass all of them."""
 
     metric: str
-    """Metric of the final policy: `accuracy`, `reward`, `win_rate` or `kl`; `win_rate.low` and `win_rate.high` are the
-    ends of its interval."""
+    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `kl` or `pass@k`; `win_rate.low` and `win_rate.high` are
+    the ends of its interval."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None
@@ -83,7 +95,7 @@ class Gate(Config):
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:
         name, _, end = self.metric.partition(".")
-        if name not in METRICS or end not in ("", "low", "high"):
+        if (name not in METRICS and not re.fullmatch(r"pass@[1-9]\d*", name)) or end not in ("", "low", "high"):
             near = difflib.get_close_matches(name, METRICS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METRICS)}"
             raise ValueError(f"no metric {self.metric!r}; {hint}")

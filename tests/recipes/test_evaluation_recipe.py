@@ -1,0 +1,43 @@
+"""What a recipe that only evaluates may say, and which numbers k it may ask `pass@k` for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.recipes.contents import SFT, Load, refusal
+
+EVALUATION: dict[str, Any] = {"prompts": "prompts.jsonl", "verifier": "checks.py:right"}
+ALONE: dict[str, Any] = {"method": "evaluate", "name": "e", "model": "some/model", "evaluation": EVALUATION}
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"promotion": {}}, "`promotion` has no effect, as no policy is made"),
+        ({"models": {"model": "a/b"}}, "`models.model`: tables call something else so"),
+        ({"models": {"a/b": "a/b"}}, "string should match pattern"),
+        ({"evaluation": None}, "evaluation"),
+        ({"evaluation": {**EVALUATION, "pass_at": [8]}}, "`pass_at`: 8 completions of a prompt are needed; raise"),
+        ({"evaluation": {**EVALUATION, "pass_at": [0]}}, "greater than or equal to 1"),
+        ({"evaluation": {"prompts": "prompts.jsonl", "pass_at": [1]}}, "`pass_at` needs a `verifier`"),
+    ],
+)
+def test_what_does_not_fit_is_refused(more: dict[str, Any], says: str, load: Load) -> None:
+    assert says in refusal(load, ALONE | more)
+
+
+def test_a_gate_may_ask_for_a_pass_rate_that_is_measured(load: Load) -> None:
+    gate = {"promotion": {"gates": [{"metric": "pass@2.low", "min": 0.5}]}}
+    measured = {**EVALUATION, "pass_at": [1, 2], "generation": {"num_generations": 2}}
+    assert load(SFT | gate | {"evaluation": measured})
+    assert "nothing measures 'pass@2.low': add `evaluation.pass_at`" in refusal(
+        load, SFT | gate | {"evaluation": {**measured, "pass_at": [1]}}
+    )
+
+
+def test_the_key_of_an_evaluation_without_pass_rates_is_that_of_before(load: Load) -> None:
+    evaluation = load(ALONE).evaluation
+    assert evaluation is not None
+    assert "pass_at" not in evaluation.model_dump(mode="json")
