@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.base import StageContext, below
 from alignment_core.execution.course import Course, unmoved
+from alignment_core.execution.looks import Looks
 from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from alignment_core.training.trainer_ranks import TrainerRanks
 
 REPORT_SECONDS = 1.0
+LAST = "last"
+"""Output of the last checkpoint, where the best one is another."""
+TRAINED = {"model": "model", LAST: "model"}
+"""The outputs of a stage that trains a policy."""
 TRAINS = (
     "alignment_core.columns",
-    *below("alignment_core.execution", "course training_loop"),
+    *below("alignment_core.execution", "course looks training_loop"),
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
@@ -71,40 +76,60 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
         seed=context.seed,
     )
     drop_incomplete(context.progress)
+    if training.eval_steps and job.test_data is None:
+        raise UserError("training.eval_steps: the data holds no rows out; set its `test_rows`, or leave the field out")
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = TrainerRanks(trainers, job, context.resources)
         state = ranks.prepare(context.progress)
-        metrics: dict[str, Any] = _loop(context, ranks, state)
-        if job.test_data:
-            metrics |= {f"test_{name}": value for name, value in _averages(ranks.evaluate()).items()}
-        ranks.export(context.output)
+        looks = Looks(context.progress, training, state["step"], state["total_steps"])
+        step, metrics = _loop(context, ranks, state, looks)
+        if job.test_data and not looks.taken:
+            looks.taken[step] = _averages(ranks.evaluate())
+        ranks.export(context.output if looks.best in (None, step) else context.outputs[LAST])
+    result = step if looks.best is None else looks.best
+    if result != step:
+        looks.link_best(context.output)
+    if looks.best is not None:
+        metrics["best_step"] = looks.best
+    if job.test_data:
+        metrics |= {f"test_{name}": value for name, value in looks.taken[result].items()}
     if warnings := unmoved(context.inputs[model], context.output):
         metrics["warnings"] = warnings
-    return {**metrics, "steps": state["total_steps"], "rows": state["rows"], "parameters": state["parameters"]}
+    return {**metrics, "steps": step, "rows": state["rows"], "parameters": state["parameters"]}
 
 
-def _loop(context: StageContext, ranks: TrainerRanks, state: dict[str, Any]) -> dict[str, float]:
-    """Steps in slices of about a second, reported one by one; returns the averages of their last tenth and their first."""
+def _loop(
+    context: StageContext, ranks: TrainerRanks, state: dict[str, Any], looks: Looks
+) -> tuple[int, dict[str, Any]]:
+    """Steps in slices of about a second, reported one by one, with looks between them.
+
+    Returns after which step it ended, and the averages of their last tenth and their first.
+    """
     step, total = state["step"], state["total_steps"]
     context.report(step, total, "steps")
     saved = started = time.monotonic()
     course = Course(context.progress, step, total)
     tokens, first = 0, step
-    while step < total:
-        reports = ranks.train(total - step, REPORT_SECONDS)
+    while True:
+        if looks.is_due(step):
+            looks.take(step, _averages(ranks.evaluate()), ranks.export)
+            context.report(step, total, "steps", **{f"test_{name}": value for name, value in looks.taken[step].items()})
+        if step == total or looks.stop:
+            break
+        reports = ranks.train(looks.next_after(step) - step, REPORT_SECONDS)
         before, step = step, step + reports[0].steps
         tokens += sum(report.tokens for report in reports)
         due = step < total and time.monotonic() - saved > context.resources.progress_seconds
         stops = context.stopping.is_set()
         if due or stops:
-            _save(context.progress, ranks, step)
+            _save(context.progress, ranks, step, looks)
             saved = time.monotonic()
         speed = tokens / (time.monotonic() - started)
         for number, of_step in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
             averages = _averages(of_step)
             course.add(number, averages, sum(rank.normaliser for rank in of_step))
             if context.stopping.is_set() and not stops:  # since a moment ago: the report ends the stage
-                _save(context.progress, ranks, step)
+                _save(context.progress, ranks, step, looks)
                 stops = True
             context.report(
                 number,
@@ -121,7 +146,7 @@ def _loop(context: StageContext, ranks: TrainerRanks, state: dict[str, Any]) -> 
         train_seconds=round(seconds, 3),
         train_steps=step - first,
     )
-    return {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
+    return step, {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
 
 
 def _averages(reports: Sequence[StepReport]) -> dict[str, float]:
@@ -144,7 +169,8 @@ def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
         ) from error
 
 
-def _save(progress: Path, ranks: TrainerRanks, step: int) -> None:
+def _save(progress: Path, ranks: TrainerRanks, step: int, looks: Looks) -> None:
     """Write a checkpoint; the older ones go once it is complete."""
     ranks.save_progress(progress)
     drop_older(progress, step)
+    looks.checkpointed()

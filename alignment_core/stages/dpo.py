@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import DpoLossConfig, TrainingConfig
 
 
@@ -31,4 +31,4 @@ CODE = (
     "alignment_core.losses.preference",
     *below("alignment_core.training.methods", "dpo pairs"),
 )
-STAGE = Stage("dpo", 3, {"model": "model"}, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("dpo", 3, TRAINED, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from alignment_core.evaluation.files import HELD_OUT
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import TrainingConfig
 
 
@@ -41,7 +41,7 @@ CODE = (
 STAGE = Stage(
     "reward_model",
     3,
-    {"reward-model": "reward-model"},
+    {"reward-model": "reward-model", LAST: "reward-model"},
     RewardModelStageConfig,
     run,
     SHOWS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import TrainingConfig
 
 
@@ -29,4 +29,4 @@ CODE = (
     *TRAINS,
     "alignment_core.training.methods.sft",
 )
-STAGE = Stage("sft", 3, {"model": "model"}, SftStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)
+STAGE = Stage("sft", 3, TRAINED, SftStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

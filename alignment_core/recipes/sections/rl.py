@@ -11,7 +11,7 @@ from alignment_core.recipes.paths import CodePath, code_path, plain
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rewards import Reward
 from alignment_core.recipes.sections.rollout import GenerationConfig
-from alignment_core.recipes.sections.training import TrainingConfig
+from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
 from alignment_core.source_code import PACKAGE
 
 
@@ -319,6 +319,7 @@ class RlConfig(Config):
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )
         self.training.refuse_unused(("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps")
+        self.training.refuse_unused(LOOKS, "in `rl.training`", "use `rl.best`")
         if self.kl.place == "reward":
             self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
         if self.kl.target is not None and self.kl.coefficient == 0:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.rewards import Reward, check_rewards
-from alignment_core.recipes.sections.training import DpoLossConfig, TrainingConfig
+from alignment_core.recipes.sections.training import LOOKS, DpoLossConfig, TrainingConfig
 
 
 class GenerationConfig(Config):
@@ -79,6 +79,7 @@ class IterativeDpoConfig(Config):
 
     @model_validator(mode="after")
     def _ranks_by_one_thing(self) -> IterativeDpoConfig:
+        self.training.refuse_unused(LOOKS, "in `iterative_dpo.training`: the pairs of a round hold out no rows")
         check_rewards(self.rewards, "iterative_dpo.rewards", self.prompts, "iterative_dpo.prompts")
         if self.rewards and self.selection.score == "verifier":
             raise ValueError(

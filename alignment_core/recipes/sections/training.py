@@ -10,6 +10,9 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
 
+LOOKS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
+"""Fields of :class:`TrainingConfig` that ask for held-out rows."""
+
 
 class LoraConfig(Config):
     """Low-rank adaptation: small matrices are trained beside the model's linear layers, whose weights stay frozen."""
@@ -55,6 +58,15 @@ class TrainingConfig(Config):
     """AdamW's ε."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum norm of the gradient, for clipping."""
+    eval_steps: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
+    """Measure the held-out rows (`test_rows` of the data) after every so many steps, and after the last one. Default: at
+    the end alone. Not part of the stage's key while unset, nor are the next two."""
+    metric_for_best_model: str | None = Field(None, exclude_if=lambda name: name is None)
+    """Metric of the held-out rows, such as `loss` or `accuracy`, that decides which checkpoint is the result: the one with the
+    lowest `loss` or `nll`, or the highest value of another metric. The last one is then the output `last`, if it is another.
+    Default: the last one is the result."""
+    early_stopping_patience: int | None = Field(None, ge=1, exclude_if=lambda looks: looks is None)
+    """Stop when so many measurements in a row were no better than the best."""
     max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)
     """Stop if the loss of a batch exceeds this value, as a guard against divergence. Not part of the stage's key while
     unset."""
@@ -68,6 +80,19 @@ class TrainingConfig(Config):
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
 
+    @model_validator(mode="after")
+    def _can_choose(self) -> TrainingConfig:
+        if self.metric_for_best_model is not None and self.eval_steps is None:
+            raise ValueError("`metric_for_best_model` needs `eval_steps`, which says when to measure it")
+        if self.early_stopping_patience is not None and self.metric_for_best_model is None:
+            raise ValueError("`early_stopping_patience` needs `metric_for_best_model`, which says what is better")
+        return self
+
+    def check_held_out(self, data: DataConfig) -> None:
+        """Raise ValueError if it asks for measurements that there are no rows for."""
+        if self.eval_steps is not None and not data.test_rows:
+            raise ValueError("`training.eval_steps` measures held-out rows, and there are none: set `data.test_rows`")
+
 
 class SftConfig(Config):
     """Supervised fine-tuning: next-token loss on completions."""
@@ -76,6 +101,11 @@ class SftConfig(Config):
     """Demonstrations."""
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule."""
+
+    @model_validator(mode="after")
+    def _has_rows_to_measure(self) -> SftConfig:
+        self.training.check_held_out(self.data)
+        return self
 
 
 class RewardModelConfig(Config):
@@ -98,6 +128,8 @@ class RewardModelConfig(Config):
                 "because `model` names an existing reward model",
                 "leave it out, or set the whole section, as in --set 'reward_model={model: NAME}'",
             )
+        elif self.data is not None:
+            self.training.check_held_out(self.data)
         return self
 
     def check_origin(self) -> None:
@@ -137,3 +169,8 @@ class DpoConfig(Config):
     """The preference loss."""
     training: TrainingConfig = TrainingConfig(learning_rate=1e-6)
     """Optimiser and schedule."""
+
+    @model_validator(mode="after")
+    def _has_rows_to_measure(self) -> DpoConfig:
+        self.training.check_held_out(self.data)
+        return self
