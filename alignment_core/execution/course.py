@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from alignment_core.files import write_whole
@@ -19,26 +20,23 @@ class Course:
 
     def __init__(self, progress: Path, done: int, total: int) -> None:
         self._file, self._whole = progress / FIRST, done == 0
-        edge = max(1, total // 10)
-        self.bounds = (edge, total - edge, total)
-        """Steps at which the first tenth ends, the last one begins, and all are done."""
+        self._edge, self._total = max(1, total // 10), total
         self._head: list[tuple[float, Mapping[str, float]]] = []
-        self._tail: list[tuple[float, Mapping[str, float]]] = []
+        self._tail: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=self._edge)
 
     def add(self, step: int, metrics: Mapping[str, float], weight: float = 1.0) -> None:
         """Take note of the metrics of the step that made the count ``step``."""
-        first, last, _ = self.bounds
-        if step <= first:
+        if step <= self._edge:
             self._head.append((weight, metrics))
-        if step == first and self._whole:
+        if step == self._edge and self._whole:
             write_whole(self._file, lambda file: file.write(json.dumps(_means(self._head)).encode()))
-        if step > last:
-            self._tail.append((weight, metrics))
+        self._tail.append((weight, metrics))
 
     def metrics(self) -> dict[str, float]:
-        """``<name>`` over the last tenth, and ``<name>.first`` over the first if that is known and another one."""
+        """``<name>`` over the last steps, a tenth of all, and ``<name>.first`` over as many first ones if that is known and
+        they are others."""
         last = _means(self._tail)
-        if self.bounds[0] == self.bounds[2] or not self._file.is_file():
+        if self._edge == self._total or not self._file.is_file():
             return last
         first = json.loads(self._file.read_text())
         return last | {f"{name}.first": first[name] for name in last if name in first}
@@ -51,7 +49,7 @@ def unmoved(start: Path, result: Path) -> list[str]:
     return ["the policy is identical to the initial one: no step changed any weight"]
 
 
-def _means(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+def _means(parts: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """Weighted; a metric that a part does not have does not count there."""
     found = {}
     for name in dict.fromkeys(name for _, metrics in parts for name in metrics):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
     if looks.best is not None:
         metrics["best_step"] = looks.best
     if job.test_data:
-        metrics |= {f"test_{name}": value for name, value in looks.taken[result].items()}
+        metrics |= _tested(looks.taken[result])
     if warnings := unmoved(context.inputs[model], context.output):
         metrics["warnings"] = warnings
     return {**metrics, "steps": step, "rows": state["rows"], "parameters": state["parameters"]}
@@ -111,9 +111,7 @@ def _loop(
     course = Course(context.progress, step, total)
     tokens, first = 0, step
     while True:
-        if looks.is_due(step):
-            looks.take(step, _averages(ranks.evaluate()), ranks.export)
-            context.report(step, total, "steps", **{f"test_{name}": value for name, value in looks.taken[step].items()})
+        _look(ranks, looks, step)  # of a run that goes on; otherwise it was taken with the step
         if step == total or looks.stop:
             break
         reports = ranks.train(looks.next_after(step) - step, REPORT_SECONDS)
@@ -136,6 +134,7 @@ def _loop(
                 total,
                 "steps",
                 **averages,
+                **(_look(ranks, looks, step) if number == step else {}),
                 grad_norm=of_step[0].grad_norm,
                 learning_rate=of_step[0].learning_rate,
                 tokens_per_second=speed,
@@ -147,6 +146,19 @@ def _loop(
         train_steps=step - first,
     )
     return step, {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
+
+
+def _look(ranks: TrainerRanks, looks: Looks, step: int) -> dict[str, float]:
+    """Look at the held-out rows if that is due after so many steps; their metrics."""
+    if not looks.is_due(step):
+        return {}
+    looks.take(step, _averages(ranks.evaluate()), ranks.export)
+    return _tested(looks.taken[step])
+
+
+def _tested(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of held-out rows, as they are called beside those of training."""
+    return {f"test_{name}": value for name, value in metrics.items()}
 
 
 def _averages(reports: Sequence[StepReport]) -> dict[str, float]:

@@ -24,8 +24,15 @@ def test_steps_count_by_their_weight_and_a_metric_that_is_missing_does_not(tmp_p
     course = Course(tmp_path, 0, 20)
     course.add(1, {"loss": 1.0, "kl": 0.5}, weight=3)
     course.add(2, {"loss": 5.0}, weight=1)
+    course.add(19, {})
     course.add(20, {"loss": 0.5, "kl": 0.1})
     assert course.metrics() == {"loss": 0.5, "kl": 0.1, "loss.first": 2.0, "kl.first": 0.5}
+
+
+def test_of_one_that_stops_early_the_last_steps_count(tmp_path):
+    course = Course(tmp_path, 0, 40)
+    go(course, 0, 20)
+    assert course.metrics() == {"loss": (17 + 18 + 19 + 20) / 4, "loss.first": (1 + 2 + 3 + 4) / 4}
 
 
 def test_an_attempt_that_goes_on_knows_the_first_steps_from_the_one_before(tmp_path):
