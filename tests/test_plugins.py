@@ -17,6 +17,7 @@ from alignment_core.recipes import parse_recipe, reference
 from alignment_core.recipes.choice import OneOf
 from alignment_core.recipes.methods import decides, loaded, method
 from tests.distributions import distribution, forget, site_packages
+from tests.recipes.contents import METHODS
 
 GROUP = Group("alignment.things", "our_things", "THING", "thing")
 METHOD = """
@@ -219,7 +220,7 @@ def test_a_broken_method_is_said_to_who_uses_it_and_the_others_go_on(install, co
     assert "the method 'mine' (broken_method:METHOD" in str(caught.value)
     assert method("sft").name == "sft"
     methods, problems = loaded()
-    assert [one.name for one in methods] == ["dpo", "iterative-dpo", "nightly", "reward-model", "rl", "sft"]
+    assert [one.name for one in methods] == METHODS
     assert problems == [str(caught.value)]
     assert reference.at("sft.training")[1]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import BaseRecipe
+from alignment_core.recipes import BaseRecipe, methods
 
+METHODS = sorted(path.stem.replace("_", "-") for path in Path(methods.__file__).parent.glob("[!_]*.py"))
+"""The names of our methods, which are those of their modules."""
 SFT: dict[str, Any] = {"method": "sft", "name": "demo", "model": "some/model", "sft": {"data": "rows.jsonl"}}
 ROUNDS: dict[str, Any] = {
     "method": "iterative-dpo",

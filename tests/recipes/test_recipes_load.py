@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import alignment_core.recipes
 from alignment_core.errors import UserError
-from alignment_core.recipes import load_recipe, methods
-from tests.recipes.contents import SFT, refusal
+from alignment_core.recipes import load_recipe
+from tests.recipes.contents import METHODS, SFT, refusal
 
 # ---------------------------------------------------------------- mistakes of one field
 
@@ -82,8 +80,6 @@ def test_every_mistake_gets_its_own_line(load):
 
 
 # ---------------------------------------------------------------- method
-
-METHODS = sorted(path.stem.replace("_", "-") for path in Path(methods.__file__).parent.glob("[!_]*.py"))
 
 
 @pytest.mark.parametrize(("method", "nearest"), [("sftt", "sft"), ("reward_model", "reward-model"), ("grpo", "rl")])

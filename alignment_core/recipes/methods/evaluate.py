@@ -35,12 +35,4 @@ class EvaluateRecipe(BaseRecipe):
         return self
 
 
-METHOD = Method(
-    EvaluateRecipe,
-    composition="flows.evaluate:evaluate",
-    decides={
-        r"[^/]+/evaluation/generate": "evaluation.generation",
-        r"[^/]+/evaluation.*": "evaluation",
-        ".*": "models",
-    },
-)
+METHOD = Method(EvaluateRecipe, composition="flows.evaluate:evaluate")
