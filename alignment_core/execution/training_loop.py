@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.base import StageContext, below
 from alignment_core.execution.course import Course, unmoved
 from alignment_core.execution.looks import Looks
+from alignment_core.models.saving import ADAPTER
 from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 REPORT_SECONDS = 1.0
 LAST = "last"
 """Output of the last checkpoint, where the best one is another."""
-TRAINED = {"model": "model", LAST: "model"}
-"""The outputs of a stage that trains a policy."""
+TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
+"""The outputs of a stage that trains a policy; ``adapter`` of one with LoRA."""
 TRAINS = (
     "alignment_core.columns",
     *below("alignment_core.execution", "course looks training_loop"),
@@ -91,11 +93,21 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
         looks.link_best(context.output)
     if looks.best is not None:
         metrics["best_step"] = looks.best
+    _move_adapters(context)
     if job.test_data:
         metrics |= _tested(looks.taken[result])
     if warnings := unmoved(context.inputs[model], context.output):
         metrics["warnings"] = warnings
     return {**metrics, "steps": step, "rows": state["rows"], "parameters": state["parameters"]}
+
+
+def _move_adapters(context: StageContext) -> None:
+    """Out of the folders of the models: those of the result into an output of their own."""
+    for folder in context.outputs.values():
+        if (inside := folder / ADAPTER).is_dir():
+            if folder == context.output and ADAPTER in context.outputs:
+                shutil.copytree(inside, context.outputs[ADAPTER], dirs_exist_ok=True)
+            shutil.rmtree(inside)
 
 
 def _loop(

@@ -1,12 +1,15 @@
 """LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and the plain model they amount to.
 
 A layer's output is W x + (lora_alpha / r) B A x, with A [r, in] random at first and B [out, r] zero: equation 3 of the paper.
+With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import UserError
@@ -29,8 +32,7 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
     import peft
     import torch
 
-    options: dict[str, Any] = {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
-    options["target_modules"] = _targets(model, head, config)
+    options = {**config.model_dump(), "target_modules": _targets(model, head, config)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
@@ -99,6 +101,37 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
         if not _is_adapter(name):
             found[f"{layer}.{kind}" if base else name] = tensor
     return found
+
+
+def save_adapter(
+    weights: Mapping[str, Tensor], config: LoraConfig, head: str | None, base: str, directory: Path
+) -> None:
+    """Write the adapters among ``weights`` as ``peft`` does, and the trained ``head``, if there is one.
+
+    ``PeftModel.from_pretrained`` puts them into the model that they were trained beside, which their configuration calls
+    ``base``.
+    """
+    import peft
+    from safetensors.torch import save_file
+
+    tensors = {name.replace(f".{ADAPTER}.", "."): tensor for name, tensor in weights.items() if _is_adapter(name)}
+    layers = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
+    heads = {f"{head}.weight": weights[f"{head}.weight"]} if head else {}
+    found = {
+        f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in (tensors | heads).items()
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(found, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    peft.LoraConfig(
+        **{**config.model_dump(), "target_modules": layers},
+        base_model_name_or_path=base,
+        task_type="SEQ_CLS" if head else "CAUSAL_LM",
+        modules_to_save=[head] if head else None,
+        inference_mode=True,
+    ).save_pretrained(directory)
+    written = directory / "adapter_config.json"
+    content = json.loads(written.read_text()) | {"target_modules": layers}  # a set: in another order each time
+    written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _names(layer: str) -> tuple[str, str]:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+ADAPTER = "adapter"
+"""Folder of LoRA adapters in that of the model that they are merged into, until they are an output of their own."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

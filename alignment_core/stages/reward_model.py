@@ -8,6 +8,7 @@ from typing import Any, Literal
 from alignment_core.evaluation.files import HELD_OUT
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
 
 
@@ -41,7 +42,7 @@ CODE = (
 STAGE = Stage(
     "reward_model",
     3,
-    {"reward-model": "reward-model", LAST: "reward-model"},
+    {"reward-model": "reward-model", LAST: "reward-model", ADAPTER: "adapter"},
     RewardModelStageConfig,
     run,
     SHOWS,

@@ -21,7 +21,7 @@ from alignment_core.artifacts.faults import check_room
 from alignment_core.artifacts.ownership import check_ours
 from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError
-from alignment_core.models.adapters import adapters_off, add_adapters, merged
+from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row
@@ -252,10 +252,11 @@ class Learner:
         packs = cut(rows, self.world, self.resources.max_tokens_per_microbatch, share)[self.rank]
         return (pack(part, self.device.torch_device, share) for part in packs)
 
-    def export(self, directory: Path, average: bool = False) -> None:
+    def export(self, directory: Path, average: bool = False, adapter: Path | None = None) -> None:
         """Write the model, or its moving average, as a Hugging Face folder (rank 0 writes, all ranks take part).
 
-        Raises EnvironmentFault where the disk has no room for it.
+        With LoRA its adapters go into the folder ``adapter``, if one is given. Raises EnvironmentFault where the disk has no
+        room for the model.
         """
         self.check_sound()
         if average:
@@ -267,10 +268,14 @@ class Learner:
             state = self.packed.state_dict()
         if self.rank == 0:
             model = self.packed.model
-            state = merged(model, {name.removeprefix("model."): tensor for name, tensor in state.items()})
+            weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+            state = merged(model, weights)
             size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
             check_room(directory.parent, size, f"the model of step {self.steps}")
             save_checkpoint(model, self.source.model.path, directory, state)
+            if adapter and self.training.lora:
+                head = None if self.source.head == "lm" else "score"
+                save_adapter(weights, self.training.lora, head, str(self.source.model.reference), adapter)
         torch.distributed.barrier()
 
     def layout(self) -> dict[str, Any]:

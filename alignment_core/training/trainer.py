@@ -20,6 +20,7 @@ from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch
 from alignment_core.models.packed import run_packed
+from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import newest_progress, step_of
@@ -131,8 +132,9 @@ class Trainer:
         return report
 
     def export(self, directory: str) -> None:
-        """Write the trained model as a Hugging Face folder (rank 0 writes, all ranks take part)."""
-        self.learner.export(Path(directory))
+        """Write the trained model as a Hugging Face folder, with LoRA and its adapters in a folder therein (rank 0 writes, all
+        ranks take part)."""
+        self.learner.export(Path(directory), adapter=Path(directory) / ADAPTER)
 
     def close(self) -> None:
         """Let go of the model's memory."""

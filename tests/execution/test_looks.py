@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pyarrow.parquet as pq
 import pytest
+import torch
+import transformers
 
 from alignment_core.errors import UserError
 from alignment_core.execution import training_loop
@@ -112,7 +115,7 @@ def run(machines: Any, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_killed_run_that_keeps_the_best_ends_as_one_that_was_not_killed(run: Any) -> None:
+def test_a_killed_run_that_keeps_the_best_ends_as_one_that_was_not_killed(run: Any, tiny_model: Any) -> None:
     asked = {"eval_steps": 2, "metric_for_best_model": "loss"}
     whole, steps, store = run("whole", **asked)
     assert (steps[-1], whole.metrics["steps"]) == (8, 8)
@@ -129,5 +132,13 @@ def test_a_killed_run_that_keeps_the_best_ends_as_one_that_was_not_killed(run: A
     early, steps, _ = run("early", early_stopping_patience=1, **asked)
     assert steps[-1] == early.metrics["steps"] == best + 2
     assert early.reference == whole.reference
+    lora, _, store = run("lora", lora={"r": 2, "target_modules": ["q_proj"]}, **asked)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
+    beside = peft.PeftModel.from_pretrained(base, store.fetch(lora.outputs["adapter"])).merge_and_unload()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(store.fetch(lora.reference)).state_dict()
+    for name, tensor in beside.state_dict().items():
+        torch.testing.assert_close(tensor, whole[name])
+    folders = [store.fetch(one) for one in lora.outputs.values()]
+    assert not any((folder / "adapter").exists() for folder in folders)
     with pytest.raises(UserError, match=r"'accuracy' is not measured on held-out rows; there are loss"):
         run("other", eval_steps=2, metric_for_best_model="accuracy")

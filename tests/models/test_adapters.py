@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import filecmp
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 
 from alignment_core.errors import UserError
 from alignment_core.models import buckets
-from alignment_core.models.adapters import adapters_off, add_adapters, merged
+from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
+from alignment_core.models.loading import load_model
 from alignment_core.recipes import LoraConfig, TrainingConfig
 
 CONFIG = LoraConfig(r=4, lora_alpha=12)
@@ -82,6 +86,44 @@ def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, tiny_m
     plain = merged(model, model.state_dict())
     assert sent.keys() == plain.keys() - ({"lm_head.weight"} if tied else set())
     assert all(torch.equal(tensor, plain[name]) for name, tensor in sent.items())
+
+
+@pytest.mark.parametrize("config", [CONFIG, LoraConfig(r=4, lora_alpha=3, use_rslora=True)], ids=["LoRA", "rsLoRA"])
+def test_peft_loads_what_is_saved_and_computes_what_is_merged(
+    config: LoraConfig, tiny_model: Any, tmp_path: Path
+) -> None:
+    model = adapted(tiny_model("qwen2"), config)
+    save_adapter(model.state_dict(), config, None, "model@sha256:1", tmp_path / "adapter")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"))
+    before = logits(base)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert (logits(loaded) - before).abs().max() > 1e-2
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-5, rtol=1e-5)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"))
+    whole.load_state_dict(merged(model, model.state_dict()))
+    torch.testing.assert_close(logits(whole), logits(loaded), atol=1e-4, rtol=1e-4)
+
+
+def test_the_factor_of_rslora_is_alpha_over_the_root_of_r(tiny_model: Any) -> None:
+    model = adapted(tiny_model(), LoraConfig(r=4, lora_alpha=6, use_rslora=True))
+    weights = model.state_dict()
+    a, b = (weights[f"model.layers.0.mlp.up_proj.lora_{one}.default.weight"] for one in "AB")
+    plain = merged(model, weights)["model.layers.0.mlp.up_proj.weight"]
+    torch.testing.assert_close(plain, weights["model.layers.0.mlp.up_proj.base_layer.weight"] + 3.0 * (b @ a))
+
+
+def test_the_head_of_a_reward_model_is_saved_with_its_adapters_and_the_same_bytes_each_time(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model()), "score", torch.float32, head_seed=3)
+    add_adapters(model, model.score, CONFIG, 7, train_head=True)
+    for name in ("one", "two"):
+        save_adapter(model.state_dict(), CONFIG, "score", "model@sha256:1", tmp_path / name)
+    assert filecmp.cmpfiles(tmp_path / "one", tmp_path / "two", ["adapter_config.json", "adapter_model.safetensors"])[0]
+    other = load_model(str(tiny_model()), "score", torch.float32, head_seed=4)
+    loaded = peft.PeftModel.from_pretrained(other, tmp_path / "one")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_adapters_follow_from_their_seed_alone(tiny_model: Any) -> None:

@@ -21,6 +21,8 @@ class LoraConfig(Config):
     """Rank of the matrices."""
     lora_alpha: int = Field(32, ge=1)
     """Scaling: their product is multiplied by `lora_alpha` / `r`."""
+    use_rslora: bool = Field(False, exclude_if=lambda used: not used)
+    """Multiply it by `lora_alpha` / √`r` instead (rsLoRA), so that a high rank learns as fast as a low one."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
@@ -76,7 +78,8 @@ class TrainingConfig(Config):
     number of trainers change it slightly. Not part of the stage's key while 0."""
     lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
     """Train LoRA adapters (and a new head) instead of all weights. Saved models are complete, with the adapters merged
-    in. Not part of the stage's key while unset."""
+    in; those of SFT, DPO and reward models are an output `adapter` as well, which `peft` loads. Not part of the stage's key
+    while unset."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
 
