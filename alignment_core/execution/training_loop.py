@@ -79,7 +79,7 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
     )
     drop_incomplete(context.progress)
     if training.eval_steps and job.test_data is None:
-        raise UserError("training.eval_steps: the data holds no rows out; set its `test_rows`, or leave the field out")
+        raise UserError("training.eval_steps: the data holds out no rows; set its `test_rows`, or leave the field out")
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = TrainerRanks(trainers, job, context.resources)
         state = ranks.prepare(context.progress)
@@ -87,7 +87,8 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
         step, metrics = _loop(context, ranks, state, looks)
         if job.test_data and not looks.taken:
             looks.taken[step] = _averages(ranks.evaluate())
-        ranks.export(context.output if looks.best in (None, step) else context.outputs[LAST])
+        if target := context.output if looks.best in (None, step) else context.outputs.get(LAST):
+            ranks.export(target)
     result = step if looks.best is None else looks.best
     if result != step:
         looks.link_best(context.output)
