@@ -77,8 +77,15 @@ class Evaluations:
         """One table of all policies, of which ``against`` names those that were not compared with the baseline."""
         if self.section is None or self.baseline is None:
             return None
-        gated = self.recipe.promotion is not None and bool(self.recipe.promotion.gates)
-        limit = self.section.max_overlap if gated else None
-        self.overlap = self.overlap or data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
         title = f"Run {self.recipe.name}"
-        return judging.report(label, title, self.steps, self.baseline[0], self.reward_model, self.overlap, against)
+        overlap = self.compare_prompts()
+        assert overlap is not None, "there is a section"
+        return judging.report(label, title, self.steps, self.baseline[0], self.reward_model, overlap, against)
+
+    def compare_prompts(self) -> Step | None:
+        """Compare the held-out prompts with all data that the run trains on: call it once that is known."""
+        if self.section is not None and self.overlap is None:
+            gated = self.recipe.promotion is not None and bool(self.recipe.promotion.gates)
+            limit = self.section.max_overlap if gated else None
+            self.overlap = data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
+        return self.overlap

@@ -16,7 +16,6 @@ from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
-from prefect.futures import as_completed
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 from pydantic import BaseModel
@@ -88,9 +87,9 @@ def run_recipe(
             try:
                 outputs = compose(recipe)
                 _check_from_stage(recipe, run)
-                _wait(run)
+                run.wait()
                 compared = compare(recipe, run.store, outputs)
-                _wait(run)
+                run.wait()
             except BaseException as error:
                 with _deaf():
                     run.host.close()  # first: it wakes the stages that wait for an answer
@@ -266,13 +265,6 @@ def _check_from_stage(recipe: BaseRecipe, run: Run) -> None:
     if not any(is_part(label, chosen) for label in labels):
         near = difflib.get_close_matches(chosen, labels, n=3, cutoff=0.4) or labels
         raise UserError(f"--from-stage {chosen}: this recipe has no such stage; there are {', '.join(near)}")
-
-
-def _wait(run: Run) -> None:
-    """Wait for all stages, announcing each as it ends. Raises the first failure as soon as it happens."""
-    steps = {step.future.task_run_id: step for step in run.steps}
-    for future in as_completed([step.future for step in run.steps]):
-        steps[future.task_run_id].result()
 
 
 def _cause(run: Run, error: BaseException) -> BaseException:

@@ -22,7 +22,7 @@ class Step(Protocol):
         """What people call it."""
 
     def result(self) -> StageResult:
-        """What came of it; waits for the stage."""
+        """What came of it; waits for the stage. Raises its error, or that of another stage that fails meanwhile."""
 
     def output(self, name: str) -> Step:
         """The same stage, standing for the output of this name instead of the default one."""
@@ -38,6 +38,14 @@ def artifact(value: Input) -> Reference | None:
     """The artifact behind an input; waits for its stage. None where that is only planned and not in the store."""
     try:
         return value if isinstance(value, Reference) else value.artifact()
+    except NotMade:
+        return None
+
+
+def metrics(step: Step) -> dict[str, Any] | None:
+    """What a stage measured; waits for it. None where it is only planned and not in the store."""
+    try:
+        return step.result().metrics
     except NotMade:
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
 from alignment_core.artifacts import Reference, Store
@@ -83,6 +83,15 @@ class Run:
         self.steps.append(step)
         return step
 
+    def wait(self, until: Step | None = None) -> None:
+        """Wait for all stages, or ``until`` one is done, announcing each as it ends. Raises the first failure of any as soon as
+        it happens."""
+        steps = {step.future.task_run_id: step for step in self.steps if step.label not in self.announced}
+        for future in as_completed([step.future for step in steps.values()]):
+            steps[future.task_run_id].ended()
+            if until is not None and future is until.future:
+                return
+
     def runs_again(self, label: str, inputs: Iterable[Any]) -> bool:
         """Whether a stage is, or depends on one of, those that are to be run again on purpose."""
         chosen = self.journal.record.from_stage
@@ -111,7 +120,13 @@ class Step:
         return self.result().output(self.name)
 
     def result(self) -> StageResult:
-        """Wait for the stage. Raises the stage's own error."""
+        """Wait for the stage. Raises its own error, or that of another one that fails meanwhile."""
+        if self.label not in self.run.announced:
+            self.run.wait(until=self)
+        return self.ended()
+
+    def ended(self) -> StageResult:
+        """What came of a stage that is done, which is announced once. Raises its error."""
         value = self.future.result()
         result = StageResult.model_validate(value).model_copy(update={"label": self.label})
         if self.label not in self.run.announced:

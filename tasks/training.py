@@ -12,10 +12,10 @@ from alignment_core.stages.sft import SftStageConfig
 from tasks.graph import CURRENT, Input, Step, submit
 
 
-def sft(label: str, training: TrainingConfig, model: Input, data: Input) -> Step:
+def sft(label: str, training: TrainingConfig, model: Input, data: Input, stream: str = "") -> Step:
     """Fine-tune ``model`` on demonstrations."""
     config = SftStageConfig(training=training)
-    return submit("sft", label, config, {"model": model, "data": data})
+    return submit("sft", label, config, {"model": model, "data": data}, stream)
 
 
 def reward_model(label: str, section: RewardModelConfig, model: Input, data: Input) -> Step:

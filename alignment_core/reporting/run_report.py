@@ -25,6 +25,7 @@ from alignment_core.stages.report import columns_of
 from alignment_core.tracking.metrics_file import Points, read_points
 
 MARKDOWN, PAGE = "report.md", "report.html"
+SECTION_KIND, SECTION = "section", "section.md"
 SAMPLES = 6
 """Prompts of which the report shows text."""
 STYLE = """
@@ -109,6 +110,7 @@ def of_stages(report: RunReport, store: Store, run_id: str, results: Sequence[St
         for sentence in result.warnings:
             report.say(f"**Warning:** {result.label}: {sentence}")
     _policies(report, store, results)
+    _sections(report, store, results)
     _curves(report, store, run_id, results)
     _text(report, store, run_id)
 
@@ -123,6 +125,13 @@ def _policies(report: RunReport, store: Store, results: Sequence[StageResult]) -
         report.say("## Policies on held-out prompts", *lines)
     policies = policies_of(store, made)
     report.show("policies", "metrics of the policies", over_policies(dict(columns_of(policies)), policies))
+
+
+def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -> None:
+    """What stages have written for reports, as artifacts of the kind ``section``: of stages of one kind the last one's."""
+    for result in {one.stage: one for one in results if one.reference.kind == SECTION_KIND}.values():
+        with suppress(OSError, AlignmentError):
+            report.say((store.fetch(result.reference) / SECTION).read_text())
 
 
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:

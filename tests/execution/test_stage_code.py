@@ -84,7 +84,8 @@ NOT_OF_THE_STAGE = {
     "generate": {"deepspeed", "peft"},  # of code of models that training alone runs
     "reference_logps": {"deepspeed"},  # a group without training
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
-    "select_pairs": {"jinja2"},  # the columns of preferences alone
+    "select_best": {"jinja2"},  # the columns of texts alone
+    "select_pairs": {"jinja2"},  # those of preferences
     "dataset": {"reasoning_gym", "verifiers"},  # each source says of which version it is
     "base_model": {
         "deepspeed",

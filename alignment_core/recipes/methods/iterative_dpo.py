@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 from pydantic import model_validator
 
 from alignment_core.recipes.method import Method
 from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rollout import IterativeDpoConfig
 from alignment_core.recipes.sections.training import RewardModelConfig, SftConfig
 
@@ -35,26 +38,38 @@ class IterativeDpoRecipe(BaseRecipe):
         return self
 
 
-def check_rounds(recipe: BaseRecipe, reward_model: RewardModelConfig | None, rounds: IterativeDpoConfig | None) -> None:
-    """Raise ValueError unless there is something that ranks the completions of the recipe's rounds."""
+class Rounds(Protocol):
+    """A section of rounds that sample, score and train."""
+
+    @property
+    def rewards(self) -> Sequence[RewardConfig]: ...
+    @property
+    def selection(self) -> Any: ...
+    @property
+    def prompts(self) -> DataConfig: ...
+
+
+def check_rounds(
+    recipe: BaseRecipe, reward_model: RewardModelConfig | None, rounds: Rounds | None, field: str = "iterative_dpo"
+) -> None:
+    """Raise ValueError unless there is something that ranks the completions of the recipe's rounds, its section ``field``."""
     if reward_model:
         reward_model.check_origin()
     if rounds is None:
         recipe.check_used((), "evaluation.rewards")
         return
-    recipe.check_ours(rounds.rewards, "iterative_dpo.rewards")
+    recipe.check_ours(rounds.rewards, f"{field}.rewards")
     if rounds.rewards:
-        recipe.check_used(rounds.rewards, "iterative_dpo.rewards")
+        recipe.check_used(rounds.rewards, f"{field}.rewards")
     evaluation, by_verifier = recipe.evaluation, rounds.selection.score == "verifier"
     if not rounds.rewards and reward_model is None and not by_verifier:
         raise ValueError(
-            "`reward_model` is needed, because `iterative_dpo.selection.score` is `reward`: add it, or list "
-            "`iterative_dpo.rewards`"
+            f"`reward_model` is needed, because `{field}.selection.score` is `reward`: add it, or list `{field}.rewards`"
         )
     if by_verifier and not (evaluation and evaluation.verifier):
-        raise ValueError("`evaluation.verifier` is needed, because `iterative_dpo.selection.score` is `verifier`")
+        raise ValueError(f"`evaluation.verifier` is needed, because `{field}.selection.score` is `verifier`")
     if by_verifier and evaluation:
-        evaluation.check_verifier(rounds.prompts, "iterative_dpo.prompts")
+        evaluation.check_verifier(rounds.prompts, f"{field}.prompts")
 
 
 METHOD = Method(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
-from alignment_core.recipes.sections.rewards import Reward, check_rewards
+from alignment_core.recipes.sections.rewards import Reward, RewardConfig, check_rewards
 from alignment_core.recipes.sections.training import LOOKS, DpoLossConfig, TrainingConfig
 
 
@@ -80,10 +81,16 @@ class IterativeDpoConfig(Config):
     @model_validator(mode="after")
     def _ranks_by_one_thing(self) -> IterativeDpoConfig:
         self.training.refuse_unused(LOOKS, "in `iterative_dpo.training`: the pairs of a round hold out no rows")
-        check_rewards(self.rewards, "iterative_dpo.rewards", self.prompts, "iterative_dpo.prompts")
-        if self.rewards and self.selection.score == "verifier":
-            raise ValueError(
-                "`iterative_dpo.rewards` and `iterative_dpo.selection.score: verifier` both rank the "
-                "completions: remove the latter, and add `{verifier: …}` to the list if the verifier should count"
-            )
+        check_ranking(self.rewards, self.selection.score, self.prompts, "iterative_dpo")
         return self
+
+
+def check_ranking(rewards: Sequence[RewardConfig], score: str, prompts: DataConfig, field: str) -> None:
+    """Raise ValueError if the rewards of a section with rounds, which the recipe has at ``field``, cannot rank completions of
+    its prompts, or are not what ``selection.score`` ranks them by."""
+    check_rewards(rewards, f"{field}.rewards", prompts, f"{field}.prompts")
+    if rewards and score == "verifier":
+        raise ValueError(
+            f"`{field}.rewards` and `{field}.selection.score: verifier` both rank the "
+            "completions: remove the latter, and add `{verifier: …}` to the list if the verifier should count"
+        )
