@@ -17,7 +17,7 @@ from alignment_core.recipes import reference
 from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SPOKEN = [page for page in PAGES if page.name != "fields.md"]
 RECIPES = ROOT / "docs" / "recipes.md"
 TEXT = {page: page.read_text() for page in PAGES}
@@ -67,7 +67,7 @@ def is_field(path: str) -> bool:
 @pytest.mark.parametrize("page", SPOKEN, ids=lambda page: page.name)
 def test_every_field_exists(page):
     """Written from the top of a recipe, or from one of the sections that several methods have."""
-    sections = ("sft", "dpo", "iterative_dpo", "rl")
+    sections = ("sft", "dpo", "iterative_dpo", "rejection_sampling", "rl")
     for said in code(page):
         for path in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_0-9]+)+(?![\w./:-])", said):
             if path.endswith((".yaml", ".jsonl")):

@@ -247,3 +247,20 @@ def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
         runs.run_recipe(SimpleNamespace(), compose)  # type: ignore[arg-type]
     assert seen == [status]
     assert read(NOW).status == status
+
+
+def test_a_section_that_a_stage_has_written_is_shown_as_the_last_stage_of_its_kind_has_it(
+    store: Store, tmp_path: Path
+) -> None:
+    results = []
+    for number in (1, 2):
+        folder = tmp_path / f"round-{number}"
+        folder.mkdir()
+        (folder / "section.md").write_text(f"## Rounds\n\nSo far {number}.\n")
+        label, key = f"round-{number}/gain", digest_of(number)
+        reference = store.publish(folder, "section", ProvenanceDraft(key=key, stage="gain", label=label))
+        found = {"stage": "gain", "key": key, "outputs": {"gain": reference}}
+        results.append(result(label).model_copy(update=found))
+    report = run_report(store, "small", NOW, results, {})
+    assert "## Rounds\n\nSo far 2.\n" in report.markdown
+    assert "So far 1" not in report.markdown
