@@ -41,22 +41,23 @@ class Evaluations:
                 held_out=True,
             )
 
-    def add(self, label: str, policy: Input) -> None:
-        """Sample, score and measure ``policy``."""
+    def add(self, label: str, policy: Input, after: Step | None = None) -> None:
+        """Sample, score and measure ``policy``, once ``after`` is done, which needs the engines first."""
         if self.section is None:
             return
-        scores = self.scores[label] = self._score(self.section, label, policy)
+        scores = self.scores[label] = self._score(self.section, label, policy, after)
         baseline_scores = self.baseline[2] if self.baseline else None
         self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
         self.baseline = self.baseline or (label, policy, scores)
 
-    def _score(self, section: EvaluationConfig, label: str, policy: Input) -> Step:
+    def _score(self, section: EvaluationConfig, label: str, policy: Input, after: Step | None = None) -> Step:
         samples = rollout.generate(
             f"{label}/evaluation/generate",
             section.generation,
             policy,
             self.prompts,
             stream=STREAM,
+            after=after,
         )
         reference = self.baseline[1] if self.baseline else None
         return rollout.score(f"{label}/evaluation/score", samples, policy, self.rewards, section, reference)

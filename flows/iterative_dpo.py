@@ -19,15 +19,17 @@ def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:
 
     section = recipe.iterative_dpo
     prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base)
-    policies = {"sft" if recipe.sft else "start": start}
-    policies |= rounds(recipe, section, start, prompts, judge)
+    policies, samples = rounds(recipe, section, start, prompts, judge)
 
     evaluations = Evaluations(recipe, base, judge)
-    for label, one in policies.items():  # submitted after the rounds, which so have the machines first
-        evaluations.add(label, one)
+    labels = ["sft" if recipe.sft else "start", *(f"round-{number}" for number in range(1, section.rounds + 1))]
+    for label, one, sampled in zip(
+        labels, policies, [*samples, None], strict=True
+    ):  # the rounds have the machines first
+        evaluations.add(label, one, after=sampled)
 
     return Outputs(
-        policy=policies[f"round-{section.rounds}"],
+        policy=policies[-1],
         reward_model=judge,
         report=evaluations.report(),
         final=f"round-{section.rounds}",
@@ -43,17 +45,22 @@ def rounds(
     prompts: Input,
     judge: Input | None,
     rounds_before: int = 0,
-) -> dict[str, Input]:
-    """All rounds; the policy that each ends with, by label. Prompts and noise continue after ``rounds_before`` others."""
-    policies: dict[str, Input] = {}
-    policy = start
+) -> tuple[list[Input], list[Step]]:
+    """All rounds: the start and the policy that each ends with, and what each samples from the policy before it.
+
+    Prompts and noise continue after ``rounds_before`` others.
+    """
+    policies, samples = [start], list[Step]()
     ranked_by = rewards("iterative_dpo.rewards", section.rewards, judge, "rounds")
     for number in range(1, section.rounds + 1):
         reference = start if section.reference == "initial" and number > 1 else None
         round_number = rounds_before + number
-        policy = one_round(recipe, section, f"round-{number}", round_number, policy, prompts, ranked_by, reference)
-        policies[f"round-{number}"] = policy
-    return policies
+        sampled, policy = one_round(
+            recipe, section, f"round-{number}", round_number, policies[-1], prompts, ranked_by, reference
+        )
+        policies.append(policy)
+        samples.append(sampled)
+    return policies, samples
 
 
 def one_round(
@@ -65,12 +72,13 @@ def one_round(
     prompts: Input,
     ranked_by: Rewards,
     reference: Input | None,
-) -> Step:
-    """Generate → score → select → train; returns the next policy. ``round_number`` counts all rounds ever, from 1."""
+) -> tuple[Step, Step]:
+    """Generate → score → select → train; returns the samples and the next policy. ``round_number`` counts all rounds ever,
+    from 1."""
     count = section.prompts_per_round
     first, stream = (round_number - 1) * count, f"round-{round_number}"
     verifying = recipe.evaluation if section.selection.score == "verifier" else None
     samples = rollout.generate(f"{label}/generate", section.generation, policy, prompts, first, count, stream)
     scores = rollout.score(f"{label}/score", samples, policy, ranked_by, verifying)
     pairs = rollout.select_pairs(f"{label}/select", section.selection, samples, scores, stream)
-    return training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, stream)
+    return samples, training.dpo(f"{label}/dpo", section.training, section.loss, policy, pairs, reference, stream)

@@ -38,7 +38,8 @@ def compose(recipe: NightlyRecipe, production: Reference | None, rows: Input | N
     if section is not None:
         prompts = data.dataset("rounds/prompts", section.prompts, "prompts", base)
         before = number * section.rounds  # prompts go on where the last batch ended
-        policy = rounds(recipe, section, policy, prompts, judge, before)[f"round-{section.rounds}"]
+        policies, _ = rounds(recipe, section, policy, prompts, judge, before)
+        policy = policies[-1]
 
     evaluations = Evaluations(recipe, base, judge)
     baseline = PRODUCTION if production else "start"

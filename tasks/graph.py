@@ -61,14 +61,15 @@ def submit(
     inputs: Mapping[str, Input | None],
     stream: str = "",
     needs: tuple[str, ...] = (),
+    after: Step | None = None,
 ) -> Any:
     """Add the stage of the name ``stage`` to the current composition; inputs that are None are left out.
 
     Stages of one kind share their random numbers unless their ``stream`` differs: name one where they must not, as for the
     rounds of a loop. ``needs`` are outputs that the composition goes on with although retention may drop them: where they
-    were dropped, the stage runs again.
+    were dropped, the stage runs again. The stage begins when ``after`` is done, although it needs nothing of it.
     """
-    return CURRENT.get().submit(stage, label, config, inputs, stream, needs)
+    return CURRENT.get().submit(stage, label, config, inputs, stream, needs, after)
 
 
 def is_part(label: str, of: str) -> bool:

@@ -32,10 +32,12 @@ def generate(
     first_prompt: int = 0,
     count: int | None = None,
     stream: str = "",
+    after: Step | None = None,
 ) -> Step:
-    """Sample completions of ``count`` prompts from number ``first_prompt`` on; calls of one ``stream`` share their noise."""
+    """Sample completions of ``count`` prompts from number ``first_prompt`` on, when ``after`` is done; calls of one ``stream``
+    share their noise."""
     config = GenerateConfig(generation=generation, first_prompt=first_prompt, prompts=count)
-    return submit("generate", label, config, {"policy": policy, "prompts": prompts}, stream)
+    return submit("generate", label, config, {"policy": policy, "prompts": prompts}, stream, after=after)
 
 
 def score(

@@ -55,6 +55,7 @@ class Run:
         inputs: Mapping[str, Step | Reference | None],
         stream: str = "",
         needs: tuple[str, ...] = (),
+        after: Step | None = None,
     ) -> Step:
         """Submit a stage as a task; inputs that are None are left out."""
         config.content()  # what is wrong with it is said now, not when the stage's turn comes
@@ -79,7 +80,8 @@ class Run:
             "accept": self.accept,
             "trust_remote_code": self.trust_remote_code,
         }
-        step = Step(label, prepared.submit(asked, given, len(self.steps)), self, again)
+        future = prepared.submit(asked, given, len(self.steps), wait_for=[after.future] if after else None)
+        step = Step(label, future, self, again)
         self.steps.append(step)
         return step
 

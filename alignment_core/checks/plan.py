@@ -96,6 +96,7 @@ class Plan:
         inputs: Mapping[str, PlannedStage | Reference | None],
         stream: str = "",
         needs: tuple[str, ...] = (),
+        after: PlannedStage | None = None,
     ) -> PlannedStage:
         """Note a stage. Raises UserError for a config that cannot work."""
         config.content()

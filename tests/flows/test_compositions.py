@@ -51,9 +51,21 @@ class Composed:
         self.store, self.seed = store, 5
         self.inputs: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, Any] = {}
+        self.after: dict[str, str] = {}
         self.made: dict[str, Reference] = {}
 
-    def submit(self, _stage: str, label: str, config: Any, inputs: dict[str, Any], *_: Any) -> Any:
+    def submit(
+        self,
+        _stage: str,
+        label: str,
+        config: Any,
+        inputs: dict[str, Any],
+        _stream: str = "",
+        _needs: tuple[str, ...] = (),
+        after: Any = None,
+    ) -> Any:
+        if after is not None:
+            self.after[label] = after.label
         self.inputs[label] = {role: one for role, one in inputs.items() if one is not None}
         self.configs[label] = config
         return SimpleNamespace(
@@ -133,6 +145,14 @@ REWARDS = [
     {"reward_model": MODEL, "weight": 0.5, "normalise": "group"},
     {"reward_model": "ours"},
 ]
+
+
+def test_the_rounds_have_the_engines_before_the_evaluations(composed):
+    compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, "rounds": 2})
+    assert composed.after == {
+        "sft/evaluation/generate": "round-1/generate",
+        "round-1/evaluation/generate": "round-2/generate",
+    }
 
 
 def test_one_list_ranks_the_rounds_and_another_is_what_is_evaluated(composed):

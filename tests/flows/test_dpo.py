@@ -37,6 +37,7 @@ class Runs:
         inputs: Mapping[str, Reference],
         stream: str = "",
         needs: tuple[str, ...] = (),
+        after: Any = None,
     ) -> Reference:
         told = {"config": config.model_dump(mode="json"), "inputs": inputs, "stream": stream, "needs": needs}
         call = StageCall(stage=stage, label=label, seed=self.seed, **told)  # type: ignore[arg-type]

@@ -174,6 +174,7 @@ class Runs:
         inputs: Mapping[str, Any],
         stream: str = "",
         needs: tuple[str, ...] = (),
+        after: Any = None,
     ) -> Done:
         given = {role: one if isinstance(one, Reference) else one.artifact() for role, one in inputs.items() if one}
         told: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": given, "stream": stream}
