@@ -53,7 +53,7 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
         seen |= {_key(row) for row, _ in new}
         kept += new
     if not kept and not config.may_be_empty:
-        raise DataError(_nothing_kept(len(judged), dropped, lowest, max(values)))
+        raise DataError(_nothing_kept(selection, len(judged), dropped, lowest, max(values)))
     rows = [*earlier, *(_demonstration(row) for row, _ in kept)] if kept else []
     write_table(rows, schema(KIND.columns), context.output / "train.parquet")
     metrics = {
@@ -117,11 +117,12 @@ def _demonstration(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nothing_kept(completions: int, dropped: Counter[str], lowest: float, highest: float) -> str:
+def _nothing_kept(selection: BestConfig, completions: int, dropped: Counter[str], lowest: float, highest: float) -> str:
+    bounds = [name for name in ("threshold", "quantile", "min_score") if getattr(selection, name) is not None]
+    lower = " or ".join(f"selection.{name}" for name in bounds)
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
     cure = {
-        "low_score": f"lower selection.threshold, quantile or min_score (the minimum was {lowest:.4g}, the best score "
-        f"{highest:.4g})",
+        "low_score": f"lower {lower} (the minimum was {lowest:.4g}, the best score {highest:.4g})",
         "truncated": "raise generation.max_completion_length, or set selection.truncated: keep",
         "failed_reward": "look at the rewards, which gave no score",
         "duplicate": "raise generation.temperature; all that was good enough is in the rows of earlier rounds",

@@ -111,7 +111,7 @@ def test_rows_of_earlier_rounds_go_first_and_are_not_repeated(select: Select) ->
         (
             SAMPLED,
             {"min_score": 2},
-            r"none of the round's 12 completions is left .*\(1 failed_reward, 11 low_score\): lower",
+            r"none of the round's 12 completions is left .*\(1 failed_reward, 11 low_score\): lower selection\.min_score",
         ),
         (SAMPLED, {"min_score": 2}, r"the minimum was 2, the best score 0\.9"),
         (
