@@ -18,6 +18,7 @@ from flows.any_recipe import alignment
 from flows.service.prefect_worker import TEMPORARY
 from flows.service.reconcile import SILENCE_SECONDS, Reconciler
 from flows.service.services_process import trim
+from flows.shipped import shipped
 from tests.deployments.endings import OVERRIDES, check_that_it_goes_on, steps, times_started, training
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
@@ -87,7 +88,7 @@ def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated
     try:
         state = services.align("up", "--port", str(services.port))
         assert state["database"] == f"sqlite, {tmp_path}/prefect/prefect.db"
-        assert len(services.get("/deployments/filter", {})) == 11
+        assert len(services.get("/deployments/filter", {})) == len(shipped())
     finally:
         services.align("down")
     assert wait_until(lambda: not processes_of(tmp_path), 30), processes_of(tmp_path)
