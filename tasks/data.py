@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from alignment_core.artifacts import Reference
 from alignment_core.data import kinds
@@ -29,17 +30,19 @@ def dataset(
     rows: Input | None = None,
     stream: str = "",
     held_out: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Step:
     """Rows of a recipe's ``data``, or of the artifact ``rows``, as token ids of ``tokenizer`` (a model).
 
     ``kind`` names a kind of rows (:mod:`alignment_core.data.kinds`); data sets of one kind draw and shuffle their rows alike,
-    unless they name another ``stream``. Nothing trains on
+    unless they name another ``stream``; ``settings`` are what this kind alone is told. Nothing trains on
     them where they are ``held_out``; :func:`overlap` then says whether that is true of their prompts.
     """
     config = DatasetConfig(
         data=data,
         sources=() if rows else tuple(pin(source) for source in data.sources),
         kind=kind,
+        settings=dict(settings or {}),
     )
     step: Step = submit("dataset", label, config, {"tokenizer": tokenizer, "rows": rows}, stream or kinds.stream(kind))
     if not held_out:

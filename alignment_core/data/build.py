@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,23 +62,24 @@ def build(
     seed: int,
     on_progress: OnProgress | None = None,
     context: int | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> BuiltDataset:
     """Build the data set of ``config`` from its pinned sources, of the kind of rows with this name. Equal arguments give
     equal tables.
 
     ``on_progress`` is called with (rows read, rows in all if known). ``context`` is the longest sequence that the model
-    takes. Raises UserError for settings that cannot work with this tokenizer, DataError for rows that cannot be used; both
-    before any training begins.
+    takes; ``settings`` are those of the kind of rows. Raises UserError for settings that cannot work with this tokenizer,
+    DataError for rows that cannot be used; both before any training begins.
     """
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
-    limits = Limits(config, Renderer(tokenizer, config.chat_template), tokenizer.bos_token_id)
+    limits = Limits(config, Renderer(tokenizer, config.chat_template), tokenizer.bos_token_id, settings or {})
     kept = list(kept_rows(pinned, limits, ledger, kind, seed, on_progress))
     ledger.check_bad_rows()
     weights = [source.source.weight for source in pinned if source.source.weight is not None]
     ledger.check_rows_left(_counts(kept, len(pinned)), mixture=bool(weights))
 
-    pool, test = _hold_out(kept, config.test_rows, ledger)
+    pool, test = _hold_out(kept, config.test_rows, ledger, kind.together)
     by_source: list[list[_Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
     ledger.check_rows_left([len(rows) for rows in by_source], mixture=bool(weights))
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
@@ -185,7 +186,9 @@ def _digests(example: Example, kept: str | None) -> tuple[str, tuple[str, ...]]:
         raise ValueError(f"a message contains a value that JSON cannot represent: {error}") from None
 
 
-def _hold_out(rows: list[_Kept], count: int, ledger: statistics.Ledger) -> tuple[list[_Kept], list[_Kept]]:
+def _hold_out(
+    rows: list[_Kept], count: int, ledger: statistics.Ledger, together: str
+) -> tuple[list[_Kept], list[_Kept]]:
     """Split off about ``count`` rows as a test set: all rows of the prompts with the smallest digests.
 
     No prompt has rows on both sides. Membership depends on a row's own prompt, so more data moves few rows. A prompt whose
@@ -211,8 +214,8 @@ def _hold_out(rows: list[_Kept], count: int, ledger: statistics.Ledger) -> tuple
     train = [row for row in rows if row.prompts[-1] not in held]
     if count and not (train and test):
         raise DataError(
-            f"test_rows: cannot hold out {count} of {len(rows)} usable rows: all rows of a prompt go to the same split, "
-            f"and with {len(groups)} different prompts that leaves {'none to train on' if test else 'none to hold out'}"
+            f"test_rows: cannot hold out {count} of {len(rows)} usable rows: all rows of a {together} go to the same split, "
+            f"and with {len(groups)} different {together}s that leaves {'none to train on' if test else 'none to hold out'}"
         )
     return train, test
 

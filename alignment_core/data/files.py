@@ -1,4 +1,4 @@
-"""Rows of JSONL, JSON, CSV, Parquet and Arrow files, one at a time, each with its number."""
+"""Rows of JSONL, JSON, CSV, Parquet and Arrow files, one at a time, each with its number; a text file is one row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Found = tuple[int, dict[str, Any] | str]
 
 
 def read_file(path: Path) -> Iterator[Found]:
-    """The rows of one file, of a suffix in ``recipes.paths.ROW_SUFFIXES``. Raises DataError where it cannot be read at all."""
+    """The rows of one file, of a suffix in ``recipes.paths.ROW_SUFFIXES`` or ``TEXT_SUFFIX``.
+
+    Raises DataError where it cannot be read at all.
+    """
     return _READERS[path.suffix](path)
 
 
@@ -46,12 +49,16 @@ def _json_row(line: bytes) -> dict[str, Any] | str:
     try:
         value = json.loads(line.rstrip().decode())
     except UnicodeDecodeError as error:
-        return f"is not valid UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+        return _not_utf8(line, error)
     except json.JSONDecodeError as error:
         return f"is not valid JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
         return f"is not usable JSON: {error}"
     return value if isinstance(value, dict) else _not_an_object(value)
+
+
+def _not_utf8(line: bytes, error: UnicodeDecodeError) -> str:
+    return f"is not valid UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
 
 
 def _not_an_object(value: Any) -> str:
@@ -128,6 +135,20 @@ def _arrow(path: Path) -> Iterator[Found]:
         raise DataError(f"{path}: is not a readable Arrow file: {first_line(error)}") from None
 
 
+def _txt(path: Path) -> Iterator[Found]:
+    """One row ``{"text": …}``, the whole file."""
+    if path.stat().st_size > LONGEST_LINE:
+        yield 1, f"is longer than {LONGEST_LINE} bytes: split the file"
+        return
+    content = path.read_bytes()
+    try:
+        yield 1, {"text": content.decode("utf-8-sig")}
+    except UnicodeDecodeError as error:
+        start = content.rfind(b"\n", 0, error.start) + 1
+        error.start -= start
+        yield content.count(b"\n", 0, start) + 1, _not_utf8(content[start:], error)
+
+
 def _batches(batches: Iterable[Any]) -> Iterator[Found]:
     number = 0
     for batch in batches:
@@ -147,4 +168,5 @@ _READERS: dict[str, Callable[[Path], Iterator[Found]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
     ".arrow": _arrow,
+    ".txt": _txt,
 }

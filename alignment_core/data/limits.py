@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.data.template import Renderer
@@ -29,6 +29,8 @@ class Limits:
     config: DataConfig
     renderer: Renderer
     bos: int | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the kind of rows is told beside that."""
 
     def room(self, prompt: int, completion: int) -> tuple[int, int] | str:
         """Tokens that a prompt and what follows it may keep, all where they fit; or the reason why the row is dropped."""

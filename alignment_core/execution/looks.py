@@ -25,9 +25,10 @@ class Looks:
     checkpoint of the progress was written after a better one.
     """
 
-    def __init__(self, progress: Path, training: TrainingConfig, step: int, total: int) -> None:
-        """Of a stage that is at ``step`` of ``total``."""
-        self._progress, self._total = progress, total
+    def __init__(self, progress: Path, training: TrainingConfig, step: int, total: int, before: bool = False) -> None:
+        """Of a stage that is at ``step`` of ``total``; ``before`` asks for a look before the first one, which is none of the
+        candidates for the best."""
+        self._progress, self._total, self._before = progress, total, before
         self._every, self._name = training.eval_steps, training.metric_for_best_model
         self._patience = training.early_stopping_patience
         self.taken: dict[int, dict[str, float]] = {}
@@ -40,9 +41,11 @@ class Looks:
 
     def is_due(self, step: int) -> bool:
         """Whether to look after so many steps."""
-        if self._every is None or step in (0, *self.taken):
+        if step in self.taken:
             return False
-        return step % self._every == 0 or step == self._total
+        if step == 0:
+            return self._before
+        return self._every is not None and (step % self._every == 0 or step == self._total)
 
     def next_after(self, step: int) -> int:
         """The step up to which nothing is due."""
@@ -71,7 +74,7 @@ class Looks:
         if self._name is None:
             return None
         sign = -1 if self._name in LOWER_IS_BETTER else 1
-        values = {step: sign * metrics[self._name] for step, metrics in self.taken.items()}
+        values = {step: sign * metrics[self._name] for step, metrics in self.taken.items() if step}
         values = {step: value for step, value in values.items() if value == value}  # a number
         return max(values, key=values.__getitem__, default=None)
 

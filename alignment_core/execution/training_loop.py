@@ -51,11 +51,14 @@ def packages_of(training: TrainingConfig) -> tuple[str, ...]:
     return ("peft",) if training.lora else ()
 
 
-def train(context: StageContext, method: Method, training: Any, model: str = "model") -> dict[str, Any]:
+def train(
+    context: StageContext, method: Method, training: Any, model: str = "model", test_before: bool = False
+) -> dict[str, Any]:
     """Train the input of role ``model`` on the input ``data``; returns metrics.
 
     A method that needs a reference compares with the input ``reference_logps``, which the stage of this name makes of the same
-    data. Raises DataError if rows that the training takes are missing in it.
+    data. Raises DataError if rows that the training takes are missing in it. With ``test_before`` the metrics of held-out rows
+    before the first step are there as ``test_<name>.first``.
     """
     from alignment_core.training.trainer import TrainJob
     from alignment_core.training.trainer_ranks import TrainerRanks
@@ -83,13 +86,14 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = TrainerRanks(trainers, job, context.resources)
         state = ranks.prepare(context.progress)
-        looks = Looks(context.progress, training, state["step"], state["total_steps"])
+        before = test_before and job.test_data is not None
+        looks = Looks(context.progress, training, state["step"], state["total_steps"], before)
         step, metrics = _loop(context, ranks, state, looks)
-        if job.test_data and not looks.taken:
-            looks.taken[step] = _averages(ranks.evaluate())
+        result = step if looks.best is None else looks.best
+        if job.test_data and result not in looks.taken:
+            looks.taken[result] = _averages(ranks.evaluate())
         if target := context.output if looks.best in (None, step) else context.outputs.get(LAST):
             ranks.export(target)
-    result = step if looks.best is None else looks.best
     if result != step:
         looks.link_best(context.output)
     if looks.best is not None:
@@ -97,6 +101,7 @@ def train(context: StageContext, method: Method, training: Any, model: str = "mo
     _move_adapters(context)
     if job.test_data:
         metrics |= _tested(looks.taken[result])
+    metrics |= {f"{name}.first": value for name, value in _tested(looks.taken.get(0, {})).items()}
     if warnings := unmoved(context.inputs[model], context.output):
         metrics["warnings"] = warnings
     return {**metrics, "steps": step, "rows": state["rows"], "parameters": state["parameters"]}
@@ -124,7 +129,9 @@ def _loop(
     course = Course(context.progress, step, total)
     tokens, first = 0, step
     while True:
-        _look(ranks, looks, step)  # of a run that goes on; otherwise it was taken with the step
+        _look(
+            ranks, looks, step
+        )  # before the first step, or of a run that goes on; otherwise it was taken with the step
         if step == total or looks.stop:
             break
         reports = ranks.train(looks.next_after(step) - step, REPORT_SECONDS)

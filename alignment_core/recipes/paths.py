@@ -16,6 +16,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 ROW_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+TEXT_SUFFIX = ".txt"
+"""Of a file that is one row, its text."""
 STORE = "store:"
 """Before the prefix of tags whose artifacts hold rows."""
 
@@ -67,7 +69,7 @@ def each_text(content: Any, change: Callable[[str], str]) -> Any:
 
 def may_be_hub_name(text: str) -> bool:
     """Whether a data set on the Hub may have this name. Once a recipe is validated, it then is one: paths are absolute."""
-    return Path(text).suffix not in ROW_SUFFIXES and _HUB_NAME.fullmatch(text) is not None
+    return Path(text).suffix not in (*ROW_SUFFIXES, TEXT_SUFFIX) and _HUB_NAME.fullmatch(text) is not None
 
 
 def is_written_as_path(text: str) -> bool:

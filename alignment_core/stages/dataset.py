@@ -25,6 +25,8 @@ class DatasetConfig(StageConfig):
     sources: tuple[PinnedSource, ...]
     kind: str = Field(validation_alias=AliasChoices("kind", "purpose"))
     """Of rows, see :mod:`alignment_core.data.kinds`."""
+    settings: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda settings: not settings)
+    """What this kind of rows is told beside ``data``. Not part of the key where it is nothing."""
 
     @field_validator("kind")
     @classmethod
@@ -37,6 +39,7 @@ class DatasetConfig(StageConfig):
             "data": self.data.model_dump(mode="json", exclude={"sources"}),
             "sources": [source.content() for source in self.sources],
             "kind": self.kind,
+            **({"settings": self.settings} if self.settings else {}),
         }
 
     def code_used(self) -> tuple[str, ...]:
@@ -63,6 +66,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             context.seed,
             progress,
             context_length(context.inputs["tokenizer"]),
+            config.settings,
         )
         write(built, context.output)
     rows, warnings = built.statistics["rows"], losses(built.statistics, config.data.mixing)

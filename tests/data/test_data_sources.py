@@ -188,13 +188,16 @@ def test_file_that_changes_after_pinning_is_refused(tmp_path: Path) -> None:
     [
         ("trian.jsonl", r"no such file or folder; did you mean .*train\.jsonl\?"),
         ("absent/folder/train.jsonl", "the folder .*absent/folder does not exist either"),
-        ("notes.txt", r"rows are read from \.jsonl, \.json, \.csv, \.parquet, \.arrow files, not from 'notes.txt'"),
+        (
+            "notes.md",
+            r"rows are read from \.jsonl, \.json, \.csv, \.parquet, \.arrow, \.txt files, not from 'notes.md'",
+        ),
         ("empty", "there is no .* file in this folder"),
     ],
 )
 def test_path_that_holds_no_rows_gets_a_sentence(tmp_path: Path, path: str, sentence: str) -> None:
     write(tmp_path / "train.jsonl", ROWS)
-    (tmp_path / "notes.txt").touch()
+    (tmp_path / "notes.md").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=sentence):
         pin(DataSource(path=str(tmp_path / path)))

@@ -50,6 +50,16 @@ def test_they_are_due_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None
     assert (never.is_due(9), never.next_after(0), never.best, never.stop) == (False, 9, None, False)
 
 
+def test_a_look_before_the_first_step_is_no_candidate(tmp_path: Path) -> None:
+    found = Looks(tmp_path, TrainingConfig(eval_steps=2, metric_for_best_model="loss"), 0, 9, before=True)
+    assert found.is_due(0)
+    take(found, 0, loss=0.1)
+    assert (found.is_due(0), found.best, found.stop) == (False, None, False)
+    take(found, 2, loss=1.0)
+    assert found.best == 2
+    assert list(looks(tmp_path, step=3).taken) == [0, 2]
+
+
 @pytest.mark.parametrize(("name", "best"), [("loss", 4), ("nll", 6), ("accuracy", 2), ("margin", 8)])
 def test_the_best_has_the_lowest_loss_or_the_highest_of_another_metric_the_first_of_equals(
     name: str, best: int, tmp_path: Path

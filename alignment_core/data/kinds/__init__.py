@@ -69,6 +69,8 @@ class Kind(ABC):
     """The format whose columns are the fields of an example."""
     reasons: ClassVar[Mapping[str, str]] = {}
     """Why a row may be dropped, beside what :data:`alignment_core.data.limits.REASONS` has: ``12 rows …``."""
+    together: ClassVar[str] = "prompt"
+    """What rows have in common that are held out together, in messages."""
     asked: ClassVar[bool] = False
     """Whether policies answer its rows; the table then has ``prompt``, ``prompt_ids``, ``label`` and ``task``."""
     stream: ClassVar[str] = ""

@@ -15,13 +15,14 @@ from alignment_core.data.files import first_line, read_file
 from alignment_core.data.hub import commit_of
 from alignment_core.data.origins import Found, Origin, Pinned, located
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.paths import BEGINS, may_be_hub_name
+from alignment_core.recipes.paths import BEGINS, TEXT_SUFFIX, may_be_hub_name
 from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Kind
     from alignment_core.recipes.sections.data import DataSource
 
+READABLE = (*SUFFIXES, TEXT_SUFFIX)
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words at the start of a file name by which a folder's files are told apart, as `datasets` does."""
 
@@ -31,7 +32,7 @@ class FilesAndHub(Origin):
 
     description = (
         "Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder. "
-        "Relative to the recipe's file."
+        "A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file."
     )
     has_options = False
 
@@ -44,8 +45,8 @@ class FilesAndHub(Origin):
         if path.is_dir():
             found = _files_of_folder(path, source.split)
         elif path.exists():
-            if path.suffix not in SUFFIXES:
-                raise UserError(f"{given}: rows are read from {', '.join(SUFFIXES)} files, not from {path.name!r}")
+            if path.suffix not in READABLE:
+                raise UserError(f"{given}: rows are read from {', '.join(READABLE)} files, not from {path.name!r}")
             found = [path]
         else:
             raise UserError(f"{given}: no such file or folder{_nearest(path)} ({BEGINS})")
@@ -120,8 +121,10 @@ def _files_of_folder(folder: Path, split: str) -> list[Path]:
         known = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
         raise UserError(f"{folder.parent}: has no split {split!r}; it has {', '.join(known) or 'none'}")
     files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if not files:  # beside files of rows, a text is a README
+        files = sorted(path for path in folder.glob(f"*{TEXT_SUFFIX}") if path.is_file())
     if not files:
-        raise UserError(f"{folder}: there is no {', '.join(SUFFIXES)} file in this folder")
+        raise UserError(f"{folder}: there is no {', '.join(READABLE)} file in this folder")
     by_split = {file: _split_of_name(file.stem) for file in files}
     if not any(by_split.values()):
         return files

@@ -47,7 +47,7 @@ class _NamesRows(Config):
 
     path: RowsPath | None = None
     """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder.
-    Relative to the recipe's file."""
+    A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file."""
     task: str | None = None
     """Name of a built-in procedural task whose answers can be verified."""
 

@@ -1,0 +1,57 @@
+"""Stage: continued pre-training of a causal language model on blocks of documents."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.recipes import TrainingConfig
+
+LARGEST = 700.0
+"""Nats per token above which the perplexity is no longer a number that JSON and floats can hold."""
+
+
+class ContinuedPretrainingStageConfig(StageConfig):
+    """How to train."""
+
+    training: TrainingConfig
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
+
+
+def run(context: StageContext, config: ContinuedPretrainingStageConfig) -> dict[str, Any]:
+    from alignment_core.training.methods.sft import Sft
+
+    metrics = train(context, Sft(), config.training, test_before=True)
+    for at in ("", ".first"):
+        if f"test_loss{at}" in metrics:
+            metrics[f"test_perplexity{at}"] = perplexity(metrics[f"test_loss{at}"])
+    return metrics
+
+
+def perplexity(nats: float) -> float:
+    """exp(mean negative log-likelihood per token): a model that is as uncertain as a uniform choice among n tokens has n.
+
+    Jelinek et al. 1977, "Perplexity — a measure of the difficulty of speech recognition tasks".
+    """
+    return math.exp(min(nats, LARGEST))
+
+
+SHOWS = {"test_perplexity": "test perplexity", "test_loss": "test loss", "loss": "loss"}
+CODE = (
+    *TRAINS,
+    "alignment_core.training.methods.sft",
+)
+STAGE = Stage(
+    "continued_pretraining",
+    1,
+    {"model": "model"},
+    ContinuedPretrainingStageConfig,
+    run,
+    SHOWS,
+    code=CODE,
+    packages=TRAINING_PACKAGES,
+)
