@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.training_loop import TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.recipes import TrainingConfig
 
 LARGEST = 700.0
@@ -48,7 +48,7 @@ CODE = (
 STAGE = Stage(
     "continued_pretraining",
     1,
-    {"model": "model"},
+    TRAINED,
     ContinuedPretrainingStageConfig,
     run,
     SHOWS,

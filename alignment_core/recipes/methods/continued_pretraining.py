@@ -33,6 +33,7 @@ class ContinuedPretrainingConfig(Config):
                 f"{self.data.max_length}"
             )
         self.data.refuse_unused(("overlong", "max_prompt_length"), "on documents: long ones are cut into blocks")
+        self.training.check_held_out(self.data)
         self.data.refuse_unused(("chat_template",), "on documents: they are plain text")
         return self
 
