@@ -6,15 +6,31 @@ import math
 
 from alignment_core.recipes import TrainingConfig
 
+DECAYS = {
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "1-sqrt": lambda done: 1 - math.sqrt(done),
+}
+"""What is left of the way from the peak to the floor when the share ``done`` of the decay, from 0 to 1, is over."""
+
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int) -> float:
-    """Learning rate of optimiser step ``step`` (from 0) of ``total_steps``: linear warm-up, then decay to the floor."""
+    """Learning rate of optimiser step ``step`` (from 0) of ``total_steps``: linear warm-up, then decay to the floor.
+
+    ``wsd`` (warm-up, stable, decay: Hu et al. 2024, "MiniCPM: Unveiling the Potential of Small Language Models with Scalable
+    Training Strategies", section 4.3) stays at the peak up to the last ``decay_ratio`` of all steps. They decay linearly, or
+    with 1 − √done (Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations").
+    """
     warmup = round(config.warmup_ratio * total_steps)
     peak, floor = config.learning_rate, config.learning_rate * config.min_lr_ratio
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(1, total_steps - warmup)
-    if config.lr_scheduler_type == "constant":
+    kind = config.lr_scheduler_type
+    if kind == "constant":
         return peak
-    share = 1 - done if config.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * done)) / 2
+    start = max(warmup, total_steps - round(config.decay_ratio * total_steps)) if kind == "wsd" else warmup
+    if step < start:
+        return peak
+    done = (step - start) / max(1, total_steps - start)
+    share = DECAYS[config.decay_type if kind == "wsd" else kind](done)
     return floor + (peak - floor) * share

@@ -41,8 +41,15 @@ class TrainingConfig(Config):
     """Rows (or pairs) per optimiser step, in total over all devices and accumulation steps."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
-    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
-    """Schedule of the learning rate after the warm-up."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Schedule of the learning rate after the warm-up. `wsd` (warm-up, stable, decay) is constant at first and decays over the
+    last `decay_ratio` of the steps."""
+    decay_ratio: float = Field(0.1, gt=0, le=1, exclude_if=lambda ratio: ratio == 0.1)
+    """Fraction of the steps over which the learning rate decays at the end; only with `wsd`. Not part of the stage's key
+    while 0.1."""
+    decay_type: Literal["linear", "1-sqrt"] = Field("linear", exclude_if=lambda kind: kind == "linear")
+    """How it decays, to the final learning rate: linearly, or with 1 − √(fraction of the decay); only with `wsd`. Not part of
+    the stage's key while `linear`."""
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     """Fraction of the steps over which the learning rate rises linearly from zero."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
@@ -95,6 +102,17 @@ class TrainingConfig(Config):
         """Raise ValueError if it asks for measurements that there are no rows for."""
         if self.eval_steps is not None and not data.test_rows:
             raise ValueError("`training.eval_steps` measures held-out rows, and there are none: set `data.test_rows`")
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> TrainingConfig:
+        if self.lr_scheduler_type != "wsd":
+            self.refuse_unused(("decay_ratio", "decay_type"), "without `lr_scheduler_type: wsd`")
+        elif self.warmup_ratio + self.decay_ratio > 1:
+            raise ValueError(
+                f"`warmup_ratio` and `decay_ratio` are {self.warmup_ratio} and {self.decay_ratio}; together they must be at "
+                "most 1"
+            )
+        return self
 
 
 class SftConfig(Config):

@@ -1,0 +1,28 @@
+"""Fields of a schedule that belong together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.recipes.contents import SFT, refusal
+
+
+@pytest.mark.parametrize(
+    ("training", "sentence"),
+    [
+        ("{decay_ratio: 0.2}", "`decay_ratio` has no effect without `lr_scheduler_type: wsd`: leave it out"),
+        (
+            "{lr_scheduler_type: linear, decay_type: 1-sqrt}",
+            "`decay_type` has no effect without `lr_scheduler_type: wsd`",
+        ),
+        (
+            "{lr_scheduler_type: wsd, warmup_ratio: 0.6, decay_ratio: 0.5}",
+            "`warmup_ratio` and `decay_ratio` are 0.6 and 0.5; together they must be at most 1",
+        ),
+        ("{lr_scheduler_type: wsd, decay_ratio: 0}", "sft.training.decay_ratio: "),
+    ],
+)
+def test_phases_that_do_not_fit_get_a_sentence(load: Any, training: str, sentence: str) -> None:
+    assert sentence in refusal(load, SFT, f"sft.training={training}")

@@ -1,0 +1,59 @@
+"""Warm-up, stable, decay: by hand, and as `transformers` has it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from alignment_core.recipes import TrainingConfig
+from alignment_core.training.schedule import learning_rate
+
+
+def rates(steps: int, **fields: Any) -> list[float]:
+    config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="wsd", **fields)
+    return [learning_rate(config, step, steps) for step in range(steps)]
+
+
+def test_warm_up_stable_and_linear_decay_by_hand() -> None:
+    # 10 steps: 2 of warm-up (1/3, 2/3), 4 at the peak, 4 of decay to 0.2: 1, 0.8, 0.6, 0.4
+    found = rates(10, warmup_ratio=0.2, decay_ratio=0.4, min_lr_ratio=0.2)
+    assert found == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4])
+
+
+def test_decay_with_one_minus_the_root_by_hand() -> None:
+    # 4 of 8 steps decay: 1 − √0, 1 − √¼, 1 − √½, 1 − √¾
+    found = rates(8, decay_ratio=0.5, decay_type="1-sqrt")
+    assert found == pytest.approx([1, 1, 1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
+
+
+def test_without_a_stable_phase_it_is_the_linear_schedule_and_with_one_step_constant() -> None:
+    linear = TrainingConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_ratio=0.3)
+    assert rates(10, warmup_ratio=0.3, decay_ratio=0.7) == [learning_rate(linear, step, 10) for step in range(10)]
+    assert rates(1) == [1.0]
+
+
+@pytest.mark.parametrize(("kind", "floor"), itertools.product(["linear", "1-sqrt"], [0.0, 0.1]))
+def test_it_is_that_of_transformers_after_the_warm_up(kind: str, floor: float) -> None:
+    """Their warm-up begins at zero, ours with the first step above it."""
+    import torch
+    from transformers.optimization import get_wsd_schedule
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_wsd_schedule(optimizer, 5, 20, num_training_steps=50, decay_type=kind, min_lr_ratio=floor)
+    expected = []
+    for _ in range(50):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    found = rates(50, warmup_ratio=0.1, decay_ratio=0.4, decay_type=kind, min_lr_ratio=floor)
+    assert found[5:] == pytest.approx(expected[5:])
+
+
+def test_trainings_of_before_have_the_settings_in_their_keys_that_they_had() -> None:
+    assert not {"decay_ratio", "decay_type"} & TrainingConfig().model_dump(mode="json").keys()
+    chosen = TrainingConfig(lr_scheduler_type="wsd", decay_ratio=0.2, decay_type="1-sqrt").model_dump(mode="json")
+    assert (chosen["decay_ratio"], chosen["decay_type"]) == (0.2, "1-sqrt")
+    assert TrainingConfig.model_validate(chosen).decay_ratio == 0.2
