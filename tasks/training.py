@@ -6,7 +6,7 @@ from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
 from alignment_core.recipes import DpoLossConfig, RewardModelConfig, TrainingConfig
 from alignment_core.stages.dpo import DpoStageConfig
-from alignment_core.stages.reference_logps import ReferenceLogpsConfig
+from alignment_core.stages.reference_logps import PAIRS, ReferenceLogpsConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.stages.sft import SftStageConfig
 from tasks.graph import CURRENT, Input, Step, submit
@@ -41,10 +41,18 @@ def dpo(
 
 
 def reference_logps(
-    label: str, stage: str, training: TrainingConfig, reference: Input, data: Input, stream: str = ""
+    label: str,
+    stage: str,
+    training: TrainingConfig,
+    reference: Input,
+    data: Input,
+    stream: str = "",
+    completions: tuple[str, ...] = PAIRS,
+    mismatched: bool = False,
 ) -> Step:
-    """Log-probabilities of pairs under ``reference``, of the rows that a stage of the kind ``stage`` takes of them."""
-    config = ReferenceLogpsConfig(bf16=training.bf16)
+    """Log-probabilities under ``reference`` of the rows that a stage of the kind ``stage`` takes: of these ``completions``,
+    and of ``mismatched`` ones."""
+    config = ReferenceLogpsConfig(bf16=training.bf16, completions=completions, mismatched=mismatched)
     if training.max_steps is not None:  # whether that is below an epoch is known once the pairs are there
         trains = StageCall(stage=stage, label=label, config={}, inputs={}, seed=CURRENT.get().seed, stream=stream)
         taken = {"max_steps": training.max_steps, "batch_size": training.batch_size, "order": stage_seed(trains)}

@@ -1,10 +1,11 @@
-"""Stage: pairs and the policy that training on them is compared with → that policy's log-probability of each completion."""
+"""Stage: rows and the policy that training on them is compared with → that policy's log-probability of each completion."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
@@ -12,6 +13,7 @@ from alignment_core.execution.forward_passes import ForwardPasses
 
 BLOCK = 64
 """Completions per block: what one rank has at a time, and what a kill may cost."""
+PAIRS = ("chosen", "rejected")
 
 
 class ReferenceLogpsConfig(StageConfig):
@@ -26,6 +28,12 @@ class ReferenceLogpsConfig(StageConfig):
     """Rows of a step, where ``max_steps`` is set."""
     order: int = 0
     """Seed of the order in which steps take rows, where ``max_steps`` is set: that of the stage that trains."""
+    completions: tuple[str, ...] = Field(PAIRS, exclude_if=lambda names: names == PAIRS)
+    """The completions of a row, by name: their ids are in the column ``<name>_ids``, and what is made of them in
+    ``<name>_logp``."""
+    mismatched: bool = Field(False, exclude_if=lambda wanted: not wanted)
+    """Whether each prompt is also put before the first completion of another row, see
+    :mod:`alignment_core.training.mismatched`: the column ``mismatched_logp``."""
 
 
 def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
@@ -34,6 +42,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
 
     from alignment_core.columns import column
     from alignment_core.training.batches import first_rows
+    from alignment_core.training.mismatched import mismatched
 
     tables = {
         split: pq.read_table(file)
@@ -42,23 +51,28 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     }
     if "train" not in tables:
         raise DataError("the data set holds no training rows")
+    names = (*config.completions, *(("mismatched",) if config.mismatched else ()))
     rows, pairs = [], []
     for split, table in tables.items():
         used = config.max_steps * config.batch_size if split == "train" and config.max_steps else len(table)
-        prompts, *sides = (column(table, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
+        prompts, *sides = (column(table, f"{name}_ids") for name in ("prompt", *config.completions))
+        if config.mismatched:
+            sides.append(mismatched(prompts, sides[0], split))
         for number in first_rows(used, len(table), config.order):
             rows.append((split, number))
             pairs += [(prompts[number], side[number]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
     with passes.held():
-        logps_P2 = passes(context.model("model"), "lm", "reference", pairs, config.bf16).reshape(-1, 2)
-    broken = np.flatnonzero(~np.isfinite(logps_P2).all(axis=1))
+        logps_BC = passes(context.model("model"), "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
+    broken = np.flatnonzero(~np.isfinite(logps_BC).all(axis=1))
     if len(broken):
         split, row = rows[broken[0]]
         raise NumericError(f"the reference's log-probability of row {row} of the {split} rows is not finite")
     splits, numbers = zip(*rows, strict=True)
-    columns = {"split": splits, "row": numbers, "chosen_logp": logps_P2[:, 0], "rejected_logp": logps_P2[:, 1]}
-    pq.write_table(pa.table(columns), context.output / "logps.parquet", compression="zstd")
+    logps = {f"{name}_logp": logps_BC[:, place] for place, name in enumerate(names)}
+    pq.write_table(
+        pa.table({"split": splits, "row": numbers, **logps}), context.output / "logps.parquet", compression="zstd"
+    )
     return {"rows": len(rows)}
 
 
@@ -70,7 +84,7 @@ CODE = (
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
     *below("alignment_core.models", "attention flex_trees handle loading microbatch packed prefix_tree saving"),
-    *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
+    *below("alignment_core.training", "batches forward forward_ranks mismatched trainers worker"),
 )
 STAGE = Stage(
     "reference_logps",

@@ -13,7 +13,8 @@ from alignment_core.models.microbatch import MicroBatch
 
 
 class ReferenceLogps:
-    """Summed log-probabilities in nats: for each split ``[highest row number + 1, 2]`` float32, chosen and rejected."""
+    """Summed log-probabilities in nats: for each split ``[highest row number + 1, columns]`` float32, such as chosen and
+    rejected."""
 
     def __init__(self, file: str, needed: Mapping[str, Sequence[int]]) -> None:
         """``needed``: row numbers by split. Raises DataError if some of them are missing."""
@@ -21,12 +22,13 @@ class ReferenceLogps:
         import pyarrow.parquet as pq
 
         table = pq.read_table(file)
+        names = [name for name in table.column_names if name not in ("split", "row")]
         self.values: dict[str, np.ndarray] = {}
         for split, rows in needed.items():
             part, wanted = table.filter(pc.field("split") == split), np.array(rows, np.int64)
             known = part["row"].to_numpy()
-            values = np.full((max(known.max(initial=-1), wanted.max(initial=-1)) + 1, 2), np.nan, np.float32)
-            values[known] = np.stack([part["chosen_logp"], part["rejected_logp"]], axis=1)
+            values = np.full((max(known.max(initial=-1), wanted.max(initial=-1)) + 1, len(names)), np.nan, np.float32)
+            values[known] = np.stack([part[name] for name in names], axis=1)
             missing = wanted[np.isnan(values[wanted]).any(axis=1)]
             if len(missing):
                 raise DataError(
@@ -36,7 +38,8 @@ class ReferenceLogps:
                 )
             self.values[split] = values
 
-    def of(self, split: str, micro: MicroBatch) -> torch.Tensor:
-        """``[S]``: the values of the sequences of a pack."""
-        values_P2 = self.values[split][[row.number for row in micro.rows]]
-        return torch.from_numpy(values_P2.reshape(-1)).to(micro.input_ids.device)
+    def of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor:
+        """``[S]``: the values of the sequences of a pack, which are those from column ``first`` on."""
+        per_row = len(micro.rows[0].sequences) if micro.rows else 0
+        values_BC = self.values[split][[row.number for row in micro.rows], first : first + per_row]
+        return torch.from_numpy(values_BC.reshape(-1)).to(micro.input_ids.device)

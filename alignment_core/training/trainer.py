@@ -18,15 +18,15 @@ from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
-from alignment_core.models.microbatch import MicroBatch
+from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import run_packed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import newest_progress, step_of
 from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term, save_step
-from alignment_core.training.methods.base import Method
-from alignment_core.training.ranks import agree
+from alignment_core.training.methods.base import BatchMethod, Method
+from alignment_core.training.ranks import agree, sum_over_ranks
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
 
@@ -54,8 +54,13 @@ class Trainer:
 
     def __init__(self, job: TrainJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job, self.resources, self.device, self.rank, self.world = job, resources, device, rank, world
-        self.rows = job.method.rows(_read(job.train_data))
-        self.test_rows = job.method.rows(_read(job.test_data)) if job.test_data else []
+        tables = {"train": _read(job.train_data), **({"test": _read(job.test_data)} if job.test_data else {})}
+        self.rows = job.method.rows(tables["train"])
+        self.test_rows = job.method.rows(tables["test"]) if job.test_data else []
+        self.rows_before = {
+            split: job.method.rows_before(table) if isinstance(job.method, BatchMethod) else []
+            for split, table in tables.items()
+        }
         config = job.training
         planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
         self.total_steps = min(planned, config.max_steps or planned)
@@ -100,16 +105,30 @@ class Trainer:
         batch = [self.rows[number] for number in numbers]
         torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
         rate = learning_rate(job.training, step, self.total_steps)
+        method = self._method_of("train", batch)
         try:
-            self.learner.step([Term(batch, self._loss_of("train"), job.method.normaliser(batch), report)], rate)
+            term = Term(batch, self._loss_of("train", method), job.method.normaliser(batch), report)
+            self.learner.step([term], rate)
         except NumericError as error:
             raise self._numeric_error(str(error), numbers) from None
 
-    def _loss_of(self, split: str) -> Loss:
+    def _loss_of(self, split: str, method: Method) -> Loss:
         def loss(output: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            return self.job.method.loss(output, micro, self.reference.of(split, micro) if self.reference else None)
+            return method.loss(output, micro, self.reference.of(split, micro) if self.reference else None)
 
         return loss
+
+    def _method_of(self, split: str, rows: Sequence[Row]) -> Method:
+        """The method for a batch; where its loss depends on all of it, after the pass without a gradient that it asks for."""
+        method = self.job.method
+        if not isinstance(method, BatchMethod):
+            return method
+        before, sums = self.rows_before[split], list[torch.Tensor]()
+        for micro in self.learner.micro_batches([before[row.number] for row in rows] if before else []):
+            reference = self.reference.of(split, micro, first=len(rows[0].sequences)) if self.reference else None
+            with torch.no_grad():
+                sums.append(method.sums_before(run_packed(self.engine, micro), micro, reference).double())
+        return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0)) if sums else None)
 
     def _numeric_error(self, what: str, numbers: Sequence[int]) -> NumericError:
         """Says which step it was and every row of its batch, with the place in the user's data where that is known."""
@@ -122,7 +141,7 @@ class Trainer:
 
     def evaluate(self) -> StepReport:
         """Loss and metrics on the held-out rows, without gradients."""
-        report, loss = StepReport(), self._loss_of("test")
+        report, loss = StepReport(), self._loss_of("test", self._method_of("test", self.test_rows))
         report.normaliser = self.job.method.normaliser(self.test_rows) if self.rank == 0 else 0.0
         for micro in self.learner.micro_batches(self.test_rows):
             with torch.no_grad():

@@ -23,7 +23,7 @@ from alignment_core.stages.dataset import DatasetConfig
 from tests.data.conftest import Build, Write
 from tests.distributions import distribution, site_packages
 
-OURS = ("demonstrations", "documents", "preferences", "prompts", "texts")
+OURS = ("demonstrations", "documents", "preferences", "prompts", "texts", "unpaired")
 ROWS = [{"prompt": f"p{number % 8}", "completion": f"c{number}", "desirable": bool(number % 2)} for number in range(24)]
 
 
@@ -44,7 +44,7 @@ def question(path: Path) -> Question:
 
 def test_our_kinds_and_their_formats_are_collected() -> None:
     assert kinds.KINDS.names() == OURS
-    known = {"messages", "prompt_completion", "text", "preference", "hh", "prompts"}
+    known = {"messages", "prompt_completion", "text", "preference", "hh", "prompts", "unpaired"}
     assert set(kinds.formats()) == known
     assert {kinds.load(name).native for name in OURS} < known
 
@@ -52,7 +52,7 @@ def test_our_kinds_and_their_formats_are_collected() -> None:
 def test_without_it_its_name_and_its_format_are_unknown(built: Build, jsonl: Write) -> None:
     with pytest.raises(UserError, match="there is no kind of rows 'labelled'"):
         built(jsonl(ROWS), "labelled")
-    with pytest.raises(ValueError, match=r"Input should be 'auto', 'messages', .* or 'prompts'"):
+    with pytest.raises(ValueError, match=r"Input should be 'auto', 'messages', .* or 'unpaired'"):
         DataSource.model_validate({"path": "rows.jsonl", "format": "labelled"})
 
 

@@ -95,7 +95,7 @@ NOT_OF_THE_STAGE = {
     },  # where the model is made from scratch: packages_used
     "rl": {"jinja2", "math_verify", "peft", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
     **{
-        name: {"peft"} for name in ("sft", "dpo", "reward_model", "continued_pretraining")
+        name: {"peft"} for name in ("sft", "dpo", "kto", "reward_model", "continued_pretraining")
     },  # with LoRA alone: packages_used
 }
 """Packages that a stage's modules import and that do not count for every call of it."""

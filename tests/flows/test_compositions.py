@@ -37,6 +37,7 @@ RL = {
 RECIPES: dict[str, dict[str, Any]] = {
     "sft": {"sft": SFT},
     "dpo": {"sft": SFT, "dpo": PAIRS},
+    "kto": {"sft": SFT, "kto": PAIRS},
     "iterative-dpo": {"sft": SFT, "reward_model": PAIRS, "iterative_dpo": ROUNDS},
     "rl": {"sft": SFT, "rl": RL},
     "evaluate": {"models": {"other": MODEL}},
@@ -100,6 +101,7 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
     [
         ("sft", {"sft/data"}),
         ("dpo", {"sft/data", "dpo/data"}),
+        ("kto", {"sft/data", "kto/data"}),
         ("iterative-dpo", {"sft/data", "reward-model/data", "rounds/prompts"}),
         ("rl", {"sft/data", "rl/prompts"}),
         ("merge", {"sft/data", "model-2/sft/data"}),
@@ -210,6 +212,19 @@ def test_what_dpo_is_compared_with_follows_from_nothing_that_another_training_ma
     assert found.model_dump() == {"bf16": False, **few, "order": seed}, "the order in which the stage dpo takes rows"
     compose(composed, "dpo", dpo={**PAIRS, "training": {**few, **other, "batch_size": 4}, "loss": loss})
     assert composed.configs["dpo/reference-logps"] == found
+
+
+def test_kto_compares_with_mismatched_completions_too_unless_its_loss_has_no_baseline(composed):
+    compose(composed, "kto")
+    assert composed.configs["kto/data"].kind == "unpaired"
+    assert composed.roles("kto") == {"model": "sft", "data": "kto/data", "reference_logps": "kto/reference-logps"}
+    wanted = {"bf16": False, "max_steps": None, "batch_size": 0, "order": 0, "completions": ("completion",)}
+    assert composed.configs["kto/reference-logps"].model_dump() == {**wanted, "mismatched": True}
+    compose(composed, "kto", kto={**PAIRS, "loss": {"loss_type": "apo_zero_unpaired"}})
+    assert composed.configs["kto/reference-logps"].model_dump() == wanted
+    compose(composed, "dpo")
+    del wanted["completions"]
+    assert composed.configs["dpo/reference-logps"].model_dump() == wanted, "as its key has it"
 
 
 @pytest.mark.parametrize(("reference", "second"), [("initial", "sft"), ("previous", "round-1/dpo")])

@@ -17,6 +17,7 @@ from trl.data_utils import is_conversational
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.kto_trainer import KTOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
@@ -27,6 +28,7 @@ __all__ = [
     "entropy_from_logits",
     "get_soft_overlong_punishment",
     "grpo_loss",
+    "kto_loss",
     "reward_arguments",
     "reward_loss",
     "rloo_loss",
@@ -236,6 +238,43 @@ def dpo_loss(
     ids = torch.zeros_like(completion)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": completion}
     return DPOTrainer._compute_loss(trainer, model(logps_ST), inputs, False)
+
+
+def kto_loss(
+    logps_ST: Tensor,
+    reference_ST: Tensor,
+    mask_ST: Tensor,
+    desirable_S: Tensor,
+    mismatched_S: tuple[Tensor, Tensor],
+    loss_type: str,
+    beta: float,
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """KTOTrainer's loss of a micro-batch; ``mismatched_S`` is what policy and reference say of its mismatched completions."""
+    output = SimpleNamespace(
+        log_probs=logps_ST * mask_ST, entropy=torch.zeros_like(logps_ST), mean_logits=torch.zeros_like(logps_ST)
+    )
+    trainer = _trainer(
+        _compute_kl_logps=lambda *_: mismatched_S[0],
+        calculate_KL=loss_type == "kto",
+        loss_type=loss_type,
+        beta=beta,
+        desirable_weight=weights[0],
+        undesirable_weight=weights[1],
+        precompute_ref_logps=True,
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    completion = torch.nn.functional.pad(mask_ST.long(), (1, 0))  # the first token has no log-probability
+    inputs = {
+        "input_ids": torch.zeros_like(completion),
+        "attention_mask": torch.ones_like(completion),
+        "completion_mask": completion,
+        "label": desirable_S,
+        "ref_logps": (reference_ST * mask_ST).sum(1),
+        "ref_KL_logps": mismatched_S[1],
+    }
+    return KTOTrainer._compute_loss(trainer, lambda **_: output, inputs, False)
 
 
 def reward_loss(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | None) -> Tensor:

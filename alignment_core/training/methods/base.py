@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from alignment_core.models.microbatch import MicroBatch, Row
 
@@ -30,3 +30,25 @@ class Method(Protocol):
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss summed (not averaged) over the micro-batch, and sums of metrics, all to be divided alike."""
+
+
+@runtime_checkable
+class BatchMethod(Method, Protocol):
+    """A method for which the loss of a row depends on the whole batch.
+
+    Before each step, and before held-out rows are evaluated, the trainer passes the batch's ``rows_before`` through the model
+    without a gradient and adds up ``sums_before`` over all micro-batches and ranks. So what the loss is given does not depend
+    on how the batch is cut.
+    """
+
+    def rows_before(self, table: pa.Table) -> list[Row]:
+        """What passes through the model before a step, for each training row of a data set, in its order; none: no pass.
+
+        Their reference's log-probabilities are in the columns after those of the training rows.
+        """
+
+    def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
+        """Sums over a micro-batch of this pass [N]."""
+
+    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None) -> Method:
+        """The method for a batch of these training rows, with the sums of the pass before; None where there was none."""

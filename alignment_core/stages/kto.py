@@ -1,0 +1,82 @@
+"""Stage: Kahneman–Tversky optimisation of a policy on labelled completions, whose log-probabilities under a reference are
+known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.recipes import TrainingConfig
+from alignment_core.recipes.sections.kto import KtoLossConfig
+
+ADVISED = (1.0, 4 / 3)
+"""Weighted desirable rows per weighted undesirable one, as the paper advises."""
+TOLERANCE = 0.05
+"""By which share it may be outside of that without a warning: labels that are drawn are never exactly even."""
+
+
+class KtoStageConfig(StageConfig):
+    """How to optimise."""
+
+    training: TrainingConfig
+    loss: KtoLossConfig
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
+
+
+def run(context: StageContext, config: KtoStageConfig) -> dict[str, Any]:
+    from alignment_core.training.methods.kto import Kto
+
+    metrics = train(context, Kto(config.loss), config.training)
+    labels = _labels(context)
+    desirable, undesirable = sum(labels), len(labels) - sum(labels)
+    if warnings := [*imbalance(desirable, undesirable, config.loss), *metrics.pop("warnings", ())]:
+        metrics["warnings"] = warnings
+    return {**metrics, "desirable_rows": desirable, "undesirable_rows": undesirable}
+
+
+def _labels(context: StageContext) -> list[bool]:
+    import pyarrow.parquet as pq
+
+    from alignment_core.columns import column
+
+    return column(pq.read_table(context.inputs["data"] / "train.parquet", columns=["label"]), "label")
+
+
+def imbalance(desirable: int, undesirable: int, loss: KtoLossConfig) -> Sequence[str]:
+    """A warning if one label is missing, or weighs more than the paper advises."""
+    if not desirable or not undesirable:
+        missing = "undesirable" if desirable else "desirable"
+        return [
+            f"no row is {missing}: with one label alone, KTO makes all completions "
+            f"{'more' if desirable else 'less'} likely whatever they are; add {missing} rows"
+        ]
+    least, most = ADVISED
+    ratio = loss.desirable_weight * desirable / (loss.undesirable_weight * undesirable)
+    if least * (1 - TOLERANCE) <= ratio <= most * (1 + TOLERANCE):
+        return []
+    even = undesirable * loss.undesirable_weight / desirable
+    return [
+        f"{desirable} desirable and {undesirable} undesirable rows weigh {ratio:.3g} to 1, and KTO's authors advise between 1 "
+        f"and 4/3: set kto.loss.desirable_weight between {least * even:.3g} and {most * even:.3g}, or undesirable_weight to "
+        "the same effect"
+    ]
+
+
+SHOWS = {
+    "accuracy": "accuracy",
+    "test_accuracy": "test accuracy",
+    "margin": "margin",
+    "baseline": "baseline",
+    "loss": "loss",
+}
+CODE = (
+    *TRAINS,
+    "alignment_core.losses.kto",
+    "alignment_core.training.methods.kto",
+    "alignment_core.training.mismatched",
+)
+STAGE = Stage("kto", 1, TRAINED, KtoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

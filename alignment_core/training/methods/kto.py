@@ -1,0 +1,92 @@
+"""KTO: the policy's log-ratio to a reference, of single completions that are labelled desirable or undesirable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from alignment_core.columns import column
+from alignment_core.losses.kto import kl_baseline, kto_loss
+from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
+from alignment_core.recipes.sections.kto import KtoLossConfig
+from alignment_core.training.mismatched import mismatched
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
+    from alignment_core.models.loading import Head
+
+
+@dataclass(frozen=True)
+class Kto:
+    """Mean loss per row of the batch. The baseline is that of the whole batch; without one (``apo_zero_unpaired``) it is 0."""
+
+    config: KtoLossConfig
+    baseline: Tensor | float = 0.0
+    """z₀ of the batch in nats."""
+    counts: tuple[float, float] = (0.0, 0.0)
+    """Desirable and undesirable rows of the batch, for metrics."""
+    head: ClassVar[Head] = "lm"
+    needs_reference: ClassVar[bool] = True
+
+    def rows(self, table: pa.Table) -> list[Row]:
+        return _rows(table, column(table, "completion_ids"))
+
+    def normaliser(self, rows: Sequence[Row]) -> float:
+        return max(1.0, float(len(rows)))
+
+    def rows_before(self, table: pa.Table) -> list[Row]:
+        if self.config.loss_type != "kto":
+            return []
+        return _rows(table, mismatched(column(table, "prompt_ids"), column(table, "completion_ids")))
+
+    def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
+        """The log-ratios of mismatched completions, in nats. [1]"""
+        assert reference_S is not None, "the stage reference_logps comes before"
+        return (sum_by_sequence(output, batch.sequence_K, batch.sequences) - reference_S).sum()[None]
+
+    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None) -> Kto:
+        desirable = sum(row.margin for row in rows)
+        baseline = 0.0 if sums_N is None else kl_baseline(sums_N[0], len(rows)).float()
+        return replace(self, baseline=baseline, counts=(desirable, len(rows) - desirable))
+
+    def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        assert reference_S is not None, "the stage reference_logps comes before"
+        config = self.config
+        ratio_S = sum_by_sequence(output, batch.sequence_K, batch.sequences) - reference_S
+        desirable_S = ratio_S.new_tensor([row.margin for row in batch.rows])
+        sign_S = 2 * desirable_S - 1
+        weight_S = desirable_S * config.desirable_weight + (1 - desirable_S) * config.undesirable_weight
+        loss = (weight_S * kto_loss(ratio_S, sign_S, self.baseline, config.beta)).sum()
+        metrics = {
+            "loss": loss,
+            "accuracy": (sign_S * (ratio_S - self.baseline) > 0).float().sum(),
+            "baseline": (ratio_S.new_ones(len(ratio_S)) * self.baseline).sum(),
+            "desirable": desirable_S.sum(),
+            **self._rewards(config.beta * ratio_S, desirable_S),
+        }
+        return loss, {name: value.detach() for name, value in metrics.items()}
+
+    def _rewards(self, reward_S: Tensor, desirable_S: Tensor) -> dict[str, Tensor]:
+        """Their means over the batch's rows of either label, and the difference; of labels that the batch has."""
+        labels = ("reward_desirable", desirable_S), ("reward_undesirable", 1 - desirable_S)
+        found = {
+            name: (has_S * reward_S).sum() * (sum(self.counts) / count)  # the trainer divides by all rows
+            for (name, has_S), count in zip(labels, self.counts, strict=True)
+            if count
+        }
+        if len(found) == len(labels):
+            found["margin"] = found["reward_desirable"] - found["reward_undesirable"]
+        return found
+
+
+def _rows(table: pa.Table, completions: Sequence) -> list[Row]:
+    """Each prompt with a completion. The margin says whether the completion of the table is desirable: 1 or 0."""
+    columns = column(table, "prompt_ids"), completions, column(table, "label")
+    return [
+        Row(number, (TokenSequence.of_prompt_and_completion(prompt, completion),), float(label))
+        for number, (prompt, completion, label) in enumerate(zip(*columns, strict=True))
+    ]

@@ -1,0 +1,49 @@
+"""Mismatched pairs: each row's prompt with the completion of a row that has another prompt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from alignment_core.errors import DataError
+from alignment_core.models.microbatch import Tokens
+
+_REMEDY = {"train": "add rows with other prompts", "test": "hold out more rows (`test_rows`)"}
+
+
+def partners(prompts: Sequence[Tokens], split: str = "train") -> list[int]:
+    """For each row the number of the row whose completion its prompt is put before.
+
+    It follows from the order of the rows alone: with rows of one prompt side by side, each takes the completion that lies
+    as many places further as the most frequent prompt has rows. So every completion is taken once, unless a prompt has more
+    than half of the rows. Raises DataError where all prompts are the same, in the rows of this ``split``.
+    """
+    groups: defaultdict[bytes, list[int]] = defaultdict(list)
+    for number, prompt in enumerate(prompts):
+        groups[np.asarray(prompt, np.int32).tobytes()].append(number)
+    if len(groups) < 2:
+        raise DataError(
+            f"all {len(prompts)} {split} rows have the same prompt, so it cannot be paired with the completion of another: "
+            f"{_REMEDY[split]}, or use a loss without a baseline (`loss_type: apo_zero_unpaired`)"
+        )
+    ordered = [number for group in groups.values() for number in group]
+    largest = max(groups.values(), key=len)
+    found = [0] * len(prompts)
+    for place, number in enumerate(ordered):
+        found[number] = ordered[(place + len(largest)) % len(ordered)]
+    same = set(largest)
+    others = [number for number in ordered if number not in same]
+    for place, number in enumerate(largest):
+        if found[number] in same:  # it has more than half of the rows
+            found[number] = others[place % len(others)]
+    return found
+
+
+def mismatched(prompts: Sequence[Tokens], completions: Sequence[Tokens], split: str = "train") -> list[Tokens]:
+    """For each prompt the completion of its partner, see :func:`partners`, truncated so that no such pair is longer than the
+    longest row: what the model was checked for."""
+    longest = max((len(prompt) + len(said) for prompt, said in zip(prompts, completions, strict=True)), default=0)
+    taken = zip(prompts, partners(prompts, split), strict=True)
+    return [completions[partner][: longest - len(prompt)] for prompt, partner in taken]
