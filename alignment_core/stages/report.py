@@ -11,7 +11,13 @@ from alignment_core.evaluation.files import HELD_OUT
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.stages import overlap
 
-TITLES = (("accuracy", "verifier accuracy"), ("reward", "mean reward"), ("win_rate", "win rate"), ("kl", "KL (nats)"))
+TITLES = (
+    ("accuracy", "verifier accuracy"),
+    ("reward", "mean reward"),
+    ("win_rate", "win rate"),
+    ("kl", "KL (nats)"),
+    ("length", "mean tokens"),
+)
 
 
 class ReportConfig(StageConfig):
@@ -78,7 +84,8 @@ def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, s
     """Names and titles of the metrics that a table of these policies shows."""
     measured = {name for metrics in policies.values() for name in metrics}
     passes = sorted((name for name in measured if re.fullmatch(r"pass@\d+", name)), key=lambda name: int(name[5:]))
-    return [(name, title) for name, title in (*TITLES, *zip(passes, passes, strict=True)) if name in measured]
+    *before, length = TITLES
+    return [(name, title) for name, title in (*before, *zip(passes, passes, strict=True), length) if name in measured]
 
 
 def confidence(policies: Mapping[str, Mapping[str, float]]) -> str:

@@ -47,7 +47,7 @@ def test_pass_at_k_is_the_chance_that_one_of_k_is_right(evaluated):
     assert metrics["pass@1"] == pytest.approx((0 + 1 / 4 + 2 / 4 + 1 + 1) / 5)
     assert metrics["pass@2.low"] < metrics["pass@2"] < metrics["pass@2.high"] <= 1
     assert [name for name, _ in columns_of({"a": metrics, "b": {"pass@10": 0.5, "kl": 1.0}})] == [
-        *("accuracy", "kl", "pass@1", "pass@2", "pass@10"),
+        *("accuracy", "kl", "pass@1", "pass@2", "pass@10", "length"),
     ]
 
 

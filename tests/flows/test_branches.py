@@ -1,0 +1,113 @@
+"""Branches of a comparison: what they share, what each is given, and the table at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import open_store
+from alignment_core.checks.plan import Plan, PlannedStage
+from alignment_core.recipes import parse_recipe
+from flows.planning import plan
+from tests.align import Align, states
+
+SCRATCH = {"scratch": {"hidden_size": 64, "num_attention_heads": 2}}
+TASK = {"task": "first", "rows": 40}
+PROMPTS = {"task": "first", "split": "test", "rows": 8}
+GENERATION = {"num_generations": 2, "max_completion_length": 4}
+RECIPE: dict[str, Any] = {
+    "method": "comparison",
+    "name": "compared",
+    "model": SCRATCH,
+    "sft": {"data": TASK},
+    "reward_model": {"data": {**TASK, "rows": 50}},
+    "branches": {
+        "pairs": {"method": "dpo", "dpo": {"data": TASK}},
+        "weak": {"method": "dpo", "dpo": {"data": TASK, "loss": {"beta": 0.01}}},
+        "best": {
+            "method": "rejection-sampling",
+            "reward_model": "ours",
+            "evaluation": "ours",
+            "rejection_sampling": {"prompts": TASK, "prompts_per_round": 8, "rounds": 1},
+        },
+    },
+    "evaluation": {"prompts": PROMPTS, "generation": GENERATION, "verifier": "task"},
+}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Plan:
+    return plan(parse_recipe(RECIPE), open_store(str(tmp_path / "store")))
+
+
+def labels(stage: PlannedStage) -> dict[str, str]:
+    return {role: one.label for role, one in stage.inputs.items() if isinstance(one, PlannedStage)}
+
+
+def test_what_branches_share_is_one_stage(planned: Plan) -> None:
+    names = [stage.label for stage in planned.stages]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if name.endswith("sft")] == ["sft", "best/round-1/sft"]
+    assert [name for name in names if "reward-model" in name] == ["reward-model/data", "reward-model"]
+    of_pairs = [
+        stage for stage in planned.stages if stage.stage in ("dataset", "reference_logps") and "dpo" in stage.label
+    ]
+    assert [stage.label for stage in of_pairs] == ["pairs/dpo/data", "pairs/dpo/reference-logps"], (
+        "whatever the loss is"
+    )
+    by_label = {stage.label: stage for stage in planned.stages}
+    shared = {"model": "sft", "data": "pairs/dpo/data", "reference_logps": "pairs/dpo/reference-logps"}
+    assert labels(by_label["pairs/dpo"]) == labels(by_label["weak/dpo"]) == shared
+    assert by_label["weak/dpo"].config.loss.beta == 0.01  # type: ignore[attr-defined]
+
+
+def test_every_stage_of_a_branch_is_that_of_its_recipe_alone(planned: Plan, tmp_path: Path) -> None:
+    alone = plan(parse_recipe(RECIPE).recipes["best"], open_store(str(tmp_path / "store")))  # type: ignore[attr-defined]
+    have = [(stage.stage, stage.config) for stage in planned.stages]
+    own = [stage for stage in alone.stages if stage.stage not in ("report", "overlap")]
+    assert all((stage.stage, stage.config) in have for stage in own)
+    assert {"sft", "reward_model", "generate", "score", "select_best", "evaluate"} < {stage.stage for stage in own}
+
+
+def test_held_out_prompts_are_compared_with_the_data_of_every_branch_or_of_one(planned: Plan) -> None:
+    by_label = {stage.label: stage for stage in planned.stages}
+    every = {"held_out", "sft/data", "reward-model/data", "pairs/dpo/data", "best/rejection-sampling/prompts"}
+    assert labels(by_label["evaluation/overlap"]).keys() == every
+    assert labels(by_label["best/evaluation/overlap"]).keys() == {
+        "held_out",
+        "sft/data",
+        "reward-model/data",
+        "rejection-sampling/prompts",
+    }
+    assert set(labels(by_label["report"])) >= {"sft", "pairs", "weak", "best", "overlap", "reward_model"}
+
+
+@pytest.mark.slow
+def test_policies_stand_in_one_table_with_lengths_and_a_branch_that_changes_runs_alone(
+    align: Align, tmp_path: Path
+) -> None:
+    small = {"training": {"max_steps": 2, "batch_size": 4}}
+    branches = {
+        "dpo": {"method": "dpo", "dpo": {"data": TASK, **small}},
+        "kto": {"method": "kto", "kto": {"data": TASK, **small}},
+    }
+    recipe = {**RECIPE, "sft": {"data": TASK, **small}, "branches": branches}
+    del recipe["reward_model"]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe))
+    made = align(tmp_path / "home", "run", str(path))
+    assert list(made["metrics"]["policies"]) == ["sft", "dpo", "kto"]
+    table = (Path(made["report"]).read_text()).split("| policy |")[1].splitlines()
+    assert all(column in table[0] for column in ("verifier accuracy", "win rate", "mean tokens"))
+    assert {"sft", "dpo", "kto"} <= {line.split("|")[1].strip() for line in table[2:] if line.startswith("|")}
+    again = align(tmp_path / "home", "run", str(path), "--set", "branches.kto.kto.loss.beta=0.5")
+    assert {label for label, state in states(again).items() if state == "run"} == {
+        "kto/kto",
+        "kto/evaluation/generate",
+        "kto/evaluation/score",
+        "kto/evaluation",
+        "report",
+    }
