@@ -38,7 +38,7 @@ TRAINS = (
     ),
     *below(
         "alignment_core.training",
-        "average batches checkpoints learner ranks reference schedule trainer trainer_ranks trainers worker",
+        "average batches checkpoints learner optimizers ranks reference schedule trainer trainer_ranks trainers worker",
     ),
     "alignment_core.training.methods.base",
 )

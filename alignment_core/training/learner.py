@@ -31,11 +31,8 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.checkpoints import complete, newest_progress
+from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
 from alignment_core.training.ranks import sum_over_ranks, unanimous
-
-LEAST_BYTES_PER_PARAMETER = 12
-"""Of a progress checkpoint, for each that trains: fp32 (master) weights and AdamW's two moments, whatever the ZeRO
-stage and precision."""
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""
@@ -137,7 +134,7 @@ class Learner:
     def _engine(self) -> Any:
         import deepspeed
 
-        optimizer = self._optimizer()
+        optimizer = make_optimizer(self.packed, self.training, self.zero_stage, self.resources.offload_optimizer)
         clipping = self.training.max_grad_norm
         if self.zero_stage == 0 and not self.training.bf16:  # DeepSpeed would clip and keep the norm to itself
             optimizer.register_step_pre_hook(self._clip)
@@ -163,18 +160,6 @@ class Learner:
         self.grad_norm = float(norm)
         if self.grad_norm > (most := self.training.max_grad_norm) > 0:
             torch.nn.utils.clip_grads_with_norm_(self.packed.parameters(), most, norm)
-
-    def _optimizer(self) -> Any:
-        config = self.training
-        options: dict[str, Any] = {
-            "lr": config.learning_rate,
-            "betas": (config.adam_beta1, config.adam_beta2),
-            "eps": config.adam_epsilon,
-        }
-        groups = parameter_groups(self.packed, config.weight_decay)
-        # Offloaded, the fused kernel steps on the CPU. DeepSpeed's own is not exact after a resume: it multiplies up its powers
-        # of beta as it goes, and takes them anew from the step's number when it begins again.
-        return torch.optim.AdamW(groups, fused=self.resources.offload_optimizer or None, **options)
 
     def parameters(self) -> int:
         """Parameters of the whole model, also where this rank holds a part of them."""
@@ -304,7 +289,7 @@ class Learner:
 
     def _check_room(self, target: Path) -> None:
         trained = sum(_size(p) for p in self.packed.parameters() if p.requires_grad)
-        size = (LEAST_BYTES_PER_PARAMETER + (4 if self.average else 0)) * trained
+        size = (LEAST_BYTES[self.training.optimizer] + (4 if self.average else 0)) * trained
         try:
             check_room(target, size, f"the checkpoint of step {self.steps}")
         except EnvironmentFault:
@@ -364,25 +349,6 @@ def save_step(directory: Path, step: int, learners: Mapping[str, Learner], **mor
         learner.save(target / name)
     if first.rank == 0:
         complete(target, {"step": step, "layout": layout, **more})
-
-
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters of ``model`` that train, as an optimiser's groups: those that decay, and those that do not.
-
-    Norms, biases and embeddings do not decay, nor does a head that is tied to an embedding. An untied head and adapters are
-    linear layers and do. Empty groups are left out.
-    """
-    embeddings = (one for one in model.modules() if isinstance(one, torch.nn.Embedding))
-    spared = {parameter for one in embeddings for parameter in one.parameters(recurse=False)}
-    decayed: list[torch.nn.Parameter] = []
-    plain: list[torch.nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            # Norms and biases are vectors, except for the biases of fused experts: one row an expert.
-            spare = parameter.dim() <= 1 or name.endswith("bias") or parameter in spared
-            (plain if spare else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ import transformers
 from alignment_core.models.adapters import add_adapters
 from alignment_core.models.packed import PackedModel
 from alignment_core.recipes import LoraConfig
-from alignment_core.training.learner import parameter_groups
+from alignment_core.training.optimizers import parameter_groups
 
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
 QKVO = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]

@@ -41,6 +41,10 @@ class TrainingConfig(Config):
     """Rows (or pairs) per optimiser step, in total over all devices and accumulation steps."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
+    optimizer: Literal["adamw", "muon", "adafactor"] = Field("adamw", exclude_if=lambda name: name == "adamw")
+    """`adamw`; `muon`, which orthogonalises the steps of hidden matrices (embeddings, heads and vectors are AdamW's), for
+    AdamW's learning rates; `adafactor`, which keeps sums over rows and columns instead of moments. The last two work on whole
+    matrices: fp32, and `resources.zero_stage: 0` with several trainers. Not part of the stage's key while `adamw`."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Schedule of the learning rate after the warm-up. `wsd` (warm-up, stable, decay) is constant at first and decays over the
     last `decay_ratio` of the steps."""
@@ -55,7 +59,7 @@ class TrainingConfig(Config):
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Final learning rate, as a fraction of the peak."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay of AdamW, applied to every trained parameter except norms, biases and embeddings. A language
+    """Decoupled weight decay, applied to every trained parameter except norms, biases and embeddings. A language
     model head that is tied to the input embeddings counts as an embedding; an untied head is decayed like any other linear
     layer, and so are LoRA adapters and the head of a reward model or critic. (The `Trainer` of `transformers` decays
     embeddings, too.)"""
@@ -89,6 +93,17 @@ class TrainingConfig(Config):
     while unset."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
+
+    @model_validator(mode="after")
+    def _has_whole_matrices(self) -> TrainingConfig:
+        if self.optimizer != "adamw" and self.bf16:
+            raise ValueError(
+                f"`optimizer: {self.optimizer}` works on whole matrices, and `bf16` keeps fp32 weights in parts: use `adamw`, "
+                "or leave out `bf16`"
+            )
+        if self.optimizer == "adafactor":
+            self.refuse_unused(("adam_beta1", "adam_beta2", "adam_epsilon"), "with `optimizer: adafactor`")
+        return self
 
     @model_validator(mode="after")
     def _can_choose(self) -> TrainingConfig:

@@ -71,7 +71,7 @@ CODE = (
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories"),
     *below(
         "alignment_core.training",
-        "average batches checkpoints forward learner policy_ranks pretraining ranks reinforcement schedule",
+        "average batches checkpoints forward learner optimizers policy_ranks pretraining ranks reinforcement schedule",
         "step_data trainers worker",
     ),
     *below("alignment_core.training.methods", "sft"),

@@ -1,0 +1,116 @@
+"""Optimisers by name: which parameters each takes, that it resumes exactly, and what it cannot be combined with."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import TrainingConfig, parse_recipe
+from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.training.methods.sft import Sft
+from alignment_core.training.optimizers import MuonAndAdamW, make_optimizer
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 4)
+        self.inner = torch.nn.Linear(4, 3)
+        self.lm_head = torch.nn.Linear(3, 5, bias=False)
+
+
+def made(name: str, **training: Any) -> tuple[Small, Any]:
+    torch.manual_seed(0)
+    model = Small()
+    config = TrainingConfig(optimizer=name, learning_rate=0.1, **training)  # type: ignore[arg-type]
+    return model, make_optimizer(model, config, 0, False)
+
+
+def step(model: Small, optimizer: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+def test_muon_takes_hidden_matrices_and_adamw_what_is_left() -> None:
+    model, optimizer = made("muon", weight_decay=0.3)
+    assert isinstance(optimizer, MuonAndAdamW)
+    muon, adam = optimizer.parts
+    assert [one for group in muon.param_groups for one in group["params"]] == [model.inner.weight]
+    decays = {group["weight_decay"]: group["params"] for group in adam.param_groups}
+    assert [one.shape for one in decays[0.3]] == [model.lm_head.weight.shape]
+    assert {tuple(one.shape) for one in decays[0.0]} == {(5, 4), (3,)}
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # as the schedule sets it
+    before = [parameter.clone() for parameter in model.parameters()]
+    step(model, optimizer, 1)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_a_step_of_muon_is_orthogonal_with_the_size_of_one_of_adamw() -> None:
+    model, optimizer = made("muon")
+    before = model.inner.weight.detach().clone()
+    step(model, optimizer, 1)
+    change = (before - model.inner.weight.detach()) / (0.1 * 0.2 * 4**0.5)  # Liu et al. 2025: 0.2 √max(rows, columns)
+    assert torch.linalg.svdvals(change) == pytest.approx(torch.ones(3), abs=0.35), (
+        "Newton-Schulz in five steps is rough"
+    )
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+def test_the_state_of_an_optimiser_is_all_that_it_knows(name: str) -> None:
+    model, optimizer = made(name)
+    for seed in range(3):
+        step(model, optimizer, seed)
+    again, other = made(name)
+    again.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for seed in range(3, 6):
+        step(model, optimizer, seed)
+        step(again, other, seed)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+def test_a_resumed_job_ends_in_the_same_bytes_whatever_the_ranks(
+    name: str, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job, progress = make_job(Sft(), optimizer=name), tmp_path / "progress"
+    with machines(1).trainers() as group:
+        ranks = open_job(group, machines(1), job, progress, zero_stage=0)
+        train(ranks, 3)
+        ranks.save_progress(progress)
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
+        ranks = open_job(group, machines(1), job, progress, zero_stage=0)
+        assert ranks.state["step"] == 3
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole
+    before = load_file(job.model.path / "model.safetensors")
+    after = load_file(tmp_path / "whole" / "model.safetensors")
+    assert greatest_difference({name: before[name] for name in after}, after) > 1e-3, "it did train"
+    two = trained(machines(2), job, tmp_path / "two", steps=6, zero_stage=0)
+    assert greatest_difference(after, two) < 1e-4
+    with machines(2).trainers() as group, pytest.raises(UserError, match=r"set resources\.zero_stage to 0"):
+        open_job(group, machines(2), job, tmp_path / "sharded")
+
+
+def test_what_an_optimiser_cannot_do_is_said_with_the_recipe() -> None:
+    with pytest.raises(ValueError, match="`bf16` keeps fp32 weights in parts: use `adamw`"):
+        TrainingConfig(optimizer="muon", bf16=True)
+    token = REFUSES_UNUSED.set(True)
+    with pytest.raises(ValueError, match="`adam_beta2` has no effect with `optimizer: adafactor`"):
+        TrainingConfig(optimizer="adafactor", adam_beta2=0.9)
+    REFUSES_UNUSED.reset(token)
+    assert "optimizer" not in TrainingConfig().model_dump()
+    content = {"method": "sft", "name": "a", "model": "m", "sft": {"data": "d.jsonl", "training": {"optimizer": "sgd"}}}
+    with pytest.raises(UserError, match=r"sft\.training\.optimizer: input should be 'adamw', 'muon' or 'adafactor'"):
+        parse_recipe(content)
