@@ -33,9 +33,11 @@ def dpo(
     reference: Input | None = None,
     stream: str = "",
 ) -> Step:
-    """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start."""
-    before = f"{label.removesuffix('/dpo')}/reference-logps"
-    logps = reference_logps(before, "dpo", training, policy if reference is None else reference, data, stream)
+    """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start, if the loss needs one."""
+    logps = None
+    if loss.needs_reference:
+        before = f"{label.removesuffix('/dpo')}/reference-logps"
+        logps = reference_logps(before, "dpo", training, policy if reference is None else reference, data, stream)
     config = DpoStageConfig(training=training, loss=loss)
     return submit("dpo", label, config, {"model": policy, "data": data, "reference_logps": logps}, stream)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from alignment_core.recipes.sections.data import DataConfig, DataSource
     from alignment_core.recipes.sections.evaluation import EvaluationConfig, Gate, PromotionConfig
     from alignment_core.recipes.sections.model import ModelConfig, ScratchModel
+    from alignment_core.recipes.sections.preference import DpoLossConfig
     from alignment_core.recipes.sections.resources import ResourcesConfig
     from alignment_core.recipes.sections.retention import RetentionConfig
     from alignment_core.recipes.sections.rl import RlConfig
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from alignment_core.recipes.sections.tracking import TrackingConfig, WandbConfig
     from alignment_core.recipes.sections.training import (
         DpoConfig,
-        DpoLossConfig,
         LoraConfig,
         RewardModelConfig,
         SftConfig,
@@ -41,7 +41,8 @@ _NAMES = {
     "sections.rl": "RlConfig",
     "sections.rollout": "GenerationConfig IterativeDpoConfig SelectionConfig",
     "sections.tracking": "TrackingConfig WandbConfig",
-    "sections.training": "DpoConfig DpoLossConfig LoraConfig RewardModelConfig SftConfig TrainingConfig",
+    "sections.preference": "DpoLossConfig",
+    "sections.training": "DpoConfig LoraConfig RewardModelConfig SftConfig TrainingConfig",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

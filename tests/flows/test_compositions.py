@@ -214,6 +214,17 @@ def test_what_dpo_is_compared_with_follows_from_nothing_that_another_training_ma
     assert composed.configs["dpo/reference-logps"] == found
 
 
+def test_a_loss_without_a_reference_computes_none(composed):
+    compose(composed, "dpo", dpo={**PAIRS, "loss": {"loss_type": "simpo", "beta": 2.0}})
+    assert composed.roles("dpo") == {"model": "sft", "data": "dpo/data"}
+    free = {"orpo": 1.0, "simpo": 1.0}
+    compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, "loss": {"loss_weights": free, "nll_weight": 1.0}})
+    assert not [label for label in composed.configs if "reference-logps" in label]
+    more = {**free, "hinge": 0.1}
+    compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, "loss": {"loss_weights": more, "nll_weight": 1.0}})
+    assert composed.roles("round-1/dpo")["reference_logps"] == "round-1/reference-logps"
+
+
 def test_kto_compares_with_mismatched_completions_too_unless_its_loss_has_no_baseline(composed):
     compose(composed, "kto")
     assert composed.configs["kto/data"].kind == "unpaired"

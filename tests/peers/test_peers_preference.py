@@ -12,7 +12,6 @@ import verl_parts as verl
 from ragged import MASK_ST, draw, packed, same_with_gradient, sequences_of
 from torch import Tensor
 
-from alignment_core.losses.preference import dpo_loss
 from alignment_core.losses.reward import log_exp_loss
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
@@ -60,17 +59,56 @@ def test_conservative_dpo_is_openrlhfs() -> None:
     )
 
 
-def test_trls_label_smoothing_is_that_of_robust_dpo_which_takes_the_flipped_share_away() -> None:
-    # TRL: ((1 - ε) L(z) - ε L(-z)) / (1 - 2 ε); ours: (1 - ε) L(z) + ε L(-z), with L of no smoothing
-    def mine(x: Tensor) -> Tensor:
-        ratios = ((x - REFERENCE_ST) * MASK_ST).sum(1)
-        chosen_P, rejected_P = ratios.chunk(2)
-        plain_P, flipped_P = dpo_loss(chosen_P, rejected_P, 0.3), dpo_loss(rejected_P, chosen_P, 0.3)
-        return ((0.9 * plain_P - 0.1 * flipped_P) / 0.8).mean()
-
+@pytest.mark.parametrize(
+    ("name", "label_smoothing"),
+    [
+        *(("hinge", 0.0), ("nca_pair", 0.0), ("sppo_hard", 0.0), ("apo_zero", 0.0), ("apo_down", 0.0)),
+        *(("sigmoid_norm", 0.0), ("robust", 0.1), ("exo_pair", 0.05)),
+    ],
+)
+def test_dpos_relatives_are_trls(name: str, label_smoothing: float) -> None:
     same_with_gradient(
-        mine, lambda x: trl.dpo_loss(x, REFERENCE_ST, MASK_ST, "robust", 0.3, label_smoothing=0.1), LOGPS_ST
+        lambda x: ours(x, beta=0.3, loss_type=name, label_smoothing=label_smoothing),
+        lambda x: trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3, label_smoothing=label_smoothing),
+        LOGPS_ST,
     )
+
+
+def test_several_losses_with_weights_are_the_sum_that_trl_makes_of_them() -> None:
+    def theirs(x: Tensor) -> Tensor:
+        one, other = (trl.dpo_loss(x, REFERENCE_ST, MASK_ST, name, 0.3) for name in ("sigmoid", "apo_zero"))
+        return 0.8 * one + 0.2 * other
+
+    same_with_gradient(lambda x: ours(x, beta=0.3, loss_weights={"sigmoid": 0.8, "apo_zero": 0.2}), theirs, LOGPS_ST)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_simpo_and_cpo_are_trls(label_smoothing: float) -> None:
+    def theirs(x: Tensor, name: str, divisor: Tensor, gamma: float) -> Tensor:
+        sums = (x * MASK_ST).sum(1) / divisor
+        return trl.cpo_losses(*sums.chunk(2), name, 0.3, gamma, label_smoothing).mean()
+
+    tokens_S = MASK_ST.sum(1)
+    fields = {"beta": 0.3, "label_smoothing": label_smoothing}
+    same_with_gradient(
+        lambda x: ours(x, loss_type="simpo", simpo_gamma=0.4, **fields),
+        lambda x: theirs(x, "simpo", tokens_S, 0.4),
+        LOGPS_ST,
+    )
+    nll = 1e-9  # so that it can be left out of what is compared
+    same_with_gradient(
+        lambda x: ours(x, loss_type="cpo", nll_weight=nll, **fields),
+        lambda x: theirs(x, "sigmoid", torch.ones_like(tokens_S), 0.0),
+        LOGPS_ST,
+    )
+
+
+def test_orpos_odds_ratio_is_trls_which_takes_it_in_single_precision() -> None:
+    def theirs(x: Tensor) -> Tensor:
+        means = (x * MASK_ST).sum(1) / MASK_ST.sum(1)
+        return trl.orpo_losses(*means.chunk(2), 0.3).mean().double()
+
+    same_with_gradient(lambda x: ours(x, loss_type="orpo", beta=0.3, nll_weight=1e-9), theirs, LOGPS_ST)
 
 
 def test_ipo_is_trls_and_openrlhfs_if_it_is_given_means_in_place_of_sums() -> None:

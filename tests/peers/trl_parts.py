@@ -14,6 +14,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from trl.data_utils import is_conversational
+from trl.experimental.cpo.cpo_trainer import CPOTrainer
+from trl.experimental.orpo.orpo_trainer import ORPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -24,11 +26,13 @@ from trl.trainer.sft_trainer import SFTTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
 __all__ = [
+    "cpo_losses",
     "dpo_loss",
     "entropy_from_logits",
     "get_soft_overlong_punishment",
     "grpo_loss",
     "kto_loss",
+    "orpo_losses",
     "reward_arguments",
     "reward_loss",
     "rloo_loss",
@@ -238,6 +242,27 @@ def dpo_loss(
     ids = torch.zeros_like(completion)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": completion}
     return DPOTrainer._compute_loss(trainer, model(logps_ST), inputs, False)
+
+
+def cpo_losses(
+    chosen_P: Tensor, rejected_P: Tensor, loss_type: str, beta: float, gamma: float = 0.0, label_smoothing: float = 0.0
+) -> Tensor:
+    """CPOTrainer's losses [P] of log-probabilities, as they are or (``simpo``) means over tokens."""
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu"),
+        alpha=0.0,
+        beta=beta,
+        loss_type=loss_type,
+        simpo_gamma=gamma,
+        label_smoothing=label_smoothing,
+    )
+    return CPOTrainer.cpo_loss(trainer, chosen_P, rejected_P)[0]
+
+
+def orpo_losses(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
+    """ORPOTrainer's odds-ratio losses [P] of mean log-probabilities; it subtracts them from the likelihood's loss."""
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(device="cpu"), beta=beta)
+    return -ORPOTrainer.odds_ratio_loss(trainer, chosen_P, rejected_P)[0]
 
 
 def kto_loss(

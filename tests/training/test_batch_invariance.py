@@ -32,6 +32,10 @@ METHODS = {
     "dpo": Dpo(DpoLossConfig(beta=0.3)),
     "conservative dpo with nll": Dpo(DpoLossConfig(beta=0.3, label_smoothing=0.1, nll_weight=0.5)),
     "ipo": Dpo(DpoLossConfig(loss_type="ipo", beta=0.3)),
+    "three losses, of sums and means, with a reference and without": Dpo(
+        DpoLossConfig(loss_weights={"hinge": 0.5, "sigmoid_norm": 2.0, "simpo": 1.0}, beta=0.3)
+    ),
+    "orpo": Dpo(DpoLossConfig(loss_type="orpo", beta=0.3, nll_weight=1.0)),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 both_architectures = pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -96,21 +100,38 @@ def padded_loss(method: Any, model: Any, rows: Sequence[Row], reference: torch.T
     logps = padded_logps(model, rows)
     if isinstance(method, Sft):
         return -torch.cat(logps).mean()
-    assert reference is not None
-    ratios = [one.sum() - before for one, before in zip(logps, reference, strict=True)]
-    lengths = [len(one) for one in logps]
+    before = torch.zeros(len(logps)) if reference is None else reference
+    ratios = [one.sum() - minus for one, minus in zip(logps, before, strict=True)]
     config, losses = method.config, []
-    for chosen in range(0, len(logps), 2):
-        rejected = chosen + 1
-        if config.loss_type == "ipo":
-            gap = ratios[chosen] / lengths[chosen] - ratios[rejected] / lengths[rejected]
-            losses.append((gap - 1 / (2 * config.beta)) ** 2)
-        else:
-            z = config.beta * (ratios[chosen] - ratios[rejected])
-            smoothing = config.label_smoothing
-            losses.append(-(1 - smoothing) * logsigmoid(z) - smoothing * logsigmoid(-z))
-        losses[-1] = losses[-1] - config.nll_weight * logps[chosen].mean()
+    for w in range(0, len(logps), 2):
+        terms = {
+            name: pair_loss(name, config, [logps[w], logps[w + 1]], [ratios[w], ratios[w + 1]])
+            for name in config.weights
+        }
+        losses.append(sum(weight * terms[name] for name, weight in config.weights.items()))
+        losses[-1] = losses[-1] - config.nll_weight * logps[w].mean()
     return torch.stack(losses).mean()
+
+
+def pair_loss(name: str, config: DpoLossConfig, logps: list[torch.Tensor], ratios: list[torch.Tensor]) -> torch.Tensor:
+    """The loss of one pair, from its log-probabilities by token and its summed log-ratios, chosen first."""
+    gap = ratios[0] - ratios[1]
+    mean_gap = ratios[0] / len(logps[0]) - ratios[1] / len(logps[1])
+    means = [one.mean() for one in logps]
+    if name == "ipo":
+        return (mean_gap - 1 / (2 * config.beta)) ** 2
+    if name == "hinge":
+        return (1 - config.beta * gap).clamp(min=0)
+    if name == "sigmoid_norm":
+        return -logsigmoid(config.beta * mean_gap)
+    if name == "simpo":
+        return -logsigmoid(config.beta * (means[0] - means[1]) - config.simpo_gamma)
+    if name == "orpo":
+        odds = [mean.exp() / (1 - mean.exp()) for mean in means]
+        return -config.beta * logsigmoid((odds[0] / odds[1]).log())
+    assert name == "sigmoid"
+    smoothing = config.label_smoothing
+    return -(1 - smoothing) * logsigmoid(config.beta * gap) - smoothing * logsigmoid(-config.beta * gap)
 
 
 def packed_loss(

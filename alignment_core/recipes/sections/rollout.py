@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.preference import DpoLossConfig
 from alignment_core.recipes.sections.rewards import Reward, RewardConfig, check_rewards
-from alignment_core.recipes.sections.training import LOOKS, DpoLossConfig, TrainingConfig
+from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
 
 
 class GenerationConfig(Config):
@@ -82,6 +83,8 @@ class IterativeDpoConfig(Config):
     def _ranks_by_one_thing(self) -> IterativeDpoConfig:
         self.training.refuse_unused(LOOKS, "in `iterative_dpo.training`: the pairs of a round hold out no rows")
         check_ranking(self.rewards, self.selection.score, self.prompts, "iterative_dpo")
+        if not self.loss.needs_reference:
+            self.refuse_unused(("reference",), "with a loss that needs no reference")
         return self
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.preference import DpoLossConfig
 
 LOOKS = ("eval_steps", "metric_for_best_model", "early_stopping_patience")
 """Fields of :class:`TrainingConfig` that ask for held-out rows."""
@@ -175,25 +176,6 @@ class RewardModelConfig(Config):
                 "`reward_model` needs exactly one of `data` (train one) and `model` (use that one), as in --set "
                 "'reward_model={model: NAME}'"
             )
-
-
-class DpoLossConfig(Config):
-    """The preference loss."""
-
-    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
-    """`sigmoid` is DPO, `ipo` identity preference optimisation."""
-    beta: float = Field(0.1, gt=0)
-    """β: strength of the KL penalty to the reference policy."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Assumed fraction of flipped labels (conservative DPO); only with `sigmoid`."""
-    nll_weight: float = Field(0.0, ge=0)
-    """Weight of the chosen completion's mean negative log-likelihood per token, added to the loss."""
-
-    @model_validator(mode="after")
-    def _has_labels_to_smooth(self) -> DpoLossConfig:
-        if self.loss_type == "ipo":
-            self.refuse_unused(("label_smoothing",), "with `loss_type: ipo`")
-        return self
 
 
 class DpoConfig(Config):

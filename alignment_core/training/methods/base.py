@@ -19,8 +19,10 @@ class Method(Protocol):
 
     head: ClassVar[Head]
     """``lm``: the model's output is the log-probability of each target [K]; ``score``: one score per sequence [S]."""
-    needs_reference: ClassVar[bool]
-    """Whether the loss is given the summed log-probability of every sequence under a reference policy."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss is given the summed log-probability of every sequence under a reference policy."""
 
     def rows(self, table: pa.Table) -> list[Row]:
         """Training rows of a data set, in its order."""

@@ -1,4 +1,4 @@
-"""DPO and its relatives: the policy's log-ratio to a reference, chosen against rejected."""
+"""DPO and its relatives: chosen against rejected completions, most by the policy's log-ratio to a reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from alignment_core.losses.logprobs import sum_by_sequence
-from alignment_core.losses.preference import dpo_loss, ipo_loss
+from alignment_core.losses.preference import LOSSES
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.pairs import pair_rows, split_pairs
@@ -22,10 +22,9 @@ class Dpo:
     """Mean preference loss per pair of the batch, plus a weighted mean NLL per token of the chosen completions."""
 
     head: ClassVar[Head] = "lm"
-    needs_reference: ClassVar[bool] = True
 
     def __init__(self, config: DpoLossConfig) -> None:
-        self.config = config
+        self.config, self.needs_reference = config, config.needs_reference
 
     def rows(self, table: pa.Table) -> list[Row]:
         return pair_rows(table)
@@ -34,24 +33,25 @@ class Dpo:
         return max(1.0, float(len(rows)))
 
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        assert reference_S is not None, "the stage reference_logps comes before"
         config = self.config
         logps_S = sum_by_sequence(output, batch.sequence_K, batch.sequences)
         tokens_S = sum_by_sequence(output.new_ones(len(output)), batch.sequence_K, batch.sequences).clamp(min=1)
-        ratio_S = logps_S - reference_S
-        chosen_P, rejected_P = split_pairs(ratio_S)
-        if config.loss_type == "ipo":
-            pairs_P = ipo_loss(*split_pairs(ratio_S / tokens_S), config.beta)
-        else:
-            pairs_P = dpo_loss(chosen_P, rejected_P, config.beta, config.label_smoothing)
+        assert (reference_S is not None) or not self.needs_reference, "the stage reference_logps comes before"
+        ratio_S = logps_S if reference_S is None else logps_S - reference_S
         nll_P = -split_pairs(logps_S / tokens_S)[0]
-        loss = (pairs_P + config.nll_weight * nll_P).sum()
+        loss = config.nll_weight * nll_P
+        for name, weight in config.weights.items():
+            one = LOSSES[name]
+            taken_S = ratio_S if one.reference else logps_S
+            loss = loss + weight * one.of(*split_pairs(taken_S / tokens_S if one.means else taken_S), config)
+        # The implicit reward is β times the log-ratio; without a reference, β times the mean log-probability (SimPO).
+        chosen_P, rejected_P = split_pairs(ratio_S if self.needs_reference else logps_S / tokens_S)
         metrics = {
-            "loss": loss,
+            "loss": loss.sum(),
             "accuracy": (chosen_P > rejected_P).float().sum(),
             "reward_chosen": config.beta * chosen_P.sum(),
             "reward_rejected": config.beta * rejected_P.sum(),
             "margin": config.beta * (chosen_P - rejected_P).sum(),
             "nll": nll_P.sum(),
         }
-        return loss, {name: value.detach() for name, value in metrics.items()}
+        return metrics["loss"], {name: value.detach() for name, value in metrics.items()}

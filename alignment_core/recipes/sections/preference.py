@@ -1,0 +1,87 @@
+"""The preference loss of DPO and its relatives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from alignment_core.recipes.base import Config
+
+LossType = Literal[
+    "sigmoid",
+    "ipo",
+    "hinge",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "sigmoid_norm",
+    "simpo",
+    "cpo",
+    "orpo",
+]
+REFERENCE_FREE = ("simpo", "cpo", "orpo")
+SMOOTHED = ("sigmoid", "robust", "exo_pair", "simpo", "cpo")
+"""Losses that read `label_smoothing`."""
+NEED_SMOOTHING = {
+    "robust": "the assumed fraction of flipped labels",
+    "exo_pair": "the probability of the rejected completion under the target, such as 0.001",
+}
+NEED_NLL = ("cpo", "orpo")
+
+
+class DpoLossConfig(Config):
+    """The preference loss."""
+
+    loss_type: LossType = "sigmoid"
+    """`sigmoid` is DPO, `ipo` identity preference optimisation, `hinge` SLiC, `robust` robust DPO, `exo_pair` EXO, `nca_pair`
+    NCA, `sppo_hard` SPPO, `apo_zero` and `apo_down` are anchored (APO), `sigmoid_norm` is length-normalised DPO. `simpo`, `cpo`
+    and `orpo` need no reference. docs/methods/preference.md has the formulas."""
+    loss_weights: dict[LossType, Annotated[float, Field(gt=0)]] | None = Field(
+        None, exclude_if=lambda weights: weights is None
+    )
+    """Several losses with weights in place of `loss_type`: `{sigmoid: 0.8, apo_zero: 0.2}`. They share the fields below. Not
+    part of the stage's key while unset."""
+    beta: float = Field(0.1, gt=0)
+    """β: strength of the KL penalty to the reference policy; of losses without one, the scale of the rewards (SimPO: 2 to 2.5),
+    or the weight of the odds ratio (`orpo`)."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
+    target's probability of the rejected completion (`exo_pair`, which needs it)."""
+    simpo_gamma: float = Field(0.5, ge=0, exclude_if=lambda gamma: gamma == 0.5)
+    """γ: target reward margin; only with `simpo`. Not part of the stage's key while 0.5."""
+    nll_weight: float = Field(0.0, ge=0)
+    """Weight of the chosen completion's mean negative log-likelihood per token, added to the loss. `cpo` and `orpo` need it:
+    it is 1 in their papers."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The losses, by name, and their weights."""
+        return {str(name): weight for name, weight in (self.loss_weights or {self.loss_type: 1.0}).items()}
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a loss compares the policy with a reference."""
+        return any(name not in REFERENCE_FREE for name in self.weights)
+
+    @model_validator(mode="after")
+    def _has_what_its_losses_need(self) -> DpoLossConfig:
+        names = tuple(self.weights)
+        if self.loss_weights is not None:
+            self.refuse_unused(("loss_type",), "with `loss_weights`, which names the losses")
+            if not self.loss_weights:
+                raise ValueError("`loss_weights` is empty: name a loss and its weight, as in `{sigmoid: 1.0}`")
+        said = " and ".join(f"`loss_type: {name}`" if self.loss_weights is None else f"`{name}`" for name in names)
+        if not set(names) & set(SMOOTHED):
+            self.refuse_unused(("label_smoothing",), f"with {said}")
+        if "simpo" not in names:
+            self.refuse_unused(("simpo_gamma",), f"with {said}")
+        for name in names:
+            if name in NEED_SMOOTHING and not self.label_smoothing:
+                raise ValueError(f"`{name}` needs `label_smoothing`: {NEED_SMOOTHING[name]}")
+            if name in NEED_NLL and not self.nll_weight:
+                raise ValueError(f"`{name}` adds the chosen completions' likelihood: set `nll_weight`, 1 in its paper")
+        return self
