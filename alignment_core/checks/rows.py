@@ -193,7 +193,7 @@ def _render(question: Question) -> dict[str, Any]:
         "whole": whole,
         "longest": lengths[-1],
         "lengths": lengths,
-        "used": drawn and not config.data.test_rows,
+        "used": drawn and not config.data.has_test_rows,
         "samples": [_sample(row) for row in rows[:SAMPLES]],
     }
 

@@ -76,12 +76,18 @@ def build(
     limits = Limits(config, Renderer(tokenizer, config.chat_template), tokenizer.bos_token_id, settings or {})
     kept = list(kept_rows(pinned, limits, ledger, kind, seed, on_progress))
     ledger.check_bad_rows()
-    weights = [source.source.weight for source in pinned if source.source.weight is not None]
+    mixed = any(source.source.weight is not None for source in pinned)
+    weights = [source.source.weight or 0.0 for source in pinned] if mixed else []
     ledger.check_rows_left(_counts(kept, len(pinned)), mixture=bool(weights))
 
-    pool, test = _hold_out(kept, config.test_rows, ledger, kind.together)
+    given = {number for number, source in enumerate(pinned) if source.source.held_out}
+    if given:
+        pool, test = _held_out_sources(kept, given, ledger)
+    else:
+        pool, test = _hold_out(kept, config.test_rows, ledger, kind.together)
     by_source: list[list[_Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
-    ledger.check_rows_left([len(rows) for rows in by_source], mixture=bool(weights))
+    left = [len(rows) or int(number in given) for number, rows in enumerate(by_source)]
+    ledger.check_rows_left(left if any(map(len, by_source)) else [0] * len(pinned), mixture=bool(weights))
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
     train = [by_source[source][row] for source, row in order]
     per_source = [_counts(rows, len(pinned)) for rows in (kept, train, test)]
@@ -217,6 +223,24 @@ def _hold_out(
             f"test_rows: cannot hold out {count} of {len(rows)} usable rows: all rows of a {together} go to the same split, "
             f"and with {len(groups)} different {together}s that leaves {'none to train on' if test else 'none to hold out'}"
         )
+    return train, test
+
+
+def _held_out_sources(
+    rows: list[_Kept], held_out: set[int], ledger: statistics.Ledger
+) -> tuple[list[_Kept], list[_Kept]]:
+    """The rows to train on, without those that share a prompt with a test row, and those of the sources that are held out."""
+    test = [row for row in rows if row.source in held_out]
+    if not test:
+        raise DataError("held_out: no rows left of the sources that are held out")
+    prompts = {prompt for row in test for prompt in row.prompts}
+    train = []
+    for row in rows:
+        if row.source not in held_out:
+            if prompts.isdisjoint(row.prompts):
+                train.append(row)
+            else:
+                ledger.dropped[row.source]["prompt_of_test"] += 1
     return train, test
 
 

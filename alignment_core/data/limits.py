@@ -15,6 +15,7 @@ REASONS = {
     "prompt_too_long": "have a prompt longer than max_prompt_length",
     "too_long": "are longer than max_length",
     "duplicate_of_test": "repeat a row of the test split",
+    "prompt_of_test": "have a prompt of a source that is held out",
 }
 """Why a row of any kind may be dropped, in words that continue "12 rows …"."""
 

@@ -35,7 +35,14 @@ class PinnedSource(BaseModel):
         source, origin = self.source, origin_of(self.source)
         named = None if source.path else {source.field: source.origin}
         kept = {"keep_columns": list(source.keep_columns)} if source.keep_columns else {}
-        return {"made": named, **origin.content(self), **source.model_dump(mode="json", include=_MEANING), **kept}
+        held = {"held_out": True} if source.held_out else {}
+        return {
+            "made": named,
+            **origin.content(self),
+            **source.model_dump(mode="json", include=_MEANING),
+            **kept,
+            **held,
+        }
 
     @property
     def name(self) -> str:

@@ -98,6 +98,8 @@ class DataSource(_WithLibraries):
     """Use at most this many rows; for a procedural task, the number of rows to generate (default 1000)."""
     weight: float | None = Field(None, gt=0)
     """Probability of this source in the mixture; give it for every source or for none."""
+    held_out: bool = Field(False, exclude_if=lambda held_out: not held_out)
+    """Measure on all rows of this source instead of training on them: a test set of your own, in place of `test_rows`."""
     options: dict[str, Anything] = Field(default_factory=dict)
     """Options of a procedural task, such as the share of correct demonstrations, or of a taskset of verifiers."""
 
@@ -195,9 +197,25 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _weights_of_all_or_none(self) -> DataConfig:
-        given = [source.weight is not None for source in self.sources]
+        given = [source.weight is not None for source in self.sources if not source.held_out]
         if any(given) and not all(given):
             raise ValueError("give `weight` for every source or for none")
         if not any(given):
             self.refuse_unused(("mixing",), "without a `weight` of each source: every row is used once")
         return self
+
+    @model_validator(mode="after")
+    def _holds_out_in_one_way(self) -> DataConfig:
+        held_out = [source for source in self.sources if source.held_out]
+        if held_out and self.test_rows:
+            raise ValueError("`test_rows` and a source with `held_out` are two test sets: remove one of them")
+        if len(held_out) == len(self.sources):
+            raise ValueError("`sources`: all are `held_out`, so there is nothing to train on")
+        if any(source.weight is not None for source in held_out):
+            raise ValueError("`weight`: a source with `held_out` is not part of the mixture: remove its weight")
+        return self
+
+    @property
+    def has_test_rows(self) -> bool:
+        """Whether rows are held out to measure on."""
+        return bool(self.test_rows) or any(source.held_out for source in self.sources)

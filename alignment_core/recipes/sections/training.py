@@ -73,8 +73,8 @@ class TrainingConfig(Config):
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum norm of the gradient, for clipping."""
     eval_steps: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
-    """Measure the held-out rows (`test_rows` of the data) after every so many steps, and after the last one. Default: at
-    the end alone. Not part of the stage's key while unset, nor are the next two."""
+    """Measure the held-out rows (`test_rows` of the data, or its sources with `held_out`) after every so many steps, and after
+    the last one. Default: at the end alone. Not part of the stage's key while unset, nor are the next two."""
     metric_for_best_model: str | None = Field(None, exclude_if=lambda name: name is None)
     """Metric of the held-out rows, such as `loss` or `accuracy`, that decides which checkpoint is the result: the one with the
     lowest `loss` or `nll`, or the highest value of another metric. The last one is then the output `last`, if it is another.
@@ -116,8 +116,11 @@ class TrainingConfig(Config):
 
     def check_held_out(self, data: DataConfig) -> None:
         """Raise ValueError if it asks for measurements that there are no rows for."""
-        if self.eval_steps is not None and not data.test_rows:
-            raise ValueError("`training.eval_steps` measures held-out rows, and there are none: set `data.test_rows`")
+        if self.eval_steps is not None and not data.has_test_rows:
+            raise ValueError(
+                "`training.eval_steps` measures held-out rows, and there are none: set `data.test_rows`, or add a source "
+                "with `held_out: true`"
+            )
 
     @model_validator(mode="after")
     def _phases_fit(self) -> TrainingConfig:
