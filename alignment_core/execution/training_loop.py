@@ -82,9 +82,7 @@ def train(
     )
     drop_incomplete(context.progress)
     if training.eval_steps and job.test_data is None:
-        raise UserError(
-            "training.eval_steps: the data holds out no rows; set its `test_rows` or the `held_out` of a source, or leave the field out"
-        )
+        raise UserError("training.eval_steps: the data holds out no rows; set its `test_rows`, or leave the field out")
     with _kept_on_numeric_error(context.progress), context.machines.trainers(context.ticket) as trainers:
         ranks = TrainerRanks(trainers, job, context.resources)
         state = ranks.prepare(context.progress)
