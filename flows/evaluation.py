@@ -41,21 +41,31 @@ class Evaluations:
                 held_out=True,
             )
 
-    def add(self, label: str, policy: Input, after: Step | None = None) -> None:
-        """Sample, score and measure ``policy``, once ``after`` is done, which needs the engines first."""
+    def add(self, label: str, policy: Input, after: Step | None = None, prompts: Input | None = None) -> None:
+        """Sample, score and measure ``policy``, once ``after`` is done, which needs the engines first.
+
+        ``prompts`` are the held-out prompts in a form of its own.
+        """
         if self.section is None:
             return
-        scores = self.scores[label] = self._score(self.section, label, policy, after)
+        scores = self.scores[label] = self._score(self.section, label, policy, after, prompts)
         baseline_scores = self.baseline[2] if self.baseline else None
         self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
         self.baseline = self.baseline or (label, policy, scores)
 
-    def _score(self, section: EvaluationConfig, label: str, policy: Input, after: Step | None = None) -> Step:
+    def _score(
+        self,
+        section: EvaluationConfig,
+        label: str,
+        policy: Input,
+        after: Step | None = None,
+        prompts: Input | None = None,
+    ) -> Step:
         samples = rollout.generate(
             f"{label}/evaluation/generate",
             section.generation,
             policy,
-            self.prompts,
+            prompts or self.prompts,
             stream=STREAM,
             after=after,
         )

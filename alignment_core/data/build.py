@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
 from alignment_core.data import formats, kinds, mixing, overlap, sources, statistics, tables
+from alignment_core.data.conditions import conditioned
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import KEPT, Example, Kind
@@ -130,13 +131,14 @@ def kept_rows(
     total = _expected_rows(pinned)
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
-        for example_number, (where, example, kept) in enumerate(examples(source, number, ledger, kind, seed)):
+        read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template)
+        for example_number, (where, example, shown, kept) in enumerate(read_rows):
             read = ledger.read.total()
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
             try:
                 digest, prompts = _digests(example, kept)
-                rendered = example.rows(limits)
+                rendered = shown.rows(limits)
             except ValueError as error:
                 ledger.bad(number, where, str(error))
                 continue
@@ -155,10 +157,10 @@ def kept_rows(
 
 
 def examples(
-    pinned: PinnedSource, number: int, ledger: statistics.Ledger, kind: Kind, seed: int
-) -> Iterator[tuple[str, Example, str | None]]:
-    """The well-formed rows of a source: where each is, the row, and what is kept beside it (``keep_columns``) as JSON text.
-    The first row decides the format."""
+    pinned: PinnedSource, number: int, ledger: statistics.Ledger, kind: Kind, seed: int, template: str | None = None
+) -> Iterator[tuple[str, Example, Example, str | None]]:
+    """The well-formed rows of a source: where each is, the row, the same with its prompt in the ``template``, and what is kept
+    beside it (``keep_columns``) as JSON text. The first row decides the format."""
     source, format = pinned.source, None
     try:
         formats.check_format(source.format, kind)
@@ -178,7 +180,9 @@ def examples(
                 raise DataError(f"{row.where}: {error}") from None
         try:
             fields = Fields(row.values, source.columns)
-            yield row.where, kind.formats[format].parse(fields), fields.kept(source.keep_columns)
+            example = kind.formats[format].parse(fields)
+            shown = conditioned(example, template, fields) if template else example
+            yield row.where, example, shown, fields.kept(source.keep_columns)
         except ValueError as error:
             ledger.bad(number, row.where, str(error))
 

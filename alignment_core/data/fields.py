@@ -110,9 +110,7 @@ class Fields:
             return None
         found = {}
         for column in columns:
-            value = found[column] = _lookup(self._values, column)
-            if value is _ABSENT:
-                raise self._absent(column)
+            value = found[column] = self.column(column)
             try:
                 json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
             except (TypeError, ValueError):
@@ -120,6 +118,13 @@ class Fields:
                     f"`{column}` is in `keep_columns`, but contains a value that JSON cannot represent: {short(value)}"
                 ) from None
         return json.dumps(found, ensure_ascii=False)
+
+    def column(self, name: str) -> Any:
+        """The value of a column by its own name. Raises ValueError where there is none."""
+        value = _lookup(self._values, name)
+        if value is _ABSENT:
+            raise self._absent(name)
+        return value
 
     def _get(self, role: str) -> Any:
         return _lookup(self._values, self.name(role))

@@ -90,7 +90,7 @@ CODE = (
     "alignment_core.columns",
     *below(
         "alignment_core.data",
-        "build context fields formats kinds limits messages mixing origins overlap pin sources statistics",
+        "build conditions context fields formats kinds limits messages mixing origins overlap pin sources statistics",
         "tables template",
     ),
 )

@@ -157,6 +157,9 @@ class DataConfig(Config):
     """Where the rows come from."""
     chat_template: str | None = None
     """Jinja chat template for these rows. Default: the tokenizer's own, or plain text if it has none."""
+    prompt_template: str | None = Field(None, exclude_if=lambda template: template is None)
+    """How a prompt is written, or the first message of the user: `{prompt}` with further columns of the row, such as
+    `{prompt} [quality={quality:.0f}]`. Default: the prompt alone. Rows are told apart by the prompt alone."""
     max_length: int = Field(1024, ge=2)
     """Maximum length of a row in tokens, prompt and completion together."""
     max_prompt_length: int | None = Field(None, ge=1)
@@ -203,6 +206,13 @@ class DataConfig(Config):
         if not any(given):
             self.refuse_unused(("mixing",), "without a `weight` of each source: every row is used once")
         return self
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _template_can_be_filled(cls, template: str | None) -> str | None:
+        if template is not None:
+            import_module("alignment_core.data.conditions").check_template(template)
+        return template
 
     @model_validator(mode="after")
     def _holds_out_in_one_way(self) -> DataConfig:

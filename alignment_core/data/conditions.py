@@ -1,0 +1,76 @@
+"""Conditions in prompts: a template that puts columns of a row into what a user says, such as the quality of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.data.fields import Fields, short
+from alignment_core.data.messages import Messages
+
+if TYPE_CHECKING:
+    from alignment_core.data.kinds import Example
+
+PROMPT = "prompt"
+"""What a template calls the words of the user."""
+
+
+def check_template(template: str) -> None:
+    """Raise ValueError for a template that no row could fill."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"`prompt_template` is not well formed: {error}; write {{{{ and }}}} for braces") from None
+    names = [name for _, name, _, _ in parts if name is not None]
+    if PROMPT not in names:
+        raise ValueError("`prompt_template` has no {prompt}, so the prompts would all be alike")
+    for _, name, spec, conversion in parts:
+        if name is not None and (not name or conversion or "[" in name or "{" in (spec or "")):
+            raise ValueError(
+                f"`prompt_template`: {{{name}}} is not the name of a column, with `:` and a format at most"
+            )
+
+
+def conditioned(example: Example, template: str, fields: Fields) -> Example:
+    """The example with the first words of its user in the template. Raises ValueError for a row that cannot fill it."""
+    if not hasattr(example, "prompt"):
+        raise ValueError("`prompt_template` needs rows with a prompt; this one is a plain text")
+    prompt = example.prompt
+    if isinstance(prompt, str):
+        return replace(example, prompt=filled(template, prompt, fields))  # type: ignore[type-var]
+    if (number := _first_user(prompt)) is not None:
+        return replace(example, prompt=_with(prompt, number, template, fields))  # type: ignore[type-var]
+    completion = getattr(example, "completion", None)  # of a conversation that is all in there
+    if isinstance(completion, list) and (number := _first_user(completion)) is not None:
+        return replace(example, completion=_with(completion, number, template, fields))  # type: ignore[type-var]
+    raise ValueError("`prompt_template` needs a message of the user, and there is none")
+
+
+def filled(template: str, prompt: str, fields: Fields) -> str:
+    """The template with the words and the columns in it."""
+    text = []
+    for literal, name, spec, _ in Formatter().parse(template):
+        text.append(literal)
+        if name is not None:
+            text.append(prompt if name == PROMPT else _written(name, fields.column(name), spec or ""))
+    return "".join(text)
+
+
+def _written(name: str, value: Any, spec: str) -> str:
+    if value is None:
+        raise ValueError(f"`{name}` is null; `prompt_template` needs it")
+    try:
+        return format(value, spec)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` is {short(value)}, which `prompt_template` cannot write as {spec!r}") from None
+
+
+def _first_user(messages: Messages) -> int | None:
+    return next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+
+
+def _with(messages: Messages, number: int, template: str, fields: Fields) -> Messages:
+    message = messages[number]
+    changed = {**message, "content": filled(template, message["content"], fields)}
+    return [*messages[:number], changed, *messages[number + 1 :]]

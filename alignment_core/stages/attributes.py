@@ -1,0 +1,88 @@
+"""Stage: completions and what rewards say of them → rows with the attributes of each, to be put into prompts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from alignment_core.data.messages import as_given
+from alignment_core.errors import DataError
+from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.recipes.sections.conditional_sft import AttributeConfig
+from alignment_core.rollout.records import read_rollouts, read_scores
+from alignment_core.stages.dataset import ROWS
+
+
+class AttributesConfig(StageConfig):
+    """The attributes, whose rewards the inputs ``scores`` have in this order; ``rollouts`` are the completions."""
+
+    attributes: dict[str, AttributeConfig]
+
+    def content(self) -> Any:
+        written = {name: {"bins": one.bins, "decimals": one.decimals} for name, one in self.attributes.items()}
+        return {"attributes": written}
+
+
+def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
+    rollouts, scores = read_rollouts(context.inputs["rollouts"]), read_scores(context.inputs["scores"])
+    templated = any(row.get("messages") for row in rollouts)
+    rows: list[tuple[dict[str, Any], list[float]]] = []
+    dropped: Counter[str] = Counter()
+    for row, score in zip(rollouts, scores, strict=True):
+        values = score["rewards"]
+        if any(value is None for value in values):
+            dropped["failed_reward"] += 1
+        elif row["finish_reason"] == "length":
+            dropped["truncated"] += 1
+        elif templated and not row.get("messages"):
+            dropped["prompt_was_cut"] += 1
+        else:
+            rows.append((row, values))
+    if not rows:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        raise DataError(f"none of {len(rollouts)} completions is left to train on: {counts}")
+    columns = [np.array([values[number] for _, values in rows]) for number in range(len(config.attributes))]
+    metrics: dict[str, Any] = {"completions": len(rollouts), "rows": len(rows)}
+    metrics |= {f"dropped_{reason}": count for reason, count in sorted(dropped.items())}
+    written: dict[str, list[str]] = {}
+    edges: dict[str, list[float]] = {}
+    for (name, attribute), values_N in zip(config.attributes.items(), columns, strict=True):
+        metrics[f"{name}.mean"], metrics[f"{name}.deviation"] = float(values_N.mean()), float(values_N.std())
+        numbers_N = values_N
+        if attribute.bins:
+            edges[name] = inner_edges(values_N, attribute.bins)
+            numbers_N = np.searchsorted(edges[name], values_N, side="right")
+        written[name] = [attribute.written(number) for number in numbers_N]
+        if len(set(written[name])) == 1:
+            metrics.setdefault("warnings", []).append(
+                f"all completions have {name}={written[name][0]}: the policy cannot learn what it means"
+            )
+    with (context.output / ROWS).open("w", encoding="utf-8") as file:
+        for number, (row, _) in enumerate(rows):
+            given = {"prompt": as_given(row) or row["prompt_text"], "completion": row["completion_text"]}
+            labels = {name: texts[number] for name, texts in written.items()}
+            file.write(json.dumps({**given, **labels}, ensure_ascii=False) + "\n")
+    (context.output / "statistics.json").write_text(
+        json.dumps({"edges": edges, "metrics": metrics}, indent=2, sort_keys=True) + "\n"
+    )
+    return metrics
+
+
+def inner_edges(values_N: np.ndarray, bins: int) -> list[float]:
+    """The quantiles between bins, each but once: a value belongs to the bin after all edges that are at most as large."""
+    return [float(edge) for edge in np.unique(np.quantile(values_N, np.arange(1, bins) / bins))]
+
+
+SHOWS = {"rows": "rows"}
+CODE = (
+    "alignment_core.columns",
+    "alignment_core.data.messages",
+    "alignment_core.files",
+    "alignment_core.recipes.sections.conditional_sft",
+    "alignment_core.rollout.records",
+    "alignment_core.stages.dataset",
+)
+STAGE = Stage("attributes", 1, {"rows": "rows"}, AttributesConfig, run, SHOWS, code=CODE, packages=("numpy",))
