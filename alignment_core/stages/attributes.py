@@ -72,8 +72,13 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
 
 
 def inner_edges(values_N: np.ndarray, bins: int) -> list[float]:
-    """The quantiles between bins, each but once: a value belongs to the bin after all edges that are at most as large."""
-    return [float(edge) for edge in np.unique(np.quantile(values_N, np.arange(1, bins) / bins))]
+    """The quantiles between bins, each but once: a value belongs to the bin after all edges that are at most as large.
+
+    An edge at the least value would leave nothing below it; it moves to the next value.
+    """
+    edges, distinct = np.quantile(values_N, np.arange(1, bins) / bins), np.unique(values_N)
+    above = distinct[min(1, len(distinct) - 1)]
+    return [float(edge) for edge in np.unique(np.where(edges <= distinct[0], above, edges))]
 
 
 SHOWS = {"rows": "rows"}

@@ -1,0 +1,94 @@
+"""Completions with what rewards say of them: values and bins, what is left out, and what cannot be learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.recipes.sections.conditional_sft import AttributeConfig
+from alignment_core.rollout.records import SCORES, rollout_schema, score_schema, write_table
+from alignment_core.stages import attributes
+from alignment_core.stages.attributes import AttributesConfig, inner_edges
+
+REWARD = {"reward": {"verifier": "task"}}
+
+
+def ran(folder: Path, values: list[list[float | None]], one: dict[str, Any], **rows: Any) -> tuple[Any, list[Any]]:
+    rollouts, scores, output = (folder / name for name in ("rollouts", "scores", "output"))
+    for each in (rollouts, scores, output):
+        each.mkdir()
+    made = [
+        {
+            "prompt": number,
+            "sample": 0,
+            "prompt_ids": [1],
+            "completion_ids": [2],
+            "logps": [0.0],
+            "finish_reason": "stop",
+            "prompt_text": f"p{number}",
+            "completion_text": f"c{number}",
+            "source": "s",
+            "policy": "m",
+            **{name: column[number] for name, column in rows.items()},
+        }
+        for number in range(len(values))
+    ]
+    blank = dict.fromkeys(rollout_schema().names)
+    write_table([{**blank, **row} for row in made], rollout_schema(), rollouts / "shard-00000.parquet")
+    empty = dict.fromkeys(score_schema().names)
+    judged = [
+        {**empty, "prompt": number, "sample": 0, "tokens": 1, "finish_reason": "stop", "rewards": given}
+        for number, given in enumerate(values)
+    ]
+    write_table(judged, score_schema(), scores / SCORES)
+    config = AttributesConfig(attributes={name: AttributeConfig.model_validate(fields) for name, fields in one.items()})
+    context: Any = SimpleNamespace(inputs={"rollouts": rollouts, "scores": scores}, output=output)
+    metrics = attributes.run(context, config)
+    return metrics, [json.loads(line) for line in (output / attributes.ROWS).read_text().splitlines()]
+
+
+def test_values_are_written_as_they_are_or_as_numbers_of_quantiles(tmp_path: Path) -> None:
+    values: list[list[float | None]] = [[0.125, float(number)] for number in range(8)]
+    one = {"good": {**REWARD, "decimals": 1}, "long": {**REWARD, "bins": 4}}
+    metrics, rows = ran(tmp_path, values, one)
+    assert [row["good"] for row in rows] == ["0.1"] * 8
+    assert [row["long"] for row in rows] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert rows[3] == {"prompt": "p3", "completion": "c3", "good": "0.1", "long": "1"}
+    assert metrics["long.mean"] == 3.5
+    assert metrics["warnings"] == ["all completions have good=0.1: the policy cannot learn what it means"]
+
+
+def test_equal_values_share_a_bin() -> None:
+    for values, edges in (
+        ([0.0, 0.0, 0.0, 0.0, 1.0, 1.0], [0.75, 1.0]),
+        ([0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0]),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [1.0]),
+    ):
+        assert inner_edges(np.array(values), 4) == edges
+        bins = np.searchsorted(edges, values, side="right")
+        assert len(set(bins)) == 2, "right and wrong are told apart, however many there are of each"
+    assert inner_edges(np.ones(3), 4) == [1.0]
+
+
+def test_what_is_no_example_is_left_out_and_counted(tmp_path: Path) -> None:
+    metrics, rows = ran(
+        tmp_path,
+        [[1.0], [None], [0.0], [0.5]],
+        {"good": REWARD},
+        finish_reason=["stop", "stop", "length", "stop"],
+        messages=[json.dumps([{"role": "user", "content": "u"}]), None, None, None],
+    )
+    assert rows == [{"prompt": [{"role": "user", "content": "u"}], "completion": "c0", "good": "1.00"}]
+    dropped = {name: value for name, value in metrics.items() if name.startswith("dropped_")}
+    assert dropped == {"dropped_failed_reward": 1, "dropped_truncated": 1, "dropped_prompt_was_cut": 1}
+
+
+def test_nothing_that_is_left_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none of 2 completions is left to train on: 1 failed_reward, 1 truncated"):
+        ran(tmp_path, [[None], [1.0]], {"good": REWARD}, finish_reason=["stop", "length"])
