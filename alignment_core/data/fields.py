@@ -75,6 +75,20 @@ class Fields:
             return _checked_messages(value, name)
         raise ValueError(f"`{name}` is {kind_of(value)}; text or a list of messages is needed")
 
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The role ``tools``: schemas of functions, as a list or as its JSON text; None if there are none."""
+        value, name = self.value("tools"), self.name("tools")
+        if isinstance(value, str):
+            try:
+                value = json.loads(value or "[]")
+            except ValueError:
+                raise ValueError(f"`{name}` is not the JSON text of a list: {short(value)}") from None
+        if value is None or value == []:
+            return None
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise ValueError(f"`{name}` is {kind_of(value)}; a list of schemas of functions is needed")
+        return [_without_nulls(one) for one in value]
+
     def optional_text(self, role: str) -> str | None:
         return self.text(role) if self.has(role) else None
 
@@ -150,6 +164,8 @@ def _checked_messages(value: Any, name: str) -> Messages:
 def _checked_message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"`{name}` is {kind_of(value)}; an object with `role` and `content` is needed")
+    if value.get("role") == "assistant" and value.get("tool_calls") and value.get("content") is None:
+        value = {**value, "content": ""}
     for field in ("role", "content"):
         if field not in value:
             raise ValueError(f"`{name}` has no `{field}`; it has {', '.join(map(str, value)) or 'no fields'}")
@@ -157,7 +173,13 @@ def _checked_message(value: Any, name: str) -> dict[str, Any]:
     if value["role"] not in _MESSAGE_ROLES:
         raise ValueError(f"`{name}.role` is {short(value['role'])}; roles are {', '.join(_MESSAGE_ROLES)}")
     # Parquet gives every message every field that any message has: a null there means that the field is absent.
-    return {field: item for field, item in value.items() if item is not None}
+    return {field: _without_nulls(item) for field, item in value.items() if item is not None}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _checked_text(value: Any, name: str) -> str:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ids = list[int]
+Tools = list[dict[str, Any]]
+"""JSON schemas of functions."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,13 @@ class Renderer:
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
         bos = tokenizer.bos_token_id
         self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
+        self._shows_tools: bool | None = None  # nobody has asked yet
         if self.template:
             self._check_template()
 
-    def answered(self, prompt: str | Messages, answer: str | Messages) -> Answered:
+    def answered(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None) -> Answered:
         """A prompt and an answer to it, as the template continues the prompt with it."""
-        before, prompt_ids, after = self._turn(prompt, answer)
+        before, prompt_ids, after = self._turn(prompt, answer, tools)
         text = self._without_eos(after)
         return Answered(prompt_ids, before, [*self.encode(text), self._eos_id], text)
 
@@ -116,19 +119,21 @@ class Renderer:
         """Text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
-    def _turn(self, prompt: str | Messages, answer: str | Messages) -> tuple[str, Ids, str]:
+    def _turn(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None) -> tuple[str, Ids, str]:
         """Text and ids of the prompt, and the text of one answer as the template continues the prompt with it."""
         if isinstance(prompt, str) and isinstance(answer, str):
-            if not self.template:
+            if not self.template and not tools:
                 return prompt, self.plain(prompt), answer
             prompt, answer = user(prompt), assistant(answer)
-        before, after = self.around([*prompt, *answer], len(prompt))
+        before, after = self.around([*prompt, *answer], len(prompt), tools)
         return before, self.encode(before), after.removeprefix(before)
 
-    def around(self, messages: Messages, turn: int) -> tuple[str, str]:
+    def around(self, messages: Messages, turn: int, tools: Tools | None = None) -> tuple[str, str]:
         """What inference sees before assistant turn number ``turn``, and the same with the turn."""
-        before = self._render(messages[:turn], add_generation_prompt=True)
-        after = self._render(messages[: turn + 1], add_generation_prompt=False)
+        if tools:
+            self._check_tools(messages[:turn], tools)
+        before = self._render(messages[:turn], add_generation_prompt=True, tools=tools)
+        after = self._render(messages[: turn + 1], add_generation_prompt=False, tools=tools)
         if not after.startswith(before):
             raise ValueError(
                 "the chat template renders an assistant turn differently from its generation prompt: the rendered "
@@ -163,7 +168,17 @@ class Renderer:
         ids = self.encode(prompt)
         return ids if ids[: len(self.bos)] == self.bos else self.bos + ids
 
-    def _render(self, messages: Messages, add_generation_prompt: bool, tools: list[Any] | None = None) -> str:
+    def _check_tools(self, messages: Messages, tools: Tools) -> None:
+        """Raise UserError for a template that leaves tools out, which a model would then be trained to call unseen."""
+        if self._shows_tools is None:
+            with_tools, without = (self._render(messages, True, given) for given in (tools, None))
+            self._shows_tools = with_tools != without
+        if not self._shows_tools:
+            raise UserError(
+                "the rows have `tools`, which the chat template does not show: set `chat_template` to one that does"
+            )
+
+    def _render(self, messages: Messages, add_generation_prompt: bool, tools: Tools | None = None) -> str:
         from jinja2 import TemplateError
 
         if not self.template:

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
+from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.recipes.methods.nightly import NightlyRecipe
-from alignment_core.stages.dataset import ROWS
 
 OVER = ("promoted", "refused", "empty")
 """States after which a night has nothing left to do. After a conflict or a failure its rows wait for a later night."""

@@ -10,12 +10,9 @@ from alignment_core.data import kinds
 from alignment_core.data.context import context_length
 from alignment_core.data.origins import ORIGINS
 from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.data.rows_file import ROWS
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes import DataConfig, DataSource
-
-ROWS = "rows.jsonl"
-"""The file in an input artifact of the role ``rows``, which then stands for the sources: rows of the kind, in its native
-format."""
 
 
 class DatasetConfig(StageConfig):
@@ -90,8 +87,8 @@ CODE = (
     "alignment_core.columns",
     *below(
         "alignment_core.data",
-        "build conditions context fields formats kinds limits messages mixing origins overlap pin sources statistics",
-        "tables template",
+        "build conditions context fields formats kinds limits messages mixing origins overlap pin rows_file sources",
+        "statistics tables template",
     ),
 )
 STAGE = Stage(

@@ -41,6 +41,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "iterative-dpo": {"sft": SFT, "reward_model": PAIRS, "iterative_dpo": ROUNDS},
     "rl": {"sft": SFT, "rl": RL},
     "evaluate": {"models": {"other": MODEL}},
+    "conditional-sft": {
+        "sft": SFT,
+        "conditional_sft": {
+            "prompts": TASK,
+            "attributes": {"correct": {"reward": {"verifier": "task"}, "decimals": 0}},
+            "wanted": [{"correct": 1}, {"correct": 0}],
+        },
+    },
     "merge": {"sft": SFT, "merge": {"models": [{}, {"sft": SFT}], "merge_method": "ties"}},
 }
 
@@ -105,6 +113,7 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
         ("iterative-dpo", {"sft/data", "reward-model/data", "rounds/prompts"}),
         ("rl", {"sft/data", "rl/prompts"}),
         ("merge", {"sft/data", "model-2/sft/data"}),
+        ("conditional-sft", {"sft/data", "conditional-sft/prompts", "conditional-sft/data"}),
     ],
 )
 def test_held_out_prompts_are_compared_with_everything_that_is_trained_on(composed, method, trained):
@@ -212,6 +221,18 @@ def test_what_dpo_is_compared_with_follows_from_nothing_that_another_training_ma
     assert found.model_dump() == {"bf16": False, **few, "order": seed}, "the order in which the stage dpo takes rows"
     compose(composed, "dpo", dpo={**PAIRS, "training": {**few, **other, "batch_size": 4}, "loss": loss})
     assert composed.configs["dpo/reference-logps"] == found
+
+
+def test_a_conditional_policy_is_asked_for_what_is_wanted_and_its_start_is_not(composed):
+    compose(composed, "conditional-sft")
+    assert composed.roles("conditional-sft/data") == {"tokenizer": "model", "rows": "conditional-sft/attributes"}
+    assert composed.configs["conditional-sft/data"].data.prompt_template == "{prompt} [correct={correct}]"
+    assert composed.roles("sft/evaluation/generate")["prompts"] == "evaluation/prompts"
+    assert composed.configs["evaluation/prompts"].data.prompt_template is None
+    for label, value in (("wanted", 1), ("wanted-2", 0)):
+        asked = {"policy": "conditional-sft", "prompts": f"{label}/evaluation/prompts"}
+        assert composed.roles(f"{label}/evaluation/generate") == asked
+        assert composed.configs[asked["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
 
 
 def test_a_loss_without_a_reference_computes_none(composed):

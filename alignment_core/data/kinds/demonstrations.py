@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages, assistant, user
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Renderer, TrainingText
+from alignment_core.data.template import Renderer, Tools, TrainingText
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Demonstration:
 
     prompt: str | Messages
     completion: str | Messages
+    tools: Tools | None = None
+    """What the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         """One for each assistant turn that is trained."""
@@ -33,26 +36,33 @@ class Demonstration:
         turns = (turn for turn in range(len(prompt), len(messages)) if messages[turn]["role"] == "assistant")
         return tuple(digest_of_prompt(messages[:turn]) for turn in turns)
 
-    def render(self, renderer: Renderer) -> list[TrainingText]:
-        """One sequence; or one per assistant turn, where the template shows earlier turns otherwise later on."""
+    def render(self, renderer: Renderer, last: bool = False) -> list[TrainingText]:
+        """One sequence; or one per assistant turn, where the template shows earlier turns otherwise later on.
+
+        Only the ``last`` turn is trained, or all of them.
+        """
         if isinstance(self.prompt, str) and isinstance(self.completion, str):
-            if not renderer.template:
+            if not renderer.template and not self.tools:
                 spans, empty = [(self.completion, True)], not self.completion.strip()
                 return [renderer.join(self.prompt, renderer.plain(self.prompt), spans, empty)]
             prompt, completion = user(self.prompt), assistant(self.completion)
         else:
             prompt, completion = list(self.prompt), list(self.completion)  # type: ignore[arg-type]
-        return _conversation(prompt + completion, len(prompt), renderer)
+        messages = prompt + completion
+        turns = [i for i in range(len(prompt), len(messages)) if messages[i]["role"] == "assistant"]
+        return _conversation(messages, turns[-1:] if last else turns, renderer, self.tools)
 
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
-        return [texts.fit(text, limits) for text in self.render(limits.renderer)]
+        last = limits.config.assistant_turns == "last"
+        return [texts.fit(text, limits) for text in self.render(limits.renderer, last)]
 
 
-def _conversation(messages: Messages, first: int, renderer: Renderer) -> list[TrainingText]:
-    """Train the assistant turns from number ``first`` on."""
-    turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
-    rendered = [renderer.around(messages, turn) for turn in turns]
-    empty = [not messages[turn]["content"].strip() for turn in turns]
+def _conversation(
+    messages: Messages, turns: Sequence[int], renderer: Renderer, tools: Tools | None
+) -> list[TrainingText]:
+    """Train the assistant turns with these numbers."""
+    rendered = [renderer.around(messages, turn, tools) for turn in turns]
+    empty = [not messages[turn]["content"].strip() and not messages[turn].get("tool_calls") for turn in turns]
     # Each rendering begins with the one before: then the last one shows every turn as inference saw it.
     if all(later.startswith(earlier) for (_, earlier), (later, _) in pairwise(rendered)):
         spans, end = [], len(rendered[0][0])
@@ -72,17 +82,17 @@ def _of_messages(row: Fields) -> Demonstration:
         raise ValueError("`messages` has no assistant message, so there is nothing to train on")
     if messages[0]["role"] == "assistant":
         raise ValueError("`messages` begins with an assistant message; there is no prompt before it")
-    return Demonstration([], messages)
+    return Demonstration([], messages, row.tools())
 
 
 def _of_prompt_and_completion(row: Fields) -> Demonstration:
     prompt, completion = row.prompt(), row.text_or_messages("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
-        return Demonstration(prompt, completion)
+        return Demonstration(prompt, completion, row.tools())
     completion = as_messages(completion, "assistant")
     if not any(message["role"] == "assistant" for message in completion):
         raise ValueError("`completion` has no assistant message")
-    return Demonstration(as_messages(prompt, "user"), completion)
+    return Demonstration(as_messages(prompt, "user"), completion, row.tools())
 
 
 class Demonstrations(texts.Texts):
@@ -90,10 +100,10 @@ class Demonstrations(texts.Texts):
 
     gives = "demonstrations"
     formats = {
-        "messages": Format(("messages",), _of_messages),
-        "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion),
+        "messages": Format(("messages",), _of_messages, ("tools",)),
+        "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools",)),
         **texts.Texts.formats,
-        **formats_by_pair(lambda pair: Demonstration(pair.prompt, pair.chosen)),
+        **formats_by_pair(lambda pair: Demonstration(pair.prompt, pair.chosen, pair.tools)),
     }
     native = "prompt_completion"
     stream = "sft"  # as it was called first: a seed goes on drawing the rows that it drew

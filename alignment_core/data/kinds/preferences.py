@@ -13,7 +13,7 @@ from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
-from alignment_core.data.template import Renderer
+from alignment_core.data.template import Renderer, Tools
 
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
@@ -27,14 +27,16 @@ class Preference:
     chosen: str | Messages
     rejected: str | Messages
     margin: float | None = None
+    tools: Tools | None = None
+    """What the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)
 
     def render(self, renderer: Renderer) -> dict[str, Any]:
         """The columns of the whole row. Both answers' ids end with EOS; their texts leave it out."""
-        chosen = renderer.answered(self.prompt, self.chosen)
-        rejected = renderer.answered(self.prompt, self.rejected)
+        chosen = renderer.answered(self.prompt, self.chosen, self.tools)
+        rejected = renderer.answered(self.prompt, self.rejected, self.tools)
         return {
             "prompt_ids": rejected.prompt_ids,
             "chosen_ids": chosen.ids,
@@ -80,7 +82,7 @@ def _of_columns(row: Fields) -> Preference:
             if len(answer) != 1 or answer[0]["role"] != "assistant":
                 roles = ", ".join(message["role"] for message in answer) or "nothing"
                 raise ValueError(f"`{name}` must be one assistant message after the prompt, not {roles}")
-    return Preference(prompt, chosen, rejected, row.number("margin"))
+    return Preference(prompt, chosen, rejected, row.number("margin"), row.tools())
 
 
 def _after(prompt: Messages, answer: Messages) -> Messages:
@@ -130,7 +132,7 @@ def formats_by_pair(take: Callable[[Preference], Example]) -> dict[str, Format]:
         "preference": Format(
             ("chosen", "rejected"),
             lambda row: take(_of_columns(row)),
-            ("prompt", "margin"),
+            ("prompt", "margin", "tools"),
             fits=lambda row: not _is_hh(row),
         ),
         "hh": Format(("chosen", "rejected"), lambda row: take(_of_hh(row)), ("margin",)),

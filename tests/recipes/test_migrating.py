@@ -1,0 +1,29 @@
+"""What docs/migrating.md tells people to run is there: every recipe, with every field that is set."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from alignment_core.recipes import load_recipe
+from alignment_core.recipes.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = re.findall(r"`(align run [^`]+)`", (ROOT / "docs" / "migrating.md").read_text())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_loads_with_its_fields(command: str) -> None:
+    _, _, recipe, *rest = shlex.split(command)
+    assert rest[0::2] == ["--set"] * (len(rest) // 2)
+    loaded = load_recipe(ROOT / recipe, rest[1::2])
+    plain = load_recipe(ROOT / recipe)
+    assert (loaded != plain) == bool(rest), "what is set changes something"
+
+
+def test_every_kind_of_training_has_a_command() -> None:
+    shown = {load_recipe(ROOT / shlex.split(command)[2]).method for command in COMMANDS}
+    assert set(METHODS.names()) - shown <= {"nightly", "comparison"}, "which the others have nothing like"
