@@ -16,6 +16,23 @@ def token_logps(logits_KV: Tensor, labels_K: Tensor) -> Tensor:
     return -torch.nn.functional.cross_entropy(logits_KV.float(), labels_K, reduction="none")
 
 
+def candidate_logps(logits_KV: Tensor, labels_K: Tensor, candidates_KC: Tensor) -> Tensor:
+    """Natural-log probabilities of each label and of the candidates in its place, in fp32. Returns [K, 1 + C], labels first."""
+    wanted_KC = torch.cat([labels_K[:, None], candidates_KC], dim=1)
+    return torch.log_softmax(logits_KV.float(), dim=-1).gather(1, wanted_KC)
+
+
+def top_logps(logits_KV: Tensor, count: int) -> Tensor:
+    """The ``count`` most likely tokens of each place and their natural-log probabilities, in fp32.
+
+    Returns [2, K, C]: ids (exact up to 2²⁴), then log-probabilities, the most likely first; C is ``count``, or V if that is
+    less.
+    """
+    logps_KV = torch.log_softmax(logits_KV.float(), dim=-1)
+    logps_KC, ids_KC = logps_KV.topk(min(count, logps_KV.shape[-1]), dim=-1)
+    return torch.stack([ids_KC.float(), logps_KC])
+
+
 def entropy(logits_KV: Tensor) -> Tensor:
     """Entropy in nats of each row's softmax, in fp32. Args: logits [K, V]. Returns [K]."""
     logps_KV = torch.log_softmax(logits_KV.float(), dim=-1)

@@ -34,6 +34,10 @@ class TokenSequence:
 
     ids: np.ndarray
     targets: np.ndarray
+    candidates: np.ndarray | None = None
+    """Token ids [targets, C] whose log-probabilities a loss wants in place of each target, beside the target's own."""
+    candidate_logps: np.ndarray | None = None
+    """What another model says of the candidates, in nats [targets, C]."""
 
     @classmethod
     def of_prompt_and_completion(cls, prompt: Tokens, completion: Tokens) -> TokenSequence:
@@ -70,6 +74,8 @@ class MicroBatch:
     labels_K: torch.Tensor  # [K], the target's token id
     sequence_K: torch.Tensor  # [K], the target's sequence, 0..S-1
     last_S: torch.Tensor  # [S], place of each sequence's last token
+    candidates_KC: torch.Tensor | None = None
+    """Token ids that may be in place of each target, if the rows have any."""
     nodes: tuple[Node, ...] | None = None
     """How the sequences of the line share their prefixes; None where each has its own tokens."""
 

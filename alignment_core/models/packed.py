@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from alignment_core.errors import UserError
-from alignment_core.losses.logprobs import entropy, token_logps
+from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
 from alignment_core.models.attention import check_kept_apart, over_trees, use_trees
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class PackedModel(nn.Module):
-    """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities, [S] scores or [K] values.
+    """Wraps a ``transformers`` model of either head; its forward gives [K] log-probabilities, [S] scores or [K] values; of
+    micro-batches with candidates, the log-probabilities [K, 1 + C] of targets and candidates.
 
     There is no attention mask. Sequences that share their prefixes are kept apart by the attention of
     :mod:`~alignment_core.models.attention`, those in lines by ``transformers``, from position ids that restart. Only the
@@ -41,6 +42,8 @@ class PackedModel(nn.Module):
         self.model = model
         self.head = head
         self.with_entropy = with_entropy
+        self.top: int | None = None
+        """Of a language model: have the forward give so many of the likeliest tokens of each place instead, [2, K, C]."""
         self.shares = share and use_trees(model, head, device)
         """Whether micro-batches for it are to share prefixes."""
         if not self.shares:
@@ -81,6 +84,7 @@ class PackedModel(nn.Module):
         last_S: Tensor,
         temperature: float = 1.0,
         nodes: tuple[Node, ...] | None = None,
+        candidates_KC: Tensor | None = None,
     ) -> Tensor:
         assert (nodes is not None) == self.shares, "the micro-batch was laid out for another model"
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
@@ -101,6 +105,10 @@ class PackedModel(nn.Module):
             self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, uses)
         if self.head == "lm":
             logits_KV = output.logits[0] if temperature == 1 else output.logits[0] / temperature
+            if self.top is not None:
+                return top_logps(logits_KV, self.top)
+            if candidates_KC is not None:
+                return candidate_logps(logits_KV, labels_K, candidates_KC)
             logps_K = token_logps(logits_KV, labels_K)
             return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
@@ -113,7 +121,7 @@ def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: fl
     ``temperature`` is that of the distribution over tokens that is asked for.
     """
     places = (batch.uses, batch.predict_K, batch.labels_K, batch.last_S)
-    return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes)
+    return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes, batch.candidates_KC)
 
 
 def load_frozen(model: Model, head: Head, dtype: torch.dtype, device: str, share: bool) -> PackedModel:

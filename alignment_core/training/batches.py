@@ -165,6 +165,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:
         joined = np.concatenate(parts) if parts else np.zeros(0)
         return torch.from_numpy(joined.astype(np.int64)).to(device)
 
+    candidates = [sequence.candidates for sequence in sequences if sequence.candidates is not None]
     return MicroBatch(
         rows=tuple(rows),
         input_ids=tensor([layout.ids]).view(-1, width),
@@ -174,6 +175,7 @@ def pack(rows: Seq[Row], device: str = "cpu", share: bool = True) -> MicroBatch:
         labels_K=tensor(labels),
         sequence_K=tensor(number),
         last_S=tensor([places[-1:] for places in layout.places[: len(sequences)]]),
+        candidates_KC=tensor(candidates) if candidates else None,
         nodes=layout.nodes if share else None,
     )
 

@@ -85,6 +85,7 @@ NOT_OF_THE_STAGE = {
     "reference_logps": {"deepspeed"},  # a group without training
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
     "select_best": {"jinja2"},  # the columns of texts alone
+    "teacher_logps": {"deepspeed", "jinja2"},  # the ranks that it may run on; the columns of texts alone
     "select_pairs": {"jinja2"},  # those of preferences
     "dataset": {"reasoning_gym", "verifiers"},  # each source says of which version it is
     "base_model": {
@@ -95,7 +96,7 @@ NOT_OF_THE_STAGE = {
     },  # where the model is made from scratch: packages_used
     "rl": {"jinja2", "math_verify", "peft", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
     **{
-        name: {"peft"} for name in ("sft", "dpo", "kto", "reward_model", "continued_pretraining")
+        name: {"peft"} for name in ("sft", "dpo", "kto", "reward_model", "continued_pretraining", "distillation")
     },  # with LoRA alone: packages_used
 }
 """Packages that a stage's modules import and that do not count for every call of it."""

@@ -1,0 +1,45 @@
+"""Divergences between a teacher and a student over the tokens of each place.
+
+Both are given as log-probabilities of the teacher's likeliest tokens. All other tokens are one more outcome, which has the rest
+of the mass: so each divergence is one of two distributions, never negative, and at most what it is over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def with_rest(logps_KC: Tensor) -> Tensor:
+    """The same with the log of the mass that the candidates leave: [K, C] → [K, C + 1]."""
+    listed_K = torch.logsumexp(logps_KC, dim=-1).clamp(max=-1e-7)  # of all tokens, rounding may give more than 1
+    return torch.cat([logps_KC, torch.log(-torch.expm1(listed_K))[:, None]], dim=1)
+
+
+def kl(logps_KN: Tensor, others_KN: Tensor) -> Tensor:
+    """``KL(p ‖ q)`` in nats of the distributions with these log-probabilities. [K, N] → [K]."""
+    return (logps_KN.exp() * (logps_KN - others_KN)).sum(-1)
+
+
+def forward_kl(teacher_KN: Tensor, student_KN: Tensor) -> Tensor:
+    """``KL(teacher ‖ student)``: the student covers all that the teacher may say. Hinton et al. 2015, "Distilling the Knowledge
+    in a Neural Network". [K, N] → [K]."""
+    return kl(teacher_KN, student_KN)
+
+
+def reverse_kl(teacher_KN: Tensor, student_KN: Tensor) -> Tensor:
+    """``KL(student ‖ teacher)``: the student says nothing that the teacher would not. Gu et al. 2024, "MiniLLM: Knowledge
+    Distillation of Large Language Models". [K, N] → [K]."""
+    return kl(student_KN, teacher_KN)
+
+
+def generalised_jsd(teacher_KN: Tensor, student_KN: Tensor, beta: float) -> Tensor:
+    """``β KL(teacher ‖ m) + (1 - β) KL(student ‖ m)`` with ``m = β teacher + (1 - β) student``, 0 < β < 1.
+
+    Agarwal et al. 2024, "On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes", equation 1.
+    [K, N] → [K].
+    """
+    mixed_KN = torch.logaddexp(teacher_KN + math.log(beta), student_KN + math.log1p(-beta))
+    return beta * kl(teacher_KN, mixed_KN) + (1 - beta) * kl(student_KN, mixed_KN)

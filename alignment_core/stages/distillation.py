@@ -1,0 +1,31 @@
+"""Stage: a student that learns from what a teacher says of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.recipes import TrainingConfig
+from alignment_core.recipes.sections.distillation import DistillationLossConfig
+
+
+class DistillationStageConfig(StageConfig):
+    """How to learn."""
+
+    training: TrainingConfig
+    loss: DistillationLossConfig
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
+
+
+def run(context: StageContext, config: DistillationStageConfig) -> dict[str, Any]:
+    from alignment_core.training.methods.distillation import Distillation
+
+    return train(context, Distillation(config.loss), config.training)
+
+
+SHOWS = {"loss": "loss", "kl": "KL", "test_kl": "test KL"}
+CODE = (*TRAINS, "alignment_core.losses.distillation", *below("alignment_core.training.methods", "distillation sft"))
+STAGE = Stage("distillation", 1, TRAINED, DistillationStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

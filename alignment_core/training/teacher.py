@@ -1,0 +1,69 @@
+"""A frozen language model on every rank that says which tokens it would have put in place of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from alignment_core.cluster.device import Device
+from alignment_core.cluster.group import call
+from alignment_core.memory import memory_explained
+from alignment_core.models.handle import Model
+from alignment_core.models.microbatch import Row
+from alignment_core.models.packed import load_frozen, run_packed
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.training.batches import cut, pack
+from alignment_core.training.trainers import OpenJob
+
+Said = tuple[np.ndarray, np.ndarray]
+"""Token ids (int32) and their log-probabilities in nats (float32), each [targets, C]."""
+
+
+@dataclass(frozen=True)
+class TeacherJob:
+    """Which model, and how many tokens: plain data that travels to every rank."""
+
+    model: Model
+    top_k: int
+    bf16: bool
+
+    def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Teacher:
+        """One rank of it; none has to do with the others."""
+        return Teacher(self, resources, device)
+
+
+class Teacher:
+    """Works on the rows of its rank alone."""
+
+    def __init__(self, job: TeacherJob, resources: ResourcesConfig, device: Device) -> None:
+        self.token_budget, self.device = resources.max_tokens_per_microbatch, device
+        dtype = torch.bfloat16 if job.bf16 else torch.float32
+        with memory_explained(self.token_budget):
+            share = resources.attention == "auto"
+            self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share)
+        self.packed.top = job.top_k
+
+    def run(self, rows: Sequence[Row]) -> list[Said]:
+        """For each row of one sequence the likeliest tokens of each target, the most likely first."""
+        said: dict[int, Said] = {}
+        for part in cut(rows, 1, self.token_budget, self.packed.shares)[0]:
+            if not part:
+                continue
+            micro = pack(part, self.device.torch_device, self.packed.shares)
+            with torch.no_grad():
+                ids_KC, logps_KC = run_packed(self.packed, micro).cpu().numpy()
+            ends = np.cumsum([int(row.sequences[0].targets.sum()) for row in part])[:-1]
+            pieces = zip(np.split(ids_KC.astype(np.int32), ends), np.split(logps_KC, ends), strict=True)
+            said |= {row.number: piece for row, piece in zip(part, pieces, strict=True)}
+        return [said[row.number] for row in rows]
+
+
+class TeacherRanks(OpenJob[Teacher]):
+    """The teacher on all ranks, as the stage calls it."""
+
+    def run(self, blocks: Iterable[tuple[int, Sequence[Row]]]) -> Iterator[tuple[int, list[Said]]]:
+        """:meth:`Teacher.run` for each numbered block; numbers and values as they come."""
+        return self._spread((number, call(Teacher.run, rows)) for number, rows in blocks)
