@@ -41,6 +41,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "iterative-dpo": {"sft": SFT, "reward_model": PAIRS, "iterative_dpo": ROUNDS},
     "rl": {"sft": SFT, "rl": RL},
     "evaluate": {"models": {"other": MODEL}},
+    "distillation": {
+        "distillation": {
+            "teacher": {"model": MODEL, "sft": SFT},
+            "data": TASK,
+            "on_policy": {"prompts": TASK, "rounds": 2, "prompts_per_round": 8},
+        }
+    },
     "conditional-sft": {
         "sft": SFT,
         "conditional_sft": {
@@ -113,6 +120,7 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
         ("iterative-dpo", {"sft/data", "reward-model/data", "rounds/prompts"}),
         ("rl", {"sft/data", "rl/prompts"}),
         ("merge", {"sft/data", "model-2/sft/data"}),
+        ("distillation", {"teacher/sft/data", "distillation/data", "distillation/prompts"}),
         ("conditional-sft", {"sft/data", "conditional-sft/prompts", "conditional-sft/data"}),
     ],
 )
@@ -233,6 +241,20 @@ def test_a_conditional_policy_is_asked_for_what_is_wanted_and_its_start_is_not(c
         asked = {"policy": "conditional-sft", "prompts": f"{label}/evaluation/prompts"}
         assert composed.roles(f"{label}/evaluation/generate") == asked
         assert composed.configs[asked["prompts"]].data.prompt_template == f"{{prompt}} [correct={value}]"
+
+
+def test_a_student_learns_from_what_the_teacher_says_of_given_text_and_then_of_its_own(composed):
+    compose(composed, "distillation")
+    assert composed.roles("distillation/teacher-logps") == {"model": "teacher/sft", "data": "distillation/data"}
+    assert composed.roles("distillation") == {"model": "model", "data": "distillation/teacher-logps"}
+    before = "distillation"
+    for number in (1, 2):
+        label = f"distillation/round-{number}"
+        assert composed.roles(f"{label}/sample") == {"policy": before, "prompts": "distillation/prompts"}
+        assert composed.roles(f"{label}/teacher-logps") == {"model": "teacher/sft", "rollouts": f"{label}/sample"}
+        assert composed.roles(label) == {"model": before, "data": f"{label}/teacher-logps"}
+        before = label
+    assert composed.roles("student/evaluation/generate")["policy"] == before
 
 
 def test_a_loss_without_a_reference_computes_none(composed):

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from trl.data_utils import is_conversational
 from trl.experimental.cpo.cpo_trainer import CPOTrainer
+from trl.experimental.gkd.gkd_trainer import GKDTrainer
 from trl.experimental.orpo.orpo_trainer import ORPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.dpo_trainer import DPOTrainer
@@ -29,6 +30,7 @@ __all__ = [
     "cpo_losses",
     "dpo_loss",
     "entropy_from_logits",
+    "generalised_jsd",
     "get_soft_overlong_punishment",
     "grpo_loss",
     "kto_loss",
@@ -257,6 +259,11 @@ def cpo_losses(
         label_smoothing=label_smoothing,
     )
     return CPOTrainer.cpo_loss(trainer, chosen_P, rejected_P)[0]
+
+
+def generalised_jsd(student_KV: Tensor, teacher_KV: Tensor, beta: float) -> Tensor:
+    """GKDTrainer's loss of logits, summed over all places: 0 is forward KL, 1 reverse KL."""
+    return GKDTrainer.generalized_jsd_loss(student_KV[None], teacher_KV[None], beta=beta, reduction="sum")
 
 
 def orpo_losses(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +24,7 @@ class Demonstration:
 
     prompt: str | Messages
     completion: str | Messages
-    tools: Tools | None = None
+    tools: Tools | None = field(default=None, kw_only=True)
     """What the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
@@ -82,17 +82,17 @@ def _of_messages(row: Fields) -> Demonstration:
         raise ValueError("`messages` has no assistant message, so there is nothing to train on")
     if messages[0]["role"] == "assistant":
         raise ValueError("`messages` begins with an assistant message; there is no prompt before it")
-    return Demonstration([], messages, row.tools())
+    return Demonstration([], messages, tools=row.tools())
 
 
 def _of_prompt_and_completion(row: Fields) -> Demonstration:
     prompt, completion = row.prompt(), row.text_or_messages("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
-        return Demonstration(prompt, completion, row.tools())
+        return Demonstration(prompt, completion, tools=row.tools())
     completion = as_messages(completion, "assistant")
     if not any(message["role"] == "assistant" for message in completion):
         raise ValueError("`completion` has no assistant message")
-    return Demonstration(as_messages(prompt, "user"), completion, row.tools())
+    return Demonstration(as_messages(prompt, "user"), completion, tools=row.tools())
 
 
 class Demonstrations(texts.Texts):
@@ -103,7 +103,7 @@ class Demonstrations(texts.Texts):
         "messages": Format(("messages",), _of_messages, ("tools",)),
         "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools",)),
         **texts.Texts.formats,
-        **formats_by_pair(lambda pair: Demonstration(pair.prompt, pair.chosen, pair.tools)),
+        **formats_by_pair(lambda pair: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
     }
     native = "prompt_completion"
     stream = "sft"  # as it was called first: a seed goes on drawing the rows that it drew

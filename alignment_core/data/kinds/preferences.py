@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.data.fields import Fields, short
@@ -27,7 +27,7 @@ class Preference:
     chosen: str | Messages
     rejected: str | Messages
     margin: float | None = None
-    tools: Tools | None = None
+    tools: Tools | None = field(default=None, kw_only=True)
     """What the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _of_columns(row: Fields) -> Preference:
             if len(answer) != 1 or answer[0]["role"] != "assistant":
                 roles = ", ".join(message["role"] for message in answer) or "nothing"
                 raise ValueError(f"`{name}` must be one assistant message after the prompt, not {roles}")
-    return Preference(prompt, chosen, rejected, row.number("margin"), row.tools())
+    return Preference(prompt, chosen, rejected, row.number("margin"), tools=row.tools())
 
 
 def _after(prompt: Messages, answer: Messages) -> Messages:
