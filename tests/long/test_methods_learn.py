@@ -1,0 +1,60 @@
+"""Every method learns on the built-in tasks, with three seeds, by the margin that is stated here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.align import Align
+
+RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
+SEEDS = (1, 2, 3)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("user") / ".alignment"
+
+
+def policies(align: Align, home: Path, recipe: str, seed: int, *more: str) -> dict[str, Any]:
+    sets = (f"seed={seed}", "promotion=null", *more)
+    path = str(RECIPES / f"{recipe}.yaml")
+    outcome = align(home, "run", path, *(word for one in sets for word in ("--set", one)), timeout=850)
+    found: dict[str, Any] = outcome["metrics"]["policies"]
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("recipe", "before", "after", "margin"),
+    [
+        ("kto", "start", "kto", 0.2),
+        ("rejection-sampling", "sft", None, 0.4),
+        ("conditional-sft", "sft", "wanted", 0.4),
+        ("distillation", "start", "student", 0.9),
+    ],
+)
+def test_a_method_raises_held_out_accuracy(
+    align: Align, home: Path, recipe: str, before: str, after: str | None, margin: float, seed: int
+) -> None:
+    found = policies(align, home, recipe, seed)
+    first, last = found[before], found[after or list(found)[-1]]
+    assert last["accuracy"] >= first["accuracy"] + margin, {name: one["accuracy"] for name, one in found.items()}
+    assert last["accuracy.low"] > first["accuracy.high"]
+    if recipe == "conditional-sft":
+        assert found["wanted-2"]["accuracy"] <= found["sft"]["accuracy"] - 0.2, "wrong answers were asked for"
+    if recipe == "distillation":
+        assert found["student"]["accuracy"] >= found["teacher"]["accuracy"] - 0.03, "half of its rows are wrong"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_branch_of_a_comparison_beats_the_start(align: Align, home: Path, seed: int) -> None:
+    found = policies(align, home, "comparison", seed)
+    assert list(found) == ["sft", "dpo", "kto", "rejection-sampling", "ppo"]
+    for name in list(found)[1:]:
+        assert found[name]["win_rate.low"] > 0.5, name
+        assert found[name]["accuracy"] >= found["sft"]["accuracy"] + 0.1, name
