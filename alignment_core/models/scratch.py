@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ScratchModel
+
+_DRAWING = threading.Lock()
+"""Torch has one random generator for all threads, and stages are threads of the run host."""
 
 
 def create_model(shape: ScratchModel, chat_template: str | None, seed: int, directory: Path) -> int:
@@ -30,7 +34,7 @@ def create_model(shape: ScratchModel, chat_template: str | None, seed: int, dire
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     save_checkpoint(model, None, directory)
