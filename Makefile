@@ -52,12 +52,14 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
 
 # Sees what lies in $(VENV), and adds the peers and the extra `environments` to it without touching it.
-$(PEERS)/.run: requirements/peers.txt requirements/environments.txt $(VENV)/.test
+$(PEERS)/.run: requirements/peers.txt requirements/peers-older.txt requirements/environments.txt $(VENV)/.test
 	rm -rf $(PEERS)
 	$(BIN)/python -m venv --without-pip $(PEERS)
 	$(BIN)/python $(PURELIB) > "$$($(PEERS)/bin/python $(PURELIB))/shared.pth"
 	$(BIN)/pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes \
 		-r requirements/peers.txt -r requirements/environments.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes --target $(PEERS)/openrlhf-0.8.11 \
+		-r requirements/peers-older.txt  # the last release that had losses of KTO, distillation and process reward models
 	touch $@
 
 LOCK := uv pip compile pyproject.toml --python-version 3.11 --override requirements/overrides.txt --generate-hashes \

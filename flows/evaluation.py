@@ -22,7 +22,13 @@ PRODUCTION = "production"
 class Evaluations:
     """Collects policies to evaluate; the first that is added is the baseline and the reference of the KL."""
 
-    def __init__(self, recipe: BaseRecipe, tokenizer: Input, reward_model: Input | None) -> None:
+    def __init__(
+        self,
+        recipe: BaseRecipe,
+        tokenizer: Input,
+        reward_model: Input | None,
+        process_reward_model: Input | None = None,
+    ) -> None:
         self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
         self.baseline: tuple[str, Input, Step] | None = None
         self.steps: dict[str, Input] = {}
@@ -31,7 +37,7 @@ class Evaluations:
         if self.section:
             # Normalised by its own completions, every policy would have the same mean.
             listed = [one.model_copy(update={"normalise": "none"}) for one in self.section.rewards]
-            self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation")
+            self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation", process_reward_model)
             self.prompts = data.dataset(
                 "evaluation/prompts",
                 self.section.prompts,

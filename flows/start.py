@@ -12,6 +12,8 @@ from tasks.rollout import Rewards
 
 REWARD_MODELS = ("reward-model", "model")
 """Kinds of artifacts that may be a reward model."""
+PROCESS_REWARD_MODELS = ("process-reward-model", "model")
+"""Kinds of artifacts that may be a process reward model."""
 
 
 def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, Input]:
@@ -34,14 +36,23 @@ def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: In
     return training.reward_model("reward-model", section, start, pairs)
 
 
-def rewards(field: str, listed: Sequence[RewardConfig], judge: Input | None, label: str) -> Rewards:
+def rewards(
+    field: str,
+    listed: Sequence[RewardConfig],
+    judge: Input | None,
+    label: str,
+    process_judge: Input | None = None,
+) -> Rewards:
     """The rewards that the recipe has ``listed`` at ``field``, which are those of the ``judge``, its section `reward_model`, if
     there are none. Other models become stages below ``label``."""
     configs = tuple(listed) or ((ours(),) if judge is not None else ())
     models: dict[str, Input] = {}
     for number, reward in enumerate(configs):
+        of_steps = reward.KEY == "process_reward_model"
+        ours_of_kind = process_judge if of_steps else judge
         if isinstance(reward.model, ModelConfig):
-            models[f"reward-{number}"] = data.base_model(f"{label}/reward-{number}", reward.model, REWARD_MODELS)
-        elif reward.model == "ours" and judge is not None:
-            models[f"reward-{number}"] = judge
+            kinds = PROCESS_REWARD_MODELS if of_steps else REWARD_MODELS
+            models[f"reward-{number}"] = data.base_model(f"{label}/reward-{number}", reward.model, kinds)
+        elif reward.model == "ours" and ours_of_kind is not None:
+            models[f"reward-{number}"] = ours_of_kind
     return Rewards(field, configs, models)

@@ -8,7 +8,14 @@ from typing import Any
 BLOCK = 1000
 """Rows per record batch and per Parquet row group: fixed, so that equal rows give equal bytes."""
 
-TYPES = {"ids": "list of int32", "mask": "list of int8", "text": "string", "number": "float32", "truth": "bool"}
+TYPES = {
+    "ids": "list of int32",
+    "mask": "list of int8",
+    "text": "string",
+    "number": "float32",
+    "numbers": "list of float32",
+    "truth": "bool",
+}
 """Types that a column may have."""
 
 
@@ -21,6 +28,7 @@ def schema(columns: Mapping[str, str]) -> Any:
         "mask": pa.list_(pa.int8()),
         "text": pa.string(),
         "number": pa.float32(),
+        "numbers": pa.list_(pa.float32()),
         "truth": pa.bool_(),
     }
     fields = columns.items()
@@ -31,7 +39,7 @@ def compact(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
     """The columns of one row with token lists as arrays: a list of Python numbers takes nine times the memory."""
     import numpy as np
 
-    types = {"ids": np.int32, "mask": np.int8}
+    types = {"ids": np.int32, "mask": np.int8, "numbers": np.float32}
     return {name: np.asarray(row[name], types[type]) if type in types else row[name] for name, type in columns.items()}
 
 

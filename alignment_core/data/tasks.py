@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,8 +18,16 @@ CONSONANTS = "bdklmnprst"
 DIGITS = "0123456789"
 SPLITS = ("train", "test")
 OPTIONS = {"correct": "share of correct demonstrations, between 0 and 1"}
+COMPARED = 5
+"""How many digits the task `highest` has; the right answer has a step for each but one."""
+WRONG_STEPS = 0.1
+"""How often a step of a wrong answer is wrong, beside one that surely is."""
 TEST_SHARE = 0.1
 """Share of all possible prompts that belongs to the test split."""
+
+
+Steps = list[tuple[str, bool]]
+"""Lines of an answer, and whether each follows from what is before it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class Question:
     answer: str
     alphabet: str
     """Characters that a plausible wrong answer is made of."""
+    draw_steps: Callable[[Random, bool], Steps] | None = None
+    """Of a task whose answers have steps: draws those of a right answer, or of a wrong one."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +52,24 @@ class Problem:
     random: Random
     correct: float
     """Share of attempts that are right."""
+    draw_steps: Callable[[Random, bool], Steps] | None = None
 
     def mistake(self) -> str:
         """Draw a plausible wrong answer: never the right one, never empty."""
+        if self.draw_steps:
+            return "\n".join(step for step, _ in self.draw_steps(self.random, False))
         return corrupt(self.answer, self.alphabet, self.random)
 
     def attempt(self) -> str:
         """Draw an answer that is right as often as the option ``correct`` says."""
         return self.answer if self.random.random() < self.correct else self.mistake()
+
+    def steps(self) -> Steps:
+        """Draw an answer in steps, which is right as often as the option ``correct`` says. Raises UserError for a task whose
+        answers have none."""
+        if self.draw_steps is None:
+            raise UserError(f"answers to the built-in task {self.task!r} have no steps; those to `highest` do")
+        return self.draw_steps(self.random, self.random.random() < self.correct)
 
 
 def _digits(random: Random) -> str:
@@ -80,15 +101,41 @@ def _max(random: Random) -> Question:
     return Question(f"max: {' '.join(map(str, numbers))}\n", str(max(numbers)), DIGITS)
 
 
+def _highest(random: Random) -> Question:
+    digits = [random.choice(DIGITS) for _ in range(COMPARED)]
+    draw = functools.partial(_highest_so_far, digits)
+    answer = "\n".join(step for step, _ in draw(random, True))
+    return Question(f"highest: {' '.join(digits)}\n", answer, DIGITS, draw)
+
+
+def _highest_so_far(digits: Sequence[str], random: Random, right: bool) -> Steps:
+    """One digit after the other, and the highest up to it. A wrong step names another, from which the next one goes on."""
+    surely_wrong = None if right else random.randrange(1, len(digits))
+    highest, steps = digits[0], []
+    for place, digit in enumerate(digits[1:], start=1):
+        before, highest = highest, max(highest, digit)
+        wrong = place == surely_wrong or (not right and random.random() < WRONG_STEPS)
+        highest = _another(highest, random) if wrong else highest
+        steps.append((f"{before},{digit}={highest}", not wrong))
+    return steps
+
+
+def _another(digit: str, random: Random) -> str:
+    return random.choice([one for one in DIGITS if one != digit])
+
+
 TASKS: dict[str, Callable[[Random], Question]] = {
     "reverse": _reverse,
     "first": _first,
     "last": _last,
     "sort": _sort,
     "max": _max,
+    "highest": _highest,
 }
 """How to make one question of each task; a maker draws only from the generator that it is given."""
 MIXED = "mixed"
+MIXTURE = ("reverse", "first", "last", "sort", "max")
+"""The tasks that it draws from."""
 
 
 def names() -> list[str]:
@@ -121,7 +168,7 @@ def problems(task: str, split: str, count: int, seed: int, options: dict[str, An
     while made < count:
         random = Random(derive_seed(seed, "task", task, split, draw))
         draw += 1
-        name = random.choice(list(TASKS)) if task == MIXED else task
+        name = random.choice(MIXTURE) if task == MIXED else task
         question = TASKS[name](random)
         if split_of(question.prompt) == split:
             made += 1

@@ -44,9 +44,10 @@ class ForwardPasses:
             yield
 
     @contextmanager
-    def scores(self, model: Model, name: str) -> Iterator[Scores]:
+    def scores(self, model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Scores]:
         """A reward model as :class:`alignment_core.rewards.base.Opening` has it."""
-        yield lambda pairs: self(model, "score", name, pairs, over=self.over).tolist()
+        head: Head = "lm" if verdicts else "score"
+        yield lambda pairs: self(model, head, name, pairs, over=self.over, verdicts=verdicts).tolist()
 
     def __call__(
         self,
@@ -56,11 +57,13 @@ class ForwardPasses:
         pairs: Sequence[Pair],
         bf16: bool | None = None,
         over: threading.Event | None = None,
+        verdicts: tuple[int, int] | None = None,
     ) -> np.ndarray:
         """One number for each pair, [len(pairs)] float32; the same completion of the same prompt is computed once.
 
         The files of the blocks begin with ``name``. ``bf16`` is whether the model computes in bfloat16; None: if it is stored
-        in half precision. Raises Stopped at the end of the block that is under way when ``over`` is set.
+        in half precision; ``verdicts`` are the tokens of one that judges. Raises Stopped at the end of the block that is under
+        way when ``over`` is set.
         """
         from alignment_core.training.forward import ForwardJob
         from alignment_core.training.forward_ranks import ForwardRanks
@@ -69,13 +72,13 @@ class ForwardPasses:
         context = self.context
         asked, places = distinct(pairs)
         blocks = [asked[first : first + self.block] for first in range(0, len(asked), self.block)]
-        files = [context.progress / f"{name}-{_digest(model, head, block)}.npy" for block in blocks]
+        files = [context.progress / f"{name}-{_digest(model, head, block, verdicts)}.npy" for block in blocks]
         values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
         left = [(number, block) for number, block in enumerate(blocks) if number not in values]
         with self._alone:
             _check(over)
             started = time.monotonic()
-            ranks = ForwardRanks(self._trainers, ForwardJob(model, head, bf16), context.resources)
+            ranks = ForwardRanks(self._trainers, ForwardJob(model, head, bf16, verdicts), context.resources)
             context.report(len(values), len(blocks), "blocks")
             for number, result in ranks.run(left):
                 write_whole(files[number], partial(np.save, arr=result))
@@ -93,9 +96,9 @@ def _check(over: threading.Event | None) -> None:
         raise Stopped("nobody waits for these scores")
 
 
-def _digest(model: Model, head: Head, block: Sequence[Pair]) -> str:
+def _digest(model: Model, head: Head, block: Sequence[Pair], verdicts: tuple[int, int] | None) -> str:
     """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
-    found = hashlib.sha256(f"{model.reference} {head}".encode())
+    found = hashlib.sha256(f"{model.reference} {head} {verdicts}".encode())
     for ids in (ids for pair in block for ids in pair):
         found.update(len(ids).to_bytes(8, "little"))
         found.update(np.asarray(ids, np.int32).tobytes())

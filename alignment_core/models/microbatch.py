@@ -36,8 +36,8 @@ class TokenSequence:
     targets: np.ndarray
     candidates: np.ndarray | None = None
     """Token ids [targets, C] whose log-probabilities a loss wants in place of each target, beside the target's own."""
-    candidate_logps: np.ndarray | None = None
-    """What another model says of the candidates, in nats [targets, C]."""
+    candidate_values: np.ndarray | None = None
+    """What the loss compares them with, such as their log-probabilities under another model [targets, C]."""
 
     @classmethod
     def of_prompt_and_completion(cls, prompt: Tokens, completion: Tokens) -> TokenSequence:

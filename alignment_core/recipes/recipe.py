@@ -56,11 +56,11 @@ class BaseRecipe(Config):
 
     def check_ours(self, rewards: Sequence[RewardConfig], field: str) -> None:
         """Raise ValueError if ``rewards``, which it has at ``field``, ask for a reward model that it does not have."""
-        if self.has_reward_model or all(reward.model != "ours" for reward in rewards):
-            return
-        lacks = "reward_model" not in type(self).model_fields
-        cure = f"`method: {self.method}` has none, so name a model" if lacks else "add a section `reward_model`"
-        raise ValueError(f"`{field}` refers to the reward model `ours`: {cure}")
+        for section in {reward.KEY: None for reward in rewards if reward.model == "ours"}:
+            if getattr(self, section, None) is None:
+                lacks = section not in type(self).model_fields
+                cure = f"`method: {self.method}` has none, so name a model" if lacks else f"add a section `{section}`"
+                raise ValueError(f"`{field}` refers to the {section.replace('_', ' ')} `ours`: {cure}")
 
     def check_used(self, rewards: Sequence[RewardConfig], field: str) -> None:
         """Raise ValueError if it has a section `reward_model` that neither ``rewards``, which it has at ``field``, nor the
@@ -69,7 +69,7 @@ class BaseRecipe(Config):
         if not self.has_reward_model or (evaluation and not evaluation.rewards):
             return
         listed = (*rewards, *(evaluation.rewards if evaluation else ()))
-        if all(reward.model != "ours" for reward in listed):
+        if all(reward.model != "ours" or reward.KEY != "reward_model" for reward in listed):
             raise ValueError(f"nothing uses `reward_model`: add `{{reward_model: ours}}` to `{field}`, or remove it")
 
     @model_validator(mode="after")

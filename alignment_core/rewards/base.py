@@ -38,6 +38,15 @@ class Scores(Protocol):
     def __call__(self, pairs: Sequence[Pair]) -> Sequence[float]: ...
 
 
+class OpensScores(Protocol):
+    """Opens a reward model, with a name for its actors; ``verdicts``, of a language model that judges, are the ids of the
+    token that says good and of the one that says bad, and scores the log-odds of the first."""
+
+    def __call__(
+        self, model: Model, name: str, verdicts: tuple[int, int] | None = None
+    ) -> AbstractContextManager[Scores]: ...
+
+
 S = TypeVar("S", bound=Source)
 
 
@@ -58,8 +67,8 @@ class Opening:
     """The model that it needs (see RewardConfig.model)."""
     elsewhere: Elsewhere | None = None
     """Starts pools of the user's functions on other nodes (see FunctionPool)."""
-    scores: Callable[[Model, str], AbstractContextManager[Scores]] | None = None
-    """Opens a reward model, with a name for its actors; there only for kinds that need ``actors``."""
+    scores: OpensScores | None = None
+    """There only for kinds that need ``actors``."""
     warnings: list[str] = dataclasses.field(default_factory=list)
     """Takes sentences that people should read, for the stage to say."""
     over: threading.Event = dataclasses.field(default_factory=threading.Event)

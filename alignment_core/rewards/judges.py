@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair
 from alignment_core.recipes.sections.resources import ResourcesConfig
-from alignment_core.rewards.base import Rows, Scores
+from alignment_core.rewards.base import OpensScores, Rows, Scores
 
 if TYPE_CHECKING:
     from alignment_core.training.forward import Forward, ForwardJob
@@ -30,13 +30,13 @@ class Machines(Protocol):
     def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> AbstractContextManager[Scores]: ...
 
 
-def in_actors(machines: Machines, resources: ResourcesConfig) -> Callable[[Model, str], AbstractContextManager[Scores]]:
+def in_actors(machines: Machines, resources: ResourcesConfig) -> OpensScores:
     """How a reward model is opened in actors of its own, beside the trainers or engines that the caller holds."""
 
-    def opened(model: Model, name: str) -> AbstractContextManager[Scores]:
+    def opened(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> AbstractContextManager[Scores]:
         from alignment_core.training.forward import ForwardJob
 
-        return machines.judges(name, ForwardJob(model, "score"), resources)
+        return machines.judges(name, ForwardJob(model, "lm" if verdicts else "score", verdicts=verdicts), resources)
 
     return opened
 

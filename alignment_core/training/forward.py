@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.memory import memory_explained
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
-from alignment_core.models.microbatch import Pair, Row, TokenSequence
+from alignment_core.models.microbatch import Pair, Row, Tokens, TokenSequence
 from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.batches import cut, pack
@@ -28,6 +28,8 @@ class ForwardJob:
     head: Head
     bf16: bool | None = None
     """Whether it computes in bfloat16; None: if it is stored in half precision."""
+    verdicts: tuple[int, int] | None = None
+    """Of a language model that judges: the token that says good, and the one that says bad."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """One rank of it; none has to do with the others."""
@@ -38,7 +40,7 @@ class Forward:
     """A frozen model with packed, batched forward passes. Every rank works on its own sequences."""
 
     def __init__(self, job: ForwardJob, resources: ResourcesConfig, device: Device) -> None:
-        self.head, self.token_budget, self.device = job.head, resources.max_tokens_per_microbatch, device
+        self.job, self.token_budget, self.device = job, resources.max_tokens_per_microbatch, device
         bf16 = job.model.bf16 if job.bf16 is None else job.bf16
         dtype, share = torch.bfloat16 if bf16 else torch.float32, resources.attention == "auto"
         try:
@@ -51,14 +53,12 @@ class Forward:
             ) from error
 
     def run(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats.
+        """For each (prompt ids, completion ids): its score, or the summed log-probability of the completion in nats; of a model
+        that judges, the log-odds of its good verdict behind the completion.
 
         Returns [len(pairs)] float32, in the order of ``pairs``.
         """
-        rows = [
-            Row(number, (TokenSequence.of_prompt_and_completion(prompt, completion),))
-            for number, (prompt, completion) in enumerate(pairs)
-        ]
+        rows = [Row(number, (self._sequence(*pair),)) for number, pair in enumerate(pairs)]
         values = np.zeros(len(rows), np.float32)
         for part in cut(rows, 1, self.token_budget, self.packed.shares)[0]:
             if not part:
@@ -66,7 +66,16 @@ class Forward:
             micro = pack(part, self.device.torch_device, self.packed.shares)
             with torch.no_grad():
                 output = run_packed(self.packed, micro)
-                if self.head == "lm":
+                if self.job.verdicts:
+                    output = output[:, 1] - output[:, 2]
+                elif self.job.head == "lm":
                     output = sum_by_sequence(output, micro.sequence_K, micro.sequences)
             values[[row.number for row in part]] = output.float().cpu().numpy()
         return values
+
+    def _sequence(self, prompt: Tokens, completion: Tokens) -> TokenSequence:
+        if self.job.verdicts is None:
+            return TokenSequence.of_prompt_and_completion(prompt, completion)
+        judged = np.concatenate([np.asarray(prompt, np.int64), np.asarray(completion, np.int64)])
+        asked = TokenSequence.of_prompt_and_completion(judged, self.job.verdicts[:1])
+        return replace(asked, candidates=np.asarray([self.job.verdicts], np.int64))

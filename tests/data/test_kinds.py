@@ -23,7 +23,7 @@ from alignment_core.stages.dataset import DatasetConfig
 from tests.data.conftest import Build, Write
 from tests.distributions import distribution, site_packages
 
-OURS = ("demonstrations", "documents", "preferences", "prompts", "texts", "unpaired")
+OURS = ("demonstrations", "documents", "preferences", "prompts", "stepwise", "texts", "unpaired")
 ROWS = [{"prompt": f"p{number % 8}", "completion": f"c{number}", "desirable": bool(number % 2)} for number in range(24)]
 
 
@@ -44,7 +44,17 @@ def question(path: Path) -> Question:
 
 def test_our_kinds_and_their_formats_are_collected() -> None:
     assert kinds.KINDS.names() == OURS
-    known = {"messages", "prompt_completion", "text", "preference", "hh", "prompts", "unpaired"}
+    known = {
+        "messages",
+        "prompt_completion",
+        "text",
+        "preference",
+        "hh",
+        "prompts",
+        "stepwise",
+        "math_shepherd",
+        "unpaired",
+    }
     assert set(kinds.formats()) == known
     assert {kinds.load(name).native for name in OURS} < known
 

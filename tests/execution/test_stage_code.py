@@ -95,6 +95,7 @@ NOT_OF_THE_STAGE = {
         "transformers",
     },  # where the model is made from scratch: packages_used
     "rl": {"jinja2", "math_verify", "peft", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
+    "process_reward_model": {"jinja2", "peft"},  # the tokens of verdicts alone; with LoRA alone
     **{
         name: {"peft"} for name in ("sft", "dpo", "kto", "reward_model", "continued_pretraining", "distillation")
     },  # with LoRA alone: packages_used

@@ -38,6 +38,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     "sft": {"sft": SFT},
     "dpo": {"sft": SFT, "dpo": PAIRS},
     "kto": {"sft": SFT, "kto": PAIRS},
+    "process-reward-model": {
+        "sft": SFT,
+        "reward_model": PAIRS,
+        "process_reward_model": PAIRS,
+        "evaluation": {
+            **EVALUATION,
+            "generation": {"num_generations": 2},
+            "verifier": "task",
+            "rewards": [{"process_reward_model": "ours"}, {"reward_model": "ours"}],
+        },
+    },
     "iterative-dpo": {"sft": SFT, "reward_model": PAIRS, "iterative_dpo": ROUNDS},
     "rl": {"sft": SFT, "rl": RL},
     "evaluate": {"models": {"other": MODEL}},
@@ -117,6 +128,7 @@ def compose(run: Composed, method: str, **fields: Any) -> Any:
         ("sft", {"sft/data"}),
         ("dpo", {"sft/data", "dpo/data"}),
         ("kto", {"sft/data", "kto/data"}),
+        ("process-reward-model", {"sft/data", "reward-model/data", "process-reward-model/data"}),
         ("iterative-dpo", {"sft/data", "reward-model/data", "rounds/prompts"}),
         ("rl", {"sft/data", "rl/prompts"}),
         ("merge", {"sft/data", "model-2/sft/data"}),
@@ -266,6 +278,17 @@ def test_a_loss_without_a_reference_computes_none(composed):
     more = {**free, "hinge": 0.1}
     compose(composed, "iterative-dpo", iterative_dpo={**ROUNDS, "loss": {"loss_weights": more, "nll_weight": 1.0}})
     assert composed.roles("round-1/dpo")["reference_logps"] == "round-1/reference-logps"
+
+
+def test_reward_models_of_steps_and_of_answers_choose_among_the_same_answers(composed):
+    compose(composed, "process-reward-model")
+    assert composed.configs["process-reward-model/data"].settings == {"separator": "\n", "placeholder": None}
+    assert composed.roles("process-reward-model") == {"model": "sft", "data": "process-reward-model/data"}
+    judges = {"reward-0": "process-reward-model", "reward-1": "reward-model"}
+    assert composed.roles("sft/evaluation/score").items() >= judges.items()
+    assert composed.roles("sft/evaluation/best-of-n") == {"scores": "sft/evaluation/score"}
+    names = composed.configs["sft/evaluation/best-of-n"].rewards
+    assert names == ("process reward model (min)", "reward model")
 
 
 def test_kto_compares_with_mismatched_completions_too_unless_its_loss_has_no_baseline(composed):

@@ -58,3 +58,16 @@ def test_every_branch_of_a_comparison_beats_the_start(align: Align, home: Path, 
     for name in list(found)[1:]:
         assert found[name]["win_rate.low"] > 0.5, name
         assert found[name]["accuracy"] >= found["sft"]["accuracy"] + 0.1, name
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_process_reward_model_chooses_better_answers_than_an_outcome_reward_model(
+    align: Align, home: Path, seed: int
+) -> None:
+    path = str(RECIPES / "process-reward-model.yaml")
+    outcome = align(home, "run", path, "--set", f"seed={seed}", timeout=850)
+    (best,) = (stage["metrics"] for stage in outcome["stages"] if stage["stage"] == "best_of_n")
+    assert best["n"] == 8
+    by_steps, *_, by_outcome = (best[name] for name in sorted(best) if name.startswith("best_"))
+    assert by_steps >= by_outcome + 0.08, best
+    assert by_steps >= outcome["metrics"]["policies"]["sft"]["accuracy"] + 0.3

@@ -53,7 +53,7 @@ def opening_of(model: Path, asked: list[Sequence[Pair]], prompt: str = "<user>2+
     """With real forward passes in this process; ``asked`` takes what they are asked for."""
 
     @contextmanager
-    def scores(model: Model, name: str) -> Iterator[Any]:
+    def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
         from alignment_core.training.forward import ForwardJob
 
         forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))

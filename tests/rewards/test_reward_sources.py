@@ -178,7 +178,7 @@ def test_two_reward_models_answer_beside_each_other_each_in_actors_of_its_own(tm
     held: list[str] = []
 
     @contextmanager
-    def scores(model: Model, name: str) -> Iterator[Any]:
+    def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
         held.append(name)
         yield lambda pairs: [len(completion) * float(model.path.name) for _, completion in pairs]
         held.remove(name)

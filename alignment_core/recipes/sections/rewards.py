@@ -49,7 +49,7 @@ class RewardConfig(Config):
 
     @property
     def model(self) -> Literal["ours"] | ModelConfig | None:
-        """The model that it needs, `ours` for that of the recipe's section `reward_model`."""
+        """The model that it needs, `ours` for that of the recipe's section that is called as the reward's ``KEY``."""
         return None
 
     def check(self, prompts: DataConfig, where: str) -> None:

@@ -35,7 +35,7 @@ class Distillation(Sft):
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         if not batch.rows:  # an empty pack of a rank that has nothing to do
             return output.sum(), dict.fromkeys(("loss", "kl", "nll"), output.detach().sum())
-        said = [row.sequences[0].candidate_logps for row in batch.rows]
+        said = [row.sequences[0].candidate_values for row in batch.rows]
         teacher_KN = with_rest(output.new_tensor(np.concatenate([one for one in said if one is not None])))
         student_KN = with_rest(output[:, 1:])
         forward = forward_kl(teacher_KN, student_KN)
@@ -57,4 +57,4 @@ def with_teacher(row: Row, ids: np.ndarray, logps: np.ndarray) -> Row:
     targets = int(sequence.targets.sum())
     candidates = np.asarray(ids, np.int64).reshape(targets, -1)
     said = np.asarray(logps, np.float32).reshape(targets, -1)
-    return replace(row, sequences=(replace(sequence, candidates=candidates, candidate_logps=said),))
+    return replace(row, sequences=(replace(sequence, candidates=candidates, candidate_values=said),))

@@ -1,0 +1,63 @@
+"""Answers in steps: how a text is cut into them, and how they are laid out for a model that judges each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    from alignment_core.data.template import Ids, Renderer
+
+STEPS = "process_reward_model.json"
+"""The file beside the weights of a process reward model that says how it reads steps: the fields of
+:class:`~alignment_core.recipes.sections.process_reward_model.StepsConfig`."""
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """What stands between steps."""
+
+    separator: str = "\n"
+    """Ends a step: an answer is cut at it, and each step is followed by it."""
+    placeholder: str | None = None
+    """Text of the one token behind the separator at which a step is judged. None: the step's last token."""
+
+    def split(self, answer: str) -> list[str]:
+        """The steps of an answer, without the separators; none of them is blank."""
+        return [step for step in answer.split(self.separator) if step.strip()]
+
+    def lay_out(self, renderer: Renderer, steps: Sequence[str]) -> tuple[Ids, list[int]]:
+        """Token ids of the steps, each with its separator and placeholder, and the place at which each is judged.
+
+        Raises ValueError for a step that contains the separator, and UserError for a placeholder that is not one token.
+        """
+        ids: Ids = []
+        places: list[int] = []
+        mark = [] if self.placeholder is None else [one_token(renderer, self.placeholder, "placeholder")]
+        for step in steps:
+            if self.separator in step:
+                raise ValueError(
+                    f"a step contains the separator {self.separator!r}, at which answers are cut into steps: {step[:40]!r}"
+                )
+            ids += renderer.encode(step + self.separator) + mark
+            places.append(len(ids) - 1)
+        return ids, places
+
+
+def one_token(renderer: Renderer, text: str, field: str) -> int:
+    """The id of a text that has to be one token. Raises UserError that names the ``field`` which gave it."""
+    ids = renderer.encode(text)
+    if len(ids) != 1:
+        raise UserError(f"`{field}`: {text!r} is {len(ids)} tokens of this tokenizer; give a text that is one")
+    return ids[0]
+
+
+def verdict_ids(renderer: Renderer, tokens: tuple[str, str], field: str) -> tuple[int, int]:
+    """The ids of the good and the bad verdict. Raises UserError if they are not two tokens of the tokenizer."""
+    good, bad = (one_token(renderer, token, field) for token in tokens)
+    if good == bad:
+        raise UserError(f"`{field}`: {tokens[0]!r} and {tokens[1]!r} are the same token of this tokenizer")
+    return good, bad

@@ -1,0 +1,48 @@
+"""`process_reward_model`: a model that judges the steps of an answer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.process_reward_model import StepsConfig
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.rewards.base import Opening, RewardKind
+
+
+class ProcessReward(RewardConfig):
+    """What a process reward model thinks of the steps of an answer."""
+
+    KEY: ClassVar[str] = "process_reward_model"
+
+    process_reward_model: Literal["ours"] | ModelConfig
+    """Process reward model: `ours` is the one of the recipe's section `process_reward_model`; anything else names a model."""
+    aggregate: Literal["min", "product", "last", "mean"] = "min"
+    """The answer's reward: the smallest probability of its steps to be right, their product, the last one or their mean."""
+    steps: StepsConfig | None = None
+    """How the model reads steps. Default: as it was trained here; needed for models from elsewhere."""
+
+    @property
+    def model(self) -> Literal["ours"] | ModelConfig:
+        return self.process_reward_model
+
+
+def _content(reward: ProcessReward, field: str) -> dict[str, Any]:
+    return {**reward.model_dump(mode="json"), "process_reward_model": True}  # which one is an input
+
+
+def _open(reward: ProcessReward, opening: Opening) -> Any:
+    from alignment_core.rewards.process_reward import StepJudge
+
+    return StepJudge.open(opening, reward.steps, reward.aggregate)
+
+
+REWARD = RewardKind(
+    ProcessReward,
+    _open,
+    who=lambda reward: f"the process reward model ({reward.aggregate})",
+    content=_content,
+    code=lambda reward: ("alignment_core.rewards.process_reward", "alignment_core.data.steps"),
+    packages=lambda reward: ("jinja2", "tokenizers", "torch", "transformers"),
+    actors=True,
+)

@@ -1,0 +1,84 @@
+"""Stage: scored completions → how often the best of n by each reward is right, beside what any reward could reach."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from alignment_core.evaluation.best_of_n import chance_right
+from alignment_core.evaluation.statistics import Interval, wilson
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.rollout.records import read_scores
+
+SECTION = "section.md"
+"""The file of an artifact of the kind ``section`` that the reports of runs show."""
+ORACLE = "any right one"
+
+
+class BestOfNConfig(StageConfig):
+    """What chooses. The input is the ``scores``."""
+
+    rewards: tuple[str, ...]
+    """What the rewards of the scores are called, in their order."""
+    confidence: float = 0.95
+
+
+def run(context: StageContext, config: BestOfNConfig) -> dict[str, Any]:
+    prompts: dict[int, list[dict[str, Any]]] = {}
+    for row in read_scores(context.inputs["scores"]):
+        given = [row["reward"]] if len(config.rewards) == 1 else row["rewards"] or [None]
+        if row["verifier"] is not None and None not in given:
+            prompts.setdefault(row["prompt"], []).append({"right": row["verifier"] >= 1, "rewards": given})
+    most = max(map(len, prompts.values()), default=0)
+    sizes = [size for size in (2**power for power in range(most.bit_length())) if size <= most]
+    choosers = {name: number for number, name in enumerate(config.rewards)} | {ORACLE: None}
+    found = {
+        name: {size: _measured(list(prompts.values()), number, size, config.confidence) for size in sizes}
+        for name, number in choosers.items()
+    }
+    content = {name: {str(size): vars(interval) for size, interval in row.items()} for name, row in found.items()}
+    (context.output / "best_of_n.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    (context.output / SECTION).write_text(_markdown(found, sizes, len(prompts)))
+    metrics: dict[str, Any] = {"prompts": len(prompts), "n": sizes[-1] if sizes else 0}
+    for number, name in enumerate(config.rewards):
+        metrics[f"best_{number}"] = found[name][sizes[-1]].mean
+    return metrics
+
+
+def _measured(prompts: list[list[dict[str, Any]]], reward: int | None, size: int, confidence: float) -> Interval:
+    """Over the prompts that have so many completions. Without a ``reward`` whoever chooses knows what is right."""
+    chances = [
+        chance_right(
+            [float(one["right"]) if reward is None else one["rewards"][reward] for one in group],
+            [one["right"] for one in group],
+            size,
+        )
+        for group in prompts
+        if len(group) >= size
+    ]
+    return wilson(np.asarray(chances), confidence)
+
+
+def _markdown(found: dict[str, dict[int, Interval]], sizes: list[int], prompts: int) -> str:
+    head = ["chosen by", *(f"best of {size}" for size in sizes)]
+    lines = ["## Best of n", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, row in found.items():
+        cells = [f"{row[size].mean:.3f} [{row[size].low:.3f}, {row[size].high:.3f}]" for size in sizes]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    lines += [
+        "",
+        f"Share of {prompts} prompts whose chosen completion the verifier finds right, over all choices of n.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+SHOWS = {"best_0": "best of n by the first reward", "n": "n"}
+CODE = (
+    "alignment_core.columns",
+    *below("alignment_core.evaluation", "best_of_n statistics"),
+    "alignment_core.files",
+    "alignment_core.rollout.records",
+)
+STAGE = Stage("best_of_n", 1, {"best-of-n": "section"}, BestOfNConfig, run, SHOWS, code=CODE, packages=("numpy",))

@@ -1,0 +1,58 @@
+"""Stage: a language model that judges the steps of answers, from answers whose steps are labelled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from alignment_core.data.steps import STEPS, verdict_ids
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.models.saving import ADAPTER
+from alignment_core.recipes import TrainingConfig
+from alignment_core.recipes.sections.process_reward_model import StepsConfig
+
+
+class ProcessRewardModelStageConfig(StageConfig):
+    """How to train it."""
+
+    training: TrainingConfig
+    steps: StepsConfig
+
+    def packages_used(self) -> tuple[str, ...]:
+        return packages_of(self.training)
+
+
+def run(context: StageContext, config: ProcessRewardModelStageConfig) -> dict[str, Any]:
+    from alignment_core.data.template import Renderer
+    from alignment_core.training.methods.process_reward_model import ProcessRewardModel
+
+    renderer = Renderer(context.model("model").tokenizer())
+    verdicts = verdict_ids(renderer, config.steps.verdict_tokens, "process_reward_model.steps.verdict_tokens")
+    metrics = train(context, ProcessRewardModel(verdicts), config.training)
+    content = json.dumps(config.steps.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    for name, folder in context.outputs.items():
+        if name != ADAPTER and (folder / "config.json").is_file():
+            (folder / STEPS).write_text(content)
+    if "test_label" in metrics:
+        metrics["test_majority"] = max(metrics["test_label"], 1 - metrics["test_label"])
+    return metrics
+
+
+SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
+CODE = (
+    *TRAINS,
+    *below("alignment_core.data", "messages steps template"),
+    "alignment_core.losses.process_reward",
+    "alignment_core.training.methods.process_reward_model",
+)
+STAGE = Stage(
+    "process_reward_model",
+    1,
+    {"process-reward-model": "process-reward-model", LAST: "process-reward-model", ADAPTER: "adapter"},
+    ProcessRewardModelStageConfig,
+    run,
+    SHOWS,
+    code=CODE,
+    packages=TRAINING_PACKAGES,
+)

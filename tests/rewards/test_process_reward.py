@@ -1,0 +1,120 @@
+"""Process reward models as rewards: what a model thinks of each step, as one number."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import Device
+from alignment_core.data.steps import STEPS
+from alignment_core.errors import UserError
+from alignment_core.models.handle import Model
+from alignment_core.models.loading import load_model
+from alignment_core.models.microbatch import Pair
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.process_reward_model import StepsConfig
+from alignment_core.rewards.base import Opening
+from alignment_core.rewards.process_reward import StepJudge, aggregated
+from alignment_core.user_code.failed import Failed
+from tests.rewards.test_model_reward import row
+
+LAYOUT = StepsConfig(placeholder="?")
+
+
+@pytest.fixture
+def judge(tiny_model: Any, tmp_path: Path) -> Path:
+    folder = tmp_path / "judge"
+    shutil.copytree(tiny_model(), folder)
+    (folder / STEPS).write_text(LAYOUT.model_dump_json())
+    return folder
+
+
+def opened(path: Path, asked: list[Sequence[Pair]], given: StepsConfig | None = None, how: Any = "min") -> StepJudge:
+    """With real forward passes in this process; ``asked`` takes what they are asked for."""
+
+    @contextmanager
+    def scores(model: Model, name: str, verdicts: tuple[int, int] | None = None) -> Iterator[Any]:
+        from alignment_core.training.forward import ForwardJob
+
+        assert (name, verdicts) == ("reward-1", (ord("+"), ord("-")))
+        forward = ForwardJob(model, "lm", verdicts=verdicts).open(ResourcesConfig(), Device("cpu", 1))
+
+        def run(pairs: Sequence[Pair]) -> list[float]:
+            asked.append(pairs)
+            return forward.run(pairs).tolist()
+
+        yield run
+
+    model = Model(path, Reference("process-reward-model", "a" * 64))
+    opening = Opening("rl.rewards.1", ResourcesConfig(), byte_tokenizer(), model=model, scores=scores)
+    return StepJudge.open(opening, given, how)
+
+
+def by_hand(path: Path, prompt: str, steps: Sequence[str], mark: str = "?") -> list[float]:
+    """The probability of + against - behind each step, by one plain pass for each."""
+    model, tokenizer = load_model(str(path), "lm", torch.float32), byte_tokenizer()
+    found, text = [], prompt
+    for step in steps:
+        text += step + "\n" + mark
+        ids = tokenizer(text)["input_ids"]
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1].detach()
+        found.append(float(torch.softmax(logits[[ord("+"), ord("-")]], -1)[0]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "value"), [("min", 0.25), ("product", 0.5 * 0.25 * 0.75), ("last", 0.75), ("mean", 0.5)]
+)
+def test_aggregates_by_hand(how: Any, value: float) -> None:
+    log_odds = [math.log(p / (1 - p)) for p in (0.5, 0.25, 0.75)]
+    assert aggregated(log_odds, how) == pytest.approx(value)
+    assert aggregated([], how) == 0.0, "an answer without steps"
+    assert aggregated([-1e5], how) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_each_step_is_judged_with_all_that_precedes_it(judge: Path) -> None:
+    asked: list[Sequence[Pair]] = []
+    rows = [
+        row("<user>2+2=<assistant>", "first\nsecond\n\nthird", "2+2="),
+        row("<user>2+2=<assistant>", "first\nelse", "2+2="),
+        row("<user>2+2=<assistant>", "", "2+2="),
+        row("<user>2+2=<assistant>", "\n \n", "2+2="),
+    ]
+    found = dict(opened(judge, asked)(rows))
+    prompt = "<user>2+2=<assistant>"
+    chances = by_hand(judge, prompt, ["first", "second", "third"]), by_hand(judge, prompt, ["first", "else"])
+    assert [found[number] for number in range(4)] == pytest.approx(
+        [min(chances[0]), min(chances[1]), 0.0, 0.0], abs=1e-6
+    )
+    assert [len(pairs) for pairs in asked] == [4], "the step that both begin with is judged once"
+
+
+def test_how_steps_are_read_can_be_given_for_models_from_elsewhere(judge: Path) -> None:
+    (judge / STEPS).unlink()
+    with pytest.raises(
+        UserError, match=r"rl.rewards.1.process_reward_model: .*has no process_reward_model.json\): give `steps`"
+    ):
+        opened(judge, [])
+    found = dict(opened(judge, [], StepsConfig(), "last")([row("<user>1<assistant>", "one", "1")]))
+    assert found[0] == pytest.approx(by_hand(judge, "<user>1<assistant>", ["one"], "")[0], abs=1e-6)
+    (judge / STEPS).write_text(json.dumps({"separator": 3}))
+    with pytest.raises(UserError, match=r"process_reward_model\.json cannot be read"):
+        opened(judge, [])
+
+
+def test_what_cannot_be_read_is_a_failure_of_its_own(judge: Path) -> None:
+    rows = [row("<user>1<assistant>", "x" * 300, "1"), row("<user>1<assistant>", "one", "1")]
+    found = dict(opened(judge, [])(rows))
+    assert isinstance(found[0], Failed)
+    assert str(found[0]).startswith("takes at most 256 tokens, but prompt, steps and verdict have")
+    assert isinstance(found[1], float)
