@@ -32,6 +32,7 @@ class Evaluations:
         self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
         self.baseline: tuple[str, Input, Step] | None = None
         self.steps: dict[str, Input] = {}
+        self.samples: dict[str, Step] = {}
         self.scores: dict[str, Step] = {}
         self.overlap: Step | None = None
         if self.section:
@@ -55,9 +56,19 @@ class Evaluations:
         if self.section is None:
             return
         scores = self.scores[label] = self._score(self.section, label, policy, after, prompts)
-        baseline_scores = self.baseline[2] if self.baseline else None
-        self.steps[label] = judging.evaluate(f"{label}/evaluation", self.section, scores, baseline_scores)
+        before = self.baseline[0] if self.baseline else None
+        self.steps[label] = self._evaluate(self.section, f"{label}/evaluation", label, before)
         self.baseline = self.baseline or (label, policy, scores)
+
+    def _evaluate(self, section: EvaluationConfig, name: str, label: str, beside: str | None) -> Step:
+        """Metrics of the policy ``label``, ``beside`` another one that was sampled."""
+        if beside is None:
+            return judging.evaluate(name, section, self.scores[label], None)
+        verdicts = None
+        if section.judge:
+            pair = self.samples[label], self.samples[beside]
+            verdicts = judging.judge_pairs(f"{name}/judge", section.judge, *pair)
+        return judging.evaluate(name, section, self.scores[label], self.scores[beside], verdicts)
 
     def _score(
         self,
@@ -67,7 +78,7 @@ class Evaluations:
         after: Step | None = None,
         prompts: Input | None = None,
     ) -> Step:
-        samples = rollout.generate(
+        samples = self.samples[label] = rollout.generate(
             f"{label}/evaluation/generate",
             section.generation,
             policy,
@@ -84,10 +95,11 @@ class Evaluations:
         Returns the label of ``final`` beside it, and the table of all policies with both.
         """
         assert self.section is not None, "gates need an evaluation"
-        scores, label = self._score(self.section, PRODUCTION, production), f"{final} against {PRODUCTION}"
-        self.steps[PRODUCTION] = judging.evaluate(f"{PRODUCTION}/evaluation", self.section, scores, None)
+        self.scores[PRODUCTION] = self._score(self.section, PRODUCTION, production)
+        self.steps[PRODUCTION] = self._evaluate(self.section, f"{PRODUCTION}/evaluation", PRODUCTION, None)
+        label = f"{final} against {PRODUCTION}"
         name = f"{final}/evaluation/against-{PRODUCTION}"
-        self.steps[label] = judging.evaluate(name, self.section, self.scores[final], scores)
+        self.steps[label] = self._evaluate(self.section, name, final, PRODUCTION)
         return label, self.report("promotion/report", {label: PRODUCTION})
 
     def report(self, label: str = "report", against: Mapping[str, str] = {}) -> Step | None:

@@ -147,7 +147,10 @@ def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> N
             rows = [
                 {
                     "policy": name,
-                    **{column: cell(values, column) for column in ("accuracy", "reward", "win_rate", "kl")},
+                    **{
+                        column: cell(values, column)
+                        for column in ("accuracy", "reward", "win_rate", "judged_win_rate", "kl")
+                    },
                 }
                 for name, values in policies.items()
             ]

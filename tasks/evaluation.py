@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alignment_core.recipes import EvaluationConfig
+from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.stages.evaluate import EvaluateConfig
+from alignment_core.stages.judge_pairs import JudgePairsConfig
 from alignment_core.stages.report import ReportConfig
 from tasks.graph import Input, Step, submit
 
 
-def evaluate(label: str, section: EvaluationConfig, scores: Input, baseline_scores: Input | None) -> Step:
-    """Metrics of scored completions, beside a baseline's."""
+def judge_pairs(label: str, judge: PairwiseJudgeConfig, rollouts: Input, baseline: Input) -> Step:
+    """Have a language model compare completions with those of a baseline."""
+    return submit("judge_pairs", label, JudgePairsConfig(judge=judge), {"rollouts": rollouts, "baseline": baseline})
+
+
+def evaluate(
+    label: str,
+    section: EvaluationConfig,
+    scores: Input,
+    baseline_scores: Input | None,
+    verdicts: Input | None = None,
+) -> Step:
+    """Metrics of scored completions, beside a baseline's, with the ``verdicts`` of a judge if there are any."""
     config = EvaluateConfig(**section.model_dump(include=set(EvaluateConfig.model_fields)))
-    return submit("evaluate", label, config, {"scores": scores, "baseline_scores": baseline_scores})
+    return submit(
+        "evaluate", label, config, {"scores": scores, "baseline_scores": baseline_scores, "verdicts": verdicts}
+    )
 
 
 def report(

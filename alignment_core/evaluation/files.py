@@ -2,3 +2,5 @@
 
 HELD_OUT = "held_out.json"
 """Beside a reward model's weights: metrics on the held-out pairs, so that its accuracy is known wherever it is used."""
+VERDICTS = "verdicts.json"
+"""Of the verdicts of a judge: the share of wins for each prompt, and how many verdicts changed with the position."""

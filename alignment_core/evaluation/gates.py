@@ -19,9 +19,7 @@ def refusals(
     failed: list[str] = []
     for gate in gates:
         value = _measured(gate.metric, metrics)
-        measured = f"{gate.metric} is {value:.4g}" + (
-            f" against {beside}" if gate.metric.startswith("win_rate") else ""
-        )
+        measured = f"{gate.metric} is {value:.4g}" + (f" against {beside}" if "win_rate" in gate.metric else "")
         if gate.min is not None and not value >= gate.min:
             failed.append(f"{measured}, {gate.min - value:.4g} below the minimum of {gate.min:g}")
         if gate.max is not None and not value <= gate.max:

@@ -96,12 +96,14 @@ class BaseRecipe(Config):
         verified = evaluation.verifier is not None
         if metric.startswith("pass@"):
             return int(metric.removeprefix("pass@")) in evaluation.pass_at
-        return {"accuracy": verified, "reward": reward, "win_rate": reward or verified}.get(metric, True)
+        given = {"accuracy": verified, "reward": reward, "win_rate": reward or verified}
+        return {**given, "judged_win_rate": evaluation.judge is not None}.get(metric, True)
 
 
 GIVEN_BY = {
     "accuracy": "`evaluation.verifier`",
     "reward": "`evaluation.rewards`",
     "win_rate": "`evaluation.rewards` or `evaluation.verifier`",
+    "judged_win_rate": "`evaluation.judge`",
 }
 """What an evaluation measures metrics by that not every one has."""

@@ -1,8 +1,9 @@
 """A reward over HTTP: batches of completions, spread over the replicas of one endpoint, tried again until a deadline.
 
-Request, POST with JSON: ``query`` (prompt and completion as one text, special tokens included), ``prompts``,
-``completions`` and ``labels``, lists of the same length. Answer: ``{"rewards": [...]}``, a number or null for each. A server
-for OpenRLHF's ``remote_url`` fits: it knows ``query``, ``prompts`` and ``labels``, and answers ``rewards`` among others.
+What is asked and how the answer is read are functions; those of reward servers are here. Request, POST with JSON: ``query``
+(prompt and completion as one text, special tokens included), ``prompts``, ``completions`` and ``labels``, lists of the same
+length. Answer: ``{"rewards": [...]}``, a number or null for each. A server for OpenRLHF's ``remote_url`` fits: it knows
+``query``, ``prompts`` and ``labels``, and answers ``rewards`` among others.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Endpoint:
 
     Raises UserError without the token, EnvironmentFault if there is no server at any of the URLs.
 
-    Args: ``text`` makes a row's ``query``; ``token_variable`` names the environment variable with the bearer token.
+    Args: ``field`` is where the recipe has the URLs; ``token_variable`` names the environment variable with the bearer token;
+    ``asks`` makes the JSON of a request for some rows; ``reads`` gives a reward, None or a Failed for each of so many rows,
+    and raises Failed for an answer that has none of them.
     """
 
     def __init__(
@@ -62,16 +65,20 @@ class Endpoint:
         token_variable: str | None,
         timeout: float,
         field: str,
-        text: Callable[[dict[str, Any]], str],
+        asks: Callable[[Rows], dict[str, Any]],
+        reads: Callable[[httpx.Response, int], list[Any]],
     ) -> None:
-        self.batch_size, self.timeout, self.field, self.text = batch_size, timeout, field, text
+        self.batch_size, self.timeout, self.field = batch_size, timeout, field
+        self._asks, self._reads = asks, reads
         self.replicas = [Replica(url) for url in urls]
         self._headers: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         if token_variable:
             token = os.environ.get(token_variable)
             if not token:
-                raise UserError(f"{field}.token_variable: the environment has no variable {token_variable}")
+                raise UserError(
+                    f"{field.rpartition('.')[0]}.token_variable: the environment has no variable {token_variable}"
+                )
             self._headers = {"Authorization": f"Bearer {token}"}
         self._find_one()
 
@@ -86,7 +93,7 @@ class Endpoint:
                 while (batch := runner.run(next_batch())) is not None:
                     yield from batch
             except asyncio.CancelledError:
-                raise Stopped(f"{self.field}.urls: the endpoint was closed") from None
+                raise Stopped(f"{self.field}: the endpoint was closed") from None
             finally:
                 self._loop = None
                 runner.run(found.aclose())
@@ -119,12 +126,10 @@ class Endpoint:
 
     async def _answers(self, client: httpx.AsyncClient, rows: Rows) -> list[Any]:
         """What a replica answers for each row, or why none did within the deadline."""
-        content = {
-            "query": [self.text(row) for row in rows],
-            "prompts": [row["prompt_text"] for row in rows],
-            "completions": [row["completion_text"] for row in rows],
-            "labels": [row["label"] for row in rows],
-        }
+        try:
+            content = self._asks(rows)
+        except Failed as failure:
+            return [failure] * len(rows)
         deadline, failed = time.monotonic() + self.timeout, Failed("unreachable", "has no replica that answers")
         while (left := deadline - time.monotonic()) > 0:
             replica = min(self.replicas, key=lambda one: (one.rests_until > time.monotonic(), one.requests))
@@ -135,7 +140,7 @@ class Endpoint:
             # leave another replica time to answer where this one hangs
             share = left if len(self.replicas) == 1 else max(left / 2, min(left, 1.0))
             try:
-                return await self._ask(client, replica, content, share)
+                return self._reads(await self._ask(client, replica, content, share), len(rows))
             except Failed as error:
                 failed = error
             if failed.reason not in ("unreachable", "timeout"):
@@ -144,7 +149,7 @@ class Endpoint:
 
     async def _ask(
         self, client: httpx.AsyncClient, replica: Replica, content: dict[str, Any], seconds: float
-    ) -> list[Any]:
+    ) -> httpx.Response:
         replica.requests += 1
         try:
             async with asyncio.timeout(seconds):
@@ -165,10 +170,8 @@ class Endpoint:
             replica.requests -= 1
         replica.failures = 0
         if not response.is_success:
-            raise UserError(
-                f"{self.field}.urls: {replica.url} answered {response.status_code} {response.reason_phrase}"
-            )
-        return _rewards(response, len(content["query"]))
+            raise UserError(f"{self.field}: {replica.url} answered {response.status_code} {response.reason_phrase}")
+        return response
 
     def _find_one(self) -> None:
         """Look whether anything listens, which costs nothing, before anything that does."""
@@ -182,10 +185,21 @@ class Endpoint:
             except OSError as error:
                 replica.failed()
                 problems.append(f"{replica.url}: {_said(error)}")
-        raise EnvironmentFault(f"{self.field}.urls: no server answers ({'; '.join(problems)})")
+        raise EnvironmentFault(f"{self.field}: no server answers ({'; '.join(problems)})")
 
 
-def _rewards(response: httpx.Response, count: int) -> list[Any]:
+def asks_for(text: Callable[[dict[str, Any]], str]) -> Callable[[Rows], dict[str, Any]]:
+    """What a reward server is asked for rows, whose prompt and completion are one ``text``."""
+    return lambda rows: {
+        "query": [text(row) for row in rows],
+        "prompts": [row["prompt_text"] for row in rows],
+        "completions": [row["completion_text"] for row in rows],
+        "labels": [row["label"] for row in rows],
+    }
+
+
+def read_rewards(response: httpx.Response, count: int) -> list[Any]:
+    """What a reward server answered."""
     answer = None
     with suppress(ValueError):
         answer = response.json()

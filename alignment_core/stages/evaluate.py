@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from alignment_core.evaluation.files import VERDICTS
 from alignment_core.evaluation.statistics import bootstrap, pass_at, per_prompt, wilson, win_rate_per_prompt
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.rollout.records import read_scores
 
 MEANS = {"accuracy": "verifier", "reward": "reward"}
@@ -51,6 +52,10 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     column = "reward" if "reward" in per_prompt_values else "verifier"
     if baseline is not None and {"accuracy", "reward"} & per_prompt_values.keys():
         per_prompt_values["win_rate"] = win_rate_per_prompt(rows, baseline, column, config.win_margin)
+    if "verdicts" in context.inputs:
+        verdicts = json.loads((context.inputs["verdicts"] / VERDICTS).read_text())
+        per_prompt_values["judged_win_rate"] = np.array(list(verdicts["prompts"].values()))
+        metrics["position_changed"] = verdicts["position_changed"]
     for name, values in per_prompt_values.items():
         if name in UNBOUNDED:
             interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))
@@ -63,10 +68,16 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     return metrics
 
 
-SHOWS = {"accuracy": "accuracy", "reward": "reward", "win_rate": "win rate", "kl": "KL"}
+SHOWS = {
+    "accuracy": "accuracy",
+    "reward": "reward",
+    "win_rate": "win rate",
+    "judged_win_rate": "win rate by the judge",
+    "kl": "KL",
+}
 CODE = (
     "alignment_core.columns",
-    "alignment_core.evaluation.statistics",
+    *below("alignment_core.evaluation", "files statistics"),
     "alignment_core.files",
     "alignment_core.rollout.records",
 )

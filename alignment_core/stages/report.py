@@ -15,6 +15,7 @@ TITLES = (
     ("accuracy", "verifier accuracy"),
     ("reward", "mean reward"),
     ("win_rate", "win rate"),
+    ("judged_win_rate", "win rate by the judge"),
     ("kl", "KL (nats)"),
     ("length", "mean tokens"),
 )
@@ -72,7 +73,7 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
     lines += [
         "",
         f"Win rates are against {content['baseline']}{others}. Intervals are at {level}, over n prompts: Wilson's for accuracy "
-        "and win rate, bootstrap for the others.",
+        "and win rates, bootstrap for the others.",
     ]
     if content["overlap"]["overlap"]:
         lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]

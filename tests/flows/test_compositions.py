@@ -280,6 +280,16 @@ def test_a_loss_without_a_reference_computes_none(composed):
     assert composed.roles("round-1/dpo")["reference_logps"] == "round-1/reference-logps"
 
 
+def test_a_judge_compares_each_policy_with_the_baseline_on_the_same_prompts(composed):
+    judge = {"judge": "http://127.0.0.1:1/v1", "judge_model": "m"}
+    compose(composed, "dpo", evaluation={**EVALUATION, "judge": judge})
+    asked = {"rollouts": "dpo/evaluation/generate", "baseline": "start/evaluation/generate"}
+    assert composed.roles("dpo/evaluation/judge") == asked
+    assert composed.roles("dpo/evaluation")["verdicts"] == "dpo/evaluation/judge"
+    assert "verdicts" not in composed.roles("start/evaluation")
+    assert "start/evaluation/judge" not in composed.inputs
+
+
 def test_reward_models_of_steps_and_of_answers_choose_among_the_same_answers(composed):
     compose(composed, "process-reward-model")
     assert composed.configs["process-reward-model/data"].settings == {"separator": "\n", "placeholder": None}

@@ -148,8 +148,8 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.rewards=[]"], "rl.rewards"),
         (
             ["rl.rewards.0.reward_model=ours"],
-            "rl.rewards.0: a reward needs exactly one of `urls`, `environment`, `function`, `process_reward_model`, `reward_model`, `verifier`; this "
-            "has `reward_model` and `verifier`",
+            "rl.rewards.0: a reward needs exactly one of `urls`, `environment`, `function`, `judge`, `process_reward_model`, "
+            "`reward_model`, `verifier`; this has `reward_model` and `verifier`",
         ),
         (["rl.rewards.0={weight: 2}"], "`verifier`; this has none"),
         (["rl.rewards.0={verifer: math}"], "`verifier`; this has none; did you mean `verifier`?"),

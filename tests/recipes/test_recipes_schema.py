@@ -16,6 +16,7 @@ from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import method
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.recipes.sections.rewards import REWARDS, Reward
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,8 @@ SHORT: list[tuple[type[Config], Any]] = [
     (DataConfig, {"sources": ["rows.jsonl"]}),
     (REWARDS.load("endpoint").config, {"urls": "http://host/score"}),
     (REWARDS.load("endpoint").config, {"urls": ["http://host/score"]}),
+    (REWARDS.load("judge").config, {"judge": "http://host/v1", "judge_model": "m"}),
+    (PairwiseJudgeConfig, {"judge": "http://host/v1", "judge_model": "m"}),
 ]
 
 
@@ -78,7 +81,7 @@ def test_a_reward_in_a_list_is_of_one_kind(content: dict[str, Any], taken: bool)
         assert adapter.dump_python(adapter.validate_python(kept), mode="json") == kept
 
 
-NOT_OF_RECIPES = ("_truth_is_no_number", "_rows_arrive_in_paths", "_without_trust")
+NOT_OF_RECIPES = ("_truth_is_no_number", "_rows_arrive_in_paths", "_without_trust", "_are_words")
 """Validators that take no other form of a recipe's section; the last one reads records of stages."""
 
 
@@ -90,6 +93,12 @@ def test_no_validator_takes_what_the_schema_does_not_say() -> None:
         for kind in (of.__pydantic_decorators__.model_validators, of.__pydantic_decorators__.field_validators)
         for name, one in kind.items()
         if one.info.mode in ("before", "wrap", "plain") and name not in NOT_OF_RECIPES
+    }
+    changing |= {
+        of.__name__
+        for of in _configs(Config)
+        for field in of.model_fields.values()
+        if callable(field.json_schema_extra)  # as of Urls
     }
     assert changing == {config.__name__ for config, _ in SHORT}
 

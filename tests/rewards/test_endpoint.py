@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from alignment_core.errors import DataError, EnvironmentFault, Stopped, UserError
-from alignment_core.rewards.endpoint import Endpoint
+from alignment_core.rewards.endpoint import Endpoint, asks_for, read_rewards
 from alignment_core.rewards.failures import Account, numbers
 from tests.rewards.reward_server import Answer, Server, lengths
 
@@ -39,7 +39,8 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def endpoint(urls: list[str], size: int = 2, timeout: float = 10.0, token: str | None = None) -> Endpoint:
-    return Endpoint(urls, size, token, timeout, FIELD, lambda row: f"<{row['prompt_text']}{row['completion_text']}>")
+    asks = asks_for(lambda row: f"<{row['prompt_text']}{row['completion_text']}>")
+    return Endpoint(urls, size, token, timeout, f"{FIELD}.urls", asks, read_rewards)
 
 
 def rewards(source: Endpoint, given: list[dict[str, Any]], max_failed: float = 0.5) -> list[Any]:

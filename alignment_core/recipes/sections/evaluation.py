@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.recipes.sections.rewards import Reward, check_rewards, check_verifier
 from alignment_core.recipes.sections.rollout import GenerationConfig
 
@@ -34,6 +35,9 @@ class EvaluationConfig(Config):
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), exclude_if=lambda given: not given)
     """Numbers k for which the metric `pass@k` is measured: the chance that one of k completions gets 1 from the verifier,
     estimated without bias from all `num_generations` of a prompt (Chen et al. 2021)."""
+    judge: PairwiseJudgeConfig | None = Field(None, exclude_if=lambda judge: judge is None)
+    """A language model that compares answers with those of the baseline, in both orders: the metric `judged_win_rate`, in which
+    two verdicts that contradict each other are a tie."""
     max_overlap: float = Field(0.0, ge=0, le=1)
     """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
     is counted in any case."""
@@ -42,7 +46,7 @@ class EvaluationConfig(Config):
     win_margin: float = Field(0.0, ge=0)
     """Rewards closer than this are a tie, worth half a win."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Level of the intervals: Wilson's for `accuracy` and `win_rate`, bootstrap for `reward` and `kl`."""
+    """Level of the intervals: Wilson's for `accuracy` and win rates, bootstrap for `reward` and `kl`."""
     resamples: int = Field(2000, ge=100)
     """Bootstrap resamples (of prompts)."""
 
@@ -65,15 +69,15 @@ class EvaluationConfig(Config):
             check_verifier(self.verifier, prompts, where, "; name a function")
 
 
-METRICS = ("accuracy", "reward", "win_rate", "kl", "length", "truncated")
+METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "length", "truncated")
 
 
 class Gate(Config):
     """One condition on a metric; a promotion must pass all of them."""
 
     metric: str
-    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `kl` or `pass@k`; `win_rate.low` and `win_rate.high` are
-    the ends of its interval."""
+    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl` or `pass@k`; `win_rate.low` and
+    `win_rate.high` are the ends of its interval."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None
@@ -90,7 +94,7 @@ class Gate(Config):
     @property
     def compares(self) -> bool:
         """Whether it asks how the policy does beside another one."""
-        return self.min_gain is not None or self.metric.startswith("win_rate")
+        return self.min_gain is not None or self.measures in ("win_rate", "judged_win_rate")
 
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:
@@ -99,7 +103,7 @@ class Gate(Config):
             near = difflib.get_close_matches(name, METRICS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METRICS)}"
             raise ValueError(f"no metric {self.metric!r}; {hint}")
-        if self.min_gain is not None and name in ("win_rate", "kl"):
+        if self.min_gain is not None and name in ("win_rate", "judged_win_rate", "kl"):
             raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")
         return self
 

@@ -1,0 +1,71 @@
+"""A language model that says which of two answers is better."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, field_validator
+
+from alignment_core.recipes.base import Config
+from alignment_core.recipes.urls import Urls
+
+QUESTION = """Which of two answers to a question is better: more helpful, more correct, clearer, less harmful? Neither their \
+order nor their length should matter. The question:
+
+{prompt}
+
+Answer A:
+
+{completion_a}
+
+Answer B:
+
+{completion_b}
+
+Explain in one or two sentences, then end with [[A]], [[B]], or [[C]] if neither is better."""
+
+
+class PairwiseJudgeConfig(Config):
+    """A language model behind an OpenAI-compatible endpoint that compares answers of two policies."""
+
+    judge: Urls
+    """Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`, or of several replicas. The first one
+    is part of the stage's key."""
+    judge_model: str = Field(min_length=1)
+    """The model's name, as the server knows it."""
+    template: str = QUESTION
+    """The question to the judge, with `{prompt}`, `{completion_a}`, `{completion_b}` and, where prompts have one, `{label}`."""
+    verdict: str = r"\[\[([ABC])\]\]"
+    """Regular expression of the verdict in the judge's answer: the first group of the last match, A, B, or anything else for a
+    tie."""
+    pairs_per_prompt: int = Field(1, ge=1)
+    """How many answers of each policy to a prompt are compared, the first with the first and so on."""
+    max_tokens: int = Field(512, ge=1)
+    """Longest answer of the judge in tokens."""
+    max_failed: float = Field(0.01, ge=0, le=0.5)
+    """Largest share of the judge's answers that may give no verdict; they are counted and left out."""
+    token_variable: str | None = None
+    """Name of the environment variable that holds the bearer token."""
+
+    @field_validator("template")
+    @classmethod
+    def _shows_both(cls, template: str) -> str:
+        if "{completion_a}" not in template or "{completion_b}" not in template:
+            raise ValueError("a judge has to see both answers: the template needs {completion_a} and {completion_b}")
+        return template
+
+    @field_validator("verdict")
+    @classmethod
+    def _has_a_group(cls, verdict: str) -> str:
+        return with_group(verdict, "the verdict")
+
+
+def with_group(pattern: str, what: str) -> str:
+    """The regular expression. Raises ValueError if it is none, or has no group around what it looks for."""
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if not groups:
+        raise ValueError(f"needs a group, in parentheses, around {what}")
+    return pattern

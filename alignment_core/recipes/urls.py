@@ -1,0 +1,39 @@
+"""URLs of servers in recipes: one or several, http or https, without a password."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+
+def _or_one_text(schema: dict[str, Any]) -> None:
+    """One text stands for a list of one."""
+    schema["anyOf"] = [{"type": schema.pop("type"), "items": schema.pop("items")}, {"type": "string"}]
+
+
+def _one_is_a_list_of_one(urls: Any) -> Any:
+    return (urls,) if isinstance(urls, str) else urls
+
+
+def _are_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http:// or https:// URL")
+        if parts.username or parts.password:
+            raise ValueError(
+                "a URL in a recipe must not contain a password; name the environment variable of a token in "
+                "`token_variable`"
+            )
+    return urls
+
+
+Urls = Annotated[
+    tuple[str, ...],
+    Field(min_length=1, json_schema_extra=_or_one_text),
+    BeforeValidator(_one_is_a_list_of_one),
+    AfterValidator(_are_urls),
+]
+"""Replicas of one server. In a recipe a single text stands for a list of one."""

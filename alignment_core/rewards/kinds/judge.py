@@ -1,0 +1,120 @@
+"""`judge`: a language model behind an OpenAI-compatible endpoint that scores completions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from alignment_core.recipes.sections.pairwise_judge import with_group
+from alignment_core.recipes.sections.rewards import RewardConfig
+from alignment_core.recipes.urls import Urls
+from alignment_core.rewards.base import Opening, RewardKind, Rows
+from alignment_core.rewards.endpoint import Endpoint
+from alignment_core.rewards.llm_judge import conversation, expected, filled, number_in, reads, request
+from alignment_core.user_code.failed import Failed
+
+RUBRIC = """Rate how well the answer serves the question: is it right, complete, clear and harmless? The question:
+
+{prompt}
+
+The answer:
+
+{completion}
+
+Say in one or two sentences what is good and what is bad, then end with a line "Score: N", where N is a number from \
+1 (useless) to 10 (perfect)."""
+
+
+class JudgeReward(RewardConfig):
+    """What a language model thinks of a completion."""
+
+    KEY: ClassVar[str] = "judge"
+
+    judge: Urls
+    """Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`, or of several replicas. The first one
+    is part of the stage's key."""
+    judge_model: str = Field(min_length=1)
+    """The model's name, as the server knows it."""
+    template: str = RUBRIC
+    """The question to the judge, with `{prompt}`, `{completion}` and, where prompts have one, `{label}`."""
+    score: str = r"[Ss]core:\s*\**\s*(-?\d+(?:\.\d+)?)"
+    """Regular expression of the score in the judge's answer: the first group of the last match."""
+    verdicts: dict[str, float] | None = None
+    """Instead of a score: words of one token and what each is worth, such as `{"Yes": 1, "No": 0}`. The reward is their mean by
+    the probabilities that the judge gives them as its first token."""
+    scale: tuple[float, float] | None = (1, 10)
+    """The lowest and the highest score, which become 0 and 1; null takes scores as they are."""
+    max_tokens: int = Field(512, ge=1)
+    """Longest answer of the judge in tokens."""
+    token_variable: str | None = None
+    """Name of the environment variable that holds the bearer token."""
+
+    @field_validator("verdicts", mode="before")
+    @classmethod
+    def _are_words(cls, verdicts: Any) -> Any:
+        if isinstance(verdicts, dict) and any(isinstance(word, bool) for word in verdicts):
+            raise ValueError('YAML takes Yes and No without quotes for true and false: write {"Yes": 1, "No": 0}')
+        return verdicts
+
+    @field_validator("template")
+    @classmethod
+    def _shows_the_completion(cls, template: str) -> str:
+        if "{completion}" not in template:
+            raise ValueError("a judge has to see the answer: the template needs {completion}")
+        return template
+
+    @field_validator("score")
+    @classmethod
+    def _has_a_group(cls, score: str) -> str:
+        return with_group(score, "the number")
+
+    @model_validator(mode="after")
+    def _reads_in_one_way(self) -> JudgeReward:
+        if self.verdicts is not None:
+            if len(self.verdicts) < 2:
+                raise ValueError("`verdicts` needs at least two words")
+            self.refuse_unused(
+                ("score", "scale", "max_tokens"), "because `verdicts` are read as the judge's first token"
+            )
+        if self.scale and self.scale[0] >= self.scale[1]:
+            raise ValueError("`scale` needs the lowest and then the highest score")
+        return self
+
+    def value(self, choice: dict[str, Any]) -> float:
+        """The reward that an answer of the judge means. Raises Failed."""
+        if self.verdicts is not None:
+            return expected(choice, self.verdicts)
+        found = number_in(choice["message"]["content"], self.score)
+        if self.scale is None:
+            return found
+        low, high = self.scale
+        if not low <= found <= high:
+            raise Failed("bad_number", f"gave {found:g}, which is not on the scale from {low:g} to {high:g}")
+        return (found - low) / (high - low)
+
+
+def _content(reward: JudgeReward, field: str) -> dict[str, Any]:
+    """Further URLs are replicas that answer the same; the token changes no answer."""
+    return {**reward.model_dump(mode="json", exclude={"token_variable"}), "judge": reward.judge[:1]}
+
+
+def _open(reward: JudgeReward, opening: Opening) -> Endpoint:
+    def asks(rows: Rows) -> dict[str, Any]:
+        (row,) = rows
+        values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
+        question = filled(reward.template, values)
+        return request(reward.judge_model, question, reward.max_tokens, reward.verdicts is not None)
+
+    timeout, field = opening.resources.reward_timeout_seconds, f"{opening.field}.judge"
+    urls = [f"{url.rstrip('/')}/chat/completions" for url in reward.judge]
+    return Endpoint(urls, 1, reward.token_variable, timeout, field, asks, reads(reward.value))
+
+
+REWARD = RewardKind(
+    JudgeReward,
+    _open,
+    who=lambda reward: f"the judge {reward.judge_model}",
+    content=_content,
+    code=lambda reward: ("alignment_core.rewards.llm_judge",),
+)

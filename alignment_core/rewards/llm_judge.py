@@ -1,0 +1,110 @@
+"""A language model as judge, behind an OpenAI-compatible endpoint: what it is asked, and how its verdict is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.data.messages import as_given
+from alignment_core.user_code.failed import Failed
+
+if TYPE_CHECKING:
+    import httpx
+
+TOP_LOGPS = 20
+"""How many of the likeliest first tokens a judge is asked for; OpenAI's interface gives no more."""
+SHOWN = 80
+"""Characters of an answer that a message shows."""
+
+
+def conversation(row: Mapping[str, Any]) -> str:
+    """The prompt of a completion as a judge reads it: the text before the policy's template; of several messages each with its
+    speaker."""
+    given = as_given(row)
+    if given is None:
+        return str(row["prompt_text"])
+    if isinstance(given, str):
+        return given
+    if len(given) == 1:
+        return str(given[0]["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in given)
+
+
+def filled(template: str, values: Mapping[str, str | None]) -> str:
+    """The template with each ``{name}`` of ``values`` in it replaced; other braces stay. Raises Failed for one that is None."""
+
+    def value(found: re.Match[str]) -> str:
+        if (text := values[found[1]]) is None:
+            raise Failed("none_given", f"needs the prompt's {found[1]}, and it has none")
+        return text
+
+    return re.sub(rf"\{{({'|'.join(values)})\}}", value, template)
+
+
+def request(model: str, question: str, max_tokens: int, with_logps: bool) -> dict[str, Any]:
+    """A chat completion, greedy."""
+    content = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 1 if with_logps else max_tokens,
+    }
+    return content | ({"logprobs": True, "top_logprobs": TOP_LOGPS} if with_logps else {})
+
+
+def said(response: httpx.Response) -> dict[str, Any]:
+    """The judge's choice in an answer. Raises Failed if it is none of a chat completion."""
+    choice = None
+    with suppress(ValueError, KeyError, IndexError, TypeError):
+        choice = response.json()["choices"][0]
+    if not isinstance(choice, dict) or not isinstance((choice.get("message") or {}).get("content"), str):
+        raise Failed("wrong_shape", "did not answer with a chat completion that has a text")
+    return choice
+
+
+def text_in(text: str, pattern: str) -> str:
+    """The first group of the last match of ``pattern``. Raises Failed if there is none."""
+    found = [one[1] for one in re.finditer(pattern, text) if one[1]]
+    if not found:
+        raise Failed("wrong_shape", f"gave no verdict that {pattern!r} finds: {text[-SHOWN:]!r}")
+    return str(found[-1])
+
+
+def number_in(text: str, pattern: str) -> float:
+    """The same as a number. Raises Failed if there is none."""
+    found = text_in(text, pattern)
+    try:
+        return float(found)
+    except ValueError:
+        raise Failed("bad_number", f"gave {found[:SHOWN]!r} where {pattern!r} should find a number") from None
+
+
+def expected(choice: Mapping[str, Any], values: Mapping[str, float]) -> float:
+    """The mean of ``values`` by the probabilities of their verdicts as the first token, as in Liu et al. 2023, "G-Eval".
+
+    A verdict may begin with a space. Raises Failed if none is among the likeliest tokens that the endpoint tells.
+    """
+    tops: Sequence[Mapping[str, Any]] = ()
+    with suppress(KeyError, IndexError, TypeError):
+        tops = choice["logprobs"]["content"][0]["top_logprobs"]
+    chances = dict.fromkeys(values, 0.0)
+    for one in tops:
+        if (verdict := str(one["token"]).strip()) in chances:
+            chances[verdict] += math.exp(float(one["logprob"]))
+    total = math.fsum(chances.values())
+    if not total:
+        why = f"none of {', '.join(values)} is among the likeliest tokens" if tops else "it tells no log-probabilities"
+        raise Failed("wrong_shape", f"gave no verdict: {why}")
+    return math.fsum(chance * values[verdict] for verdict, chance in chances.items()) / total
+
+
+def reads(read: Callable[[dict[str, Any]], float]) -> Callable[[httpx.Response, int], list[Any]]:
+    """How an endpoint reads the answer to one completion."""
+
+    def verdict(response: httpx.Response, _count: int) -> list[Any]:
+        return [read(said(response))]
+
+    return verdict

@@ -1,0 +1,133 @@
+"""Stage: completions of two policies to the same prompts → which are better, by a language model that sees both orders."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from alignment_core.errors import DataError
+from alignment_core.evaluation.files import VERDICTS
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.files import write_whole
+from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
+from alignment_core.rewards.endpoint import Endpoint
+from alignment_core.rewards.failures import Account, numbers
+from alignment_core.rewards.llm_judge import conversation, filled, reads, request, text_in
+from alignment_core.rollout.records import read_rollouts
+
+BLOCK = 64
+"""Questions whose answers are kept together: what a kill may cost twice."""
+FIELD = "evaluation.judge"
+WORTH = {"A": 1.0, "B": 0.0}
+TIE = 0.5
+
+Rows = list[dict[str, Any]]
+
+
+class JudgePairsConfig(StageConfig):
+    """Who judges. Inputs are the ``rollouts`` of a policy and those of the ``baseline``."""
+
+    judge: PairwiseJudgeConfig
+
+    def content(self) -> Any:
+        content = self.judge.model_dump(mode="json", exclude={"token_variable"})
+        return {**content, "judge": self.judge.judge[:1]}  # further URLs are replicas that answer the same
+
+
+def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
+    mine, theirs = (_by_prompt(context, role, config.judge.pairs_per_prompt) for role in ("rollouts", "baseline"))
+    if mine.keys() != theirs.keys():
+        raise DataError("the two policies were sampled on different prompts")
+    pairs = [(one, other) for prompt in mine for one, other in zip(mine[prompt], theirs[prompt], strict=False)]
+    differ = [pair for pair in pairs if pair[0]["completion_text"] != pair[1]["completion_text"]]
+    questions = [_question(config.judge, *order) for one, other in differ for order in ((one, other), (other, one))]
+    worth = _asked(context, config.judge, questions)
+    shares: dict[int, list[float]] = {}
+    changed = judged = 0
+    answers = iter(zip(worth[::2], worth[1::2], strict=True))
+    for one, other in pairs:
+        first, second = (TIE, TIE) if one["completion_text"] == other["completion_text"] else next(answers)
+        if first is None or second is None:
+            continue
+        judged += 1
+        changed += first != 1 - second
+        shares.setdefault(one["prompt"], []).append((first + 1 - second) / 2)
+    if not judged:
+        raise DataError(f"{FIELD}: the judge gave no verdict on any pair")
+    won = {str(prompt): sum(values) / len(values) for prompt, values in shares.items()}
+    content = {"prompts": won, "pairs": judged, "position_changed": changed / judged}
+    (context.output / VERDICTS).write_text(json.dumps(content, indent=2) + "\n")
+    failed = len(pairs) - judged
+    return {
+        "win_rate": sum(won.values()) / len(won),
+        "position_changed": changed / judged,
+        "pairs": judged,
+        **({"failed": failed} if failed else {}),
+    }
+
+
+def _by_prompt(context: StageContext, role: str, most: int) -> dict[int, Rows]:
+    rows = read_rollouts(context.inputs[role])
+    return {prompt: list(group)[:most] for prompt, group in groupby(rows, key=lambda row: int(row["prompt"]))}
+
+
+def _question(config: PairwiseJudgeConfig, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "source": first["source"],
+        "prompt_text": first["prompt_text"],
+        "values": {
+            "prompt": conversation(first),
+            "completion_a": first["completion_text"],
+            "completion_b": second["completion_text"],
+            "label": first["label"],
+        },
+    }
+
+
+def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) -> list[float | None]:
+    """What the first answer of each question is worth beside the second, 1, 0 or a half; None where there is no verdict."""
+    found: list[float | None] = []
+    if not questions:
+        return found
+
+    def asks(rows: Any) -> dict[str, Any]:
+        return request(config.judge_model, filled(config.template, rows[0]["values"]), config.max_tokens, False)
+
+    def worth(choice: dict[str, Any]) -> float:
+        return WORTH.get(text_in(choice["message"]["content"], config.verdict), TIE)
+
+    urls = [f"{url.rstrip('/')}/chat/completions" for url in config.judge]
+    timeout = context.resources.reward_timeout_seconds
+    account = Account(f"the judge {config.judge_model}", config.max_failed, f"{FIELD}.max_failed", len(questions))
+    endpoint: Endpoint | None = None
+    for start in range(0, len(questions), BLOCK):
+        kept = context.progress / f"block-{start}.json"
+        if not kept.is_file():
+            endpoint = endpoint or Endpoint(
+                urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth)
+            )
+            block = questions[start : start + BLOCK]
+            answers = json.dumps(numbers(account.settle(block, endpoint(block))))
+            write_whole(kept, partial(_write, text=answers))
+        found += json.loads(kept.read_text())
+        context.report(len(found), len(questions), "questions")
+    return found
+
+
+def _write(file: Any, text: str) -> None:
+    file.write(text.encode())
+
+
+SHOWS = {"win_rate": "win rate by the judge", "position_changed": "changed with the position"}
+CODE = (
+    "alignment_core.columns",
+    "alignment_core.data.messages",
+    "alignment_core.evaluation.files",
+    "alignment_core.files",
+    *below("alignment_core.rewards", "endpoint failures llm_judge"),
+    "alignment_core.rollout.records",
+    "alignment_core.user_code.failed",
+)
+STAGE = Stage("judge_pairs", 1, {"verdicts": "verdicts"}, JudgePairsConfig, run, SHOWS, code=CODE)

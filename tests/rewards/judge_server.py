@@ -1,0 +1,30 @@
+"""A real HTTP server that speaks as OpenAI's chat completions do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def completion(text: str, logps: Mapping[str, float] | None = None) -> tuple[int, bytes]:
+    """An answer with this text, and with the likeliest first tokens if they are given."""
+    choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    if logps is not None:
+        top = [{"token": token, "logprob": logp, "bytes": None} for token, logp in logps.items()]
+        choice["logprobs"] = {"content": [{"token": text, "logprob": 0.0, "top_logprobs": top}]}
+    return 200, json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+
+
+def question(content: Mapping[str, Any]) -> str:
+    """What was asked."""
+    (message,) = content["messages"]
+    return str(message["content"])
+
+
+def answers(content: Mapping[str, Any]) -> tuple[str, str]:
+    """The answers A and B of the question of ours that compares two."""
+    found = re.search(r"Answer A:\n\n(.*)\n\nAnswer B:\n\n(.*)\n\nExplain", question(content), re.S)
+    assert found is not None
+    return found[1], found[2]

@@ -1,0 +1,181 @@
+"""A language model as judge: what it is asked, how scores and verdicts are read, and what is none."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.load import parse_recipe
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.rewards.base import Opening, content, kind_of
+from alignment_core.rewards.failures import Account, numbers
+from alignment_core.rewards.llm_judge import conversation
+from tests.rewards.judge_server import completion, question
+from tests.rewards.reward_server import Answer, Server
+
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "2+2?"},
+]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Server]]:
+    servers: list[Server] = []
+
+    def start(answer: Answer) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.end()
+
+
+def reward(server: Server, **fields: Any) -> Any:
+    url = server.url.removesuffix("/score") + "/v1"
+    return CHOICE.validate({"judge": url, "judge_model": "the-judge", **fields})
+
+
+def judged(server: Server, rows: list[dict[str, Any]], **fields: Any) -> tuple[list[Any], dict[str, int]]:
+    config = reward(server, **fields)
+    source = kind_of(config).open(config, Opening("rl.rewards.0", ResourcesConfig(reward_timeout_seconds=10)))
+    account = Account(kind_of(config).who(config), 0.5, "rl.rewards.0.max_failed")
+    found = numbers(account.settle(rows, source(rows)))
+    source.close()
+    return found, {str(reason): count for reason, count in account.failed.items()}
+
+
+def row(text: str, label: str | None = None, messages: Any = None) -> dict[str, Any]:
+    given = json.dumps(messages) if messages else None
+    return {
+        "source": "p:1",
+        "prompt_text": "<user>2+2?",
+        "completion_text": text,
+        "label": label,
+        "messages": given,
+    }
+
+
+def test_the_last_score_of_its_answer_is_put_on_the_scale(serve: Any) -> None:
+    said = {"4": "Score: 1? No. It is right.\nScore: 10", "5": "Wrong. **Score: 1**", "four": "Score: 5.5"}
+    server = serve(
+        lambda asked: completion(next(text for one, text in said.items() if f"\n\n{one}\n\n" in question(asked)))
+    )
+    found, failed = judged(server, [row("4", messages=CHAT), row("5"), row("four")])
+    assert (found, failed) == ([1.0, 0.0, 0.5], {})
+    first = next(one for one in server.asked if "\n\n4\n\n" in question(one))
+    assert "user: Hi\n\nassistant: Yes?\n\nuser: 2+2?" in question(first)
+    assert {name: first[name] for name in ("model", "temperature", "max_tokens")} == {
+        "model": "the-judge",
+        "temperature": 0,
+        "max_tokens": 512,
+    }
+    plain, _ = judged(server, [row("four")], scale=None)
+    assert plain == [5.5]
+
+
+def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:
+    logps = {"Yes": math.log(0.5), " No": math.log(0.2), "yes": math.log(0.1)}
+    server = serve(lambda asked: completion("Yes", logps))
+    template = "Is {completion} the same as {label}? Braces {like these} stay. Yes or No:"
+    found, failed = judged(server, [row("4", "4"), row("4")], template=template, verdicts={"Yes": 1.0, "No": -1.0})
+    assert found == [pytest.approx((0.5 - 0.2) / 0.7), None], "a prompt without a label cannot be asked about it"
+    assert failed == {"none_given": 1}
+    (asked,) = server.asked
+    assert question(asked) == "Is 4 the same as 4? Braces {like these} stay. Yes or No:"
+    assert (asked["max_tokens"], asked["logprobs"], asked["top_logprobs"]) == (1, True, 20)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "reason"),
+    [
+        (completion("I like it."), {}, "wrong_shape"),
+        (completion("Score: 11"), {}, "bad_number"),
+        (completion("Yes"), {"verdicts": {"Yes": 1.0, "No": 0.0}}, "wrong_shape"),
+        (completion("Hm", {"Hm": -0.1}), {"verdicts": {"Yes": 1.0, "No": 0.0}}, "wrong_shape"),
+        (completion("Score: good"), {"score": "Score: (.*)"}, "bad_number"),
+        ((200, b'{"choices": []}'), {}, "wrong_shape"),
+        ((200, b'{"choices": [{"message": {"content": null}}]}'), {}, "wrong_shape"),
+        ((200, b"<html>"), {}, "wrong_shape"),
+    ],
+)
+def test_what_is_no_verdict_is_a_failure_and_is_not_asked_for_again(
+    answer: tuple[int, bytes], fields: dict[str, Any], reason: str, serve: Any
+) -> None:
+    good = completion("Score: 10", {"Yes": 0.0})
+    server = serve(lambda asked: answer if "\n\nzzz\n\n" in question(asked) or "?zzz" in question(asked) else good)
+    found, failed = judged(server, [row("zzz"), row("fine")], **fields)
+    if "score" in fields:
+        assert failed == {reason: 1}, "the other one is a number"
+        return
+    assert (found, failed) == ([None, 1.0], {reason: 1})
+    assert len(server.asked) == 2
+
+
+def test_a_busy_judge_is_asked_again_and_a_wrong_key_ends_the_run(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = iter([(503, b""), (429, b"")])
+    server = serve(lambda asked: next(busy, None) or completion("Score: 10"))
+    assert judged(server, [row("a")])[0] == [1.0]
+    refusing = serve(lambda asked: (401, b"{}"))
+    with pytest.raises(
+        UserError, match=r"rl.rewards.0.judge: http://127.*/v1/chat/completions answered 401 Unauthorized"
+    ):
+        judged(refusing, [row("a")])
+    with pytest.raises(UserError, match=r"rl.rewards.0.token_variable: the environment has no variable JUDGE_KEY"):
+        judged(server, [row("a")], token_variable="JUDGE_KEY")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    judged(server, [row("a")], token_variable="JUDGE_KEY")
+    assert "Bearer secret" in server.tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"template": "{prompt}"}, "the template needs {completion}"),
+        ({"score": "("}, "is no regular expression"),
+        ({"score": r"\d+"}, "needs a group, in parentheses, around the number"),
+        ({"scale": [10, 1]}, "the lowest and then the highest"),
+        ({"verdicts": {"Yes": 1}}, "at least two words"),
+        ({"verdicts": {True: 1, False: 0}}, "YAML takes Yes and No without quotes"),
+        ({"judge": "ftp://x"}, "is not an http:// or https:// URL"),
+        ({"judge": "https://me:secret@host/v1"}, "must not contain a password"),
+    ],
+)
+def test_what_cannot_work_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        CHOICE.validate({"judge": "http://127.0.0.1:1/v1", "judge_model": "m", **fields})
+
+
+def test_fields_that_nothing_reads_are_refused_in_a_recipe() -> None:
+    reward = {"judge": "http://a/v1", "judge_model": "m", "verdicts": {"Yes": 1, "No": 0}, "max_tokens": 3}
+    evaluation = {"prompts": "prompts.jsonl", "rewards": [reward]}
+    with pytest.raises(
+        UserError, match="`max_tokens` has no effect because `verdicts` are read as the judge's first token"
+    ):
+        parse_recipe(
+            {"method": "sft", "name": "a", "model": "m/m", "sft": {"data": "a.jsonl"}, "evaluation": evaluation},
+            refuse_unused=True,
+        )
+
+
+def test_replicas_and_keys_do_not_decide_the_rewards() -> None:
+    one = {"judge": "http://a/v1", "judge_model": "m"}
+    configs = [
+        CHOICE.validate(one),
+        CHOICE.validate({**one, "judge": ["http://a/v1", "http://b/v1"], "token_variable": "K"}),
+    ]
+    assert content(configs[:1], "f") == content(configs[1:], "f")
+
+
+def test_a_prompt_of_one_message_is_its_text() -> None:
+    assert conversation(row("4", messages=CHAT[:1])) == "Hi"
+    assert conversation(row("4", messages="plain")) == "plain"
+    assert conversation(row("4")) == "<user>2+2?", "what the policy saw"

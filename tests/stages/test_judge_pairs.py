@@ -1,0 +1,122 @@
+"""Two policies beside each other, by a judge that sees both orders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
+from alignment_core.rollout.records import rollout_schema, write_table
+from alignment_core.stages import judge_pairs
+from alignment_core.stages.judge_pairs import JudgePairsConfig, run
+from tests.rewards.judge_server import answers, completion
+from tests.rewards.reward_server import Answer, Server
+
+MINE = {0: ["long answer", "a"], 1: ["same"], 2: ["x"], 3: ["first"]}
+THEIRS = {0: ["short", "b"], 1: ["same"], 2: ["xxxx"], 3: ["other"]}
+
+
+def rollouts(folder: Path, completions: dict[int, list[str]]) -> Path:
+    folder.mkdir()
+    rows = [
+        {
+            "prompt": prompt,
+            "sample": sample,
+            "prompt_ids": [1],
+            "completion_ids": [1],
+            "logps": [-1.0],
+            "finish_reason": "stop",
+            "prompt_text": f"prompt {prompt}",
+            "completion_text": text,
+            "source": f"p:{prompt}",
+        }
+        for prompt, texts in completions.items()
+        for sample, text in enumerate(texts)
+    ]
+    write_table(rows, rollout_schema(), folder / "shard-0.parquet")
+    return folder
+
+
+def longer(content: dict[str, Any]) -> tuple[int, bytes]:
+    """Likes the longer answer; of `first` and `other` always the one that comes first; of `a` and `b` neither."""
+    one, other = answers(content)
+    if {one, other} == {"first", "other"}:
+        return completion("[[B]] no, rather [[A]]")
+    return completion("[[C]]" if len(one) == len(other) else "[[A]]" if len(one) > len(other) else "[[B]]")
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Iterator[Any]:
+    servers: list[Server] = []
+
+    def asked(answer: Answer, mine: Any = MINE, theirs: Any = THEIRS, **fields: Any) -> tuple[Any, Any, Server]:
+        servers.append(Server(answer))
+        url = servers[-1].url.removesuffix("/score") + "/v1/"
+        folder = tmp_path / str(len(servers))
+        for name in ("output", "progress"):
+            (folder / name).mkdir(parents=True)
+        inputs = {"rollouts": rollouts(folder / "mine", mine), "baseline": rollouts(folder / "theirs", theirs)}
+        context: Any = SimpleNamespace(
+            inputs=inputs,
+            output=folder / "output",
+            progress=folder / "progress",
+            resources=ResourcesConfig(reward_timeout_seconds=5),
+            report=lambda *_, **__: None,
+        )
+        config = JudgePairsConfig(judge=PairwiseJudgeConfig(judge=url, judge_model="j", **fields))  # type: ignore[arg-type]
+        metrics = run(context, config)
+        return metrics, json.loads((folder / "output" / "verdicts.json").read_text()), servers[-1]
+
+    yield asked
+    for server in servers:
+        server.end()
+
+
+def test_a_verdict_that_changes_with_the_position_is_a_tie(judge: Any) -> None:
+    metrics, left, server = judge(longer, pairs_per_prompt=2)
+    assert left["prompts"] == {"0": (1 + 0.5) / 2, "1": 0.5, "2": 0.0, "3": 0.5}
+    assert metrics == {"win_rate": (0.75 + 0.5 + 0 + 0.5) / 4, "position_changed": 1 / 5, "pairs": 5}
+    assert len(server.asked) == 8, "each pair in both orders, but for equal answers"
+    assert {answers(one) for one in server.asked} >= {("x", "xxxx"), ("xxxx", "x")}
+    first, *_ = judge(longer)
+    assert first["pairs"] == 4, "one of each prompt, if the recipe says no more"
+
+
+def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: Any) -> None:
+    def shy(content: dict[str, Any]) -> tuple[int, bytes]:
+        return completion("I cannot say.") if "x" in answers(content) else longer(content)
+
+    metrics, left, _ = judge(shy, max_failed=0.5)
+    assert (sorted(left["prompts"]), metrics["failed"]) == (["0", "1", "3"], 1)
+    with pytest.raises(DataError, match=r"the judge j gave no verdict .* \(evaluation.judge.max_failed 0.01\)"):
+        judge(shy)
+    with pytest.raises(DataError, match="sampled on different prompts"):
+        judge(longer, {0: ["a"]}, {1: ["a"]})
+
+
+def test_answers_that_were_given_are_not_asked_for_again(
+    judge: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(judge_pairs, "BLOCK", 2)
+    metrics, left, server = judge(longer)
+    asked = len(server.asked)
+    folder = tmp_path / "1"
+    sorted((folder / "progress").iterdir())[-1].unlink()  # as if it had been killed in the last block
+    context: Any = SimpleNamespace(
+        inputs={"rollouts": folder / "mine", "baseline": folder / "theirs"},
+        output=folder / "output",
+        progress=folder / "progress",
+        resources=ResourcesConfig(),
+        report=lambda *_, **__: None,
+    )
+    url = server.url.removesuffix("/score") + "/v1"
+    assert run(context, JudgePairsConfig(judge=PairwiseJudgeConfig(judge=url, judge_model="j"))) == metrics  # type: ignore[arg-type]
+    assert json.loads((folder / "output" / "verdicts.json").read_text()) == left
+    assert len(server.asked) == asked + 2
