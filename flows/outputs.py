@@ -14,6 +14,7 @@ class Outputs(BaseModel):
 
     policy: Any = None
     reward_model: Any = None
+    rollouts: Any = None
     report: Any = None
     final: str | None = None
     """Label of the policy that may be promoted, as the report calls it."""

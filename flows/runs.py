@@ -291,7 +291,12 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
         promotion["compared_with"] = (
             compared.baseline if any(gate.compares for gate in recipe.promotion.gates) else None
         )
-    named = {"policy": outputs.policy, "reward_model": outputs.reward_model, "report": compared.report}
+    named = {
+        "policy": outputs.policy,
+        "reward_model": outputs.reward_model,
+        "rollouts": outputs.rollouts,
+        "report": compared.report,
+    }
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if report is None:
         metrics = dict(stages[-1].metrics)

@@ -19,6 +19,7 @@ from flows.cli import check as cli_check
 from flows.cli import deploy as cli_deploy
 from flows.cli import doctor as cli_doctor
 from flows.cli import fields as cli_fields
+from flows.cli import generate as cli_generate
 from flows.cli import run as cli_run
 from flows.cli import samples as cli_samples
 from flows.cli import services as cli_services
@@ -35,6 +36,7 @@ for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_st
     app.command()(command)
 app.command()(cli_run.run)
 app.command()(cli_check.check)
+app.command()(cli_generate.generate)
 app.command()(cli_fields.fields)
 cli_services.register(app)
 app.command()(cli_samples.samples)
@@ -73,7 +75,7 @@ def _nothing_lost() -> Iterator[None]:
 
 def _how_to_go_on(arguments: list[str]) -> str:
     """What to say to somebody who pressed Ctrl-C, or ended the process."""
-    if arguments[:1] not in (["run"], ["resume"]):
+    if arguments[:1] not in (["run"], ["resume"], ["generate"]):
         return "nothing was left half done"
     return "finished stages are kept; `align resume last`, or the same command again, continues where it stopped"
 

@@ -40,7 +40,20 @@ def run(
 def run_here(
     recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
 ) -> None:
-    """Run a recipe in this process, with a Prefect server of its own unless one runs, and print what came of it."""
+    """Run a recipe in this process, and print what came of it."""
+    outcome = run_recipe_here(recipe, from_stage, resumes, as_json, overrides)
+    if as_json:
+        print_json({"event": "result", **outcome})
+    else:
+        print_outcome(outcome)
+    if not_promoted(outcome):
+        raise typer.Exit(NOT_PROMOTED)
+
+
+def run_recipe_here(
+    recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Run a recipe in this process, with a Prefect server of its own unless one runs; what came of it."""
     from alignment_core.tracking import require
 
     opened = open_store(recipe.store)  # a store that cannot be used is said before Prefect starts
@@ -55,13 +68,7 @@ def run_here(
     host = early.early_host(recipe, early.check_recipe(recipe, opened))
     with early.closing(host):
         caller = early.CommandLine(None, host, resumes, overrides)
-        outcome = _run_flow(recipe, api, from_stage, caller, as_json)
-    if as_json:
-        print_json({"event": "result", **outcome})
-    else:
-        _print_outcome(outcome)
-    if not_promoted(outcome):
-        raise typer.Exit(NOT_PROMOTED)
+        return _run_flow(recipe, api, from_stage, caller, as_json)
 
 
 def not_promoted(outcome: dict[str, Any]) -> bool:
@@ -95,7 +102,8 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
             COMMAND_LINE.reset(token)
 
 
-def _print_outcome(outcome: dict[str, Any]) -> None:
+def print_outcome(outcome: dict[str, Any]) -> None:
+    """Stages, metrics and outputs of a run, for people."""
     from alignment_core.execution.base import StageResult
     from flows.cli.display import result_table, stage_table, step_table
     from flows.costs import promotion_line

@@ -1,0 +1,14 @@
+"""Completions of prompts; nothing is trained or judged."""
+
+from __future__ import annotations
+
+from alignment_core.recipes.methods.generate import GenerateRecipe
+from flows.outputs import Outputs
+from tasks import data, rollout
+
+
+def generate(recipe: GenerateRecipe) -> Outputs:
+    """Compose the recipe."""
+    model = data.base_model("model", recipe.model)
+    prompts = data.dataset("generate/prompts", recipe.generate.prompts, "prompts", model, held_out=True)
+    return Outputs(rollouts=rollout.generate("generate", recipe.generate.generation, model, prompts))
