@@ -22,6 +22,7 @@ from flows.cli import fields as cli_fields
 from flows.cli import generate as cli_generate
 from flows.cli import run as cli_run
 from flows.cli import samples as cli_samples
+from flows.cli import serve as cli_serve
 from flows.cli import services as cli_services
 from flows.cli import store as cli_store
 from flows.console import Unbroken, err, print_json
@@ -37,6 +38,8 @@ for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_st
 app.command()(cli_run.run)
 app.command()(cli_check.check)
 app.command()(cli_generate.generate)
+app.command()(cli_serve.serve)
+app.command()(cli_serve.serve_reward)
 app.command()(cli_fields.fields)
 cli_services.register(app)
 app.command()(cli_samples.samples)

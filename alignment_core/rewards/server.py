@@ -1,0 +1,223 @@
+"""A reward model behind HTTP: what :mod:`~alignment_core.rewards.endpoint` and OpenRLHF's remote reward models ask.
+
+POST with JSON ``{"query": [texts]}``, prompt and completion as one text with special tokens, is answered with
+``{"rewards": [...], "scores": [...], "extra_logs": {}}``: a number for each, or null for a text that is longer than the
+model's context. Requests that come together are computed together. GET ``/health`` and ``/metrics`` (Prometheus) need no
+token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Rewards = list[float | None]
+
+LARGEST_BODY = 64 << 20
+"""Bytes of a request."""
+MOST_TOGETHER = 256
+"""Texts that are computed together; a request is never cut."""
+STOP_SECONDS = 60.0
+"""For which requests that are under way are waited for when the server ends."""
+
+
+class Batcher:
+    """Calls ``compute`` in a thread of its own, with all texts that wait."""
+
+    def __init__(self, compute: Callable[[list[str]], Rewards]) -> None:
+        self._compute = compute
+        self._waiting: queue.Queue[tuple[list[str], Future[Rewards]] | None] = queue.Queue()
+        self.batches = self.texts = 0
+        self.seconds = 0.0
+        self._thread = threading.Thread(target=self._work, name="rewards", daemon=True)
+        self._thread.start()
+
+    def __call__(self, texts: list[str]) -> Rewards:
+        """The reward of each text, once its turn has come; raises what ``compute`` raised."""
+        done: Future[Rewards] = Future()
+        self._waiting.put((texts, done))
+        return done.result()
+
+    def waiting(self) -> int:
+        return self._waiting.qsize()
+
+    def close(self) -> None:
+        """Finish what waits."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            together, last = [first], False
+            while sum(len(texts) for texts, _ in together) < MOST_TOGETHER and not last:
+                try:
+                    one = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if one is None:
+                    last = True
+                else:
+                    together.append(one)
+            self._answer(together)
+            if last:
+                return
+
+    def _answer(self, together: Sequence[tuple[list[str], Future[Rewards]]]) -> None:
+        started = time.monotonic()
+        try:
+            found = self._compute([text for texts, _ in together for text in texts])
+        except Exception as error:
+            for _, done in together:
+                done.set_exception(error)
+            return
+        self.batches, self.texts = self.batches + 1, self.texts + len(found)
+        self.seconds += time.monotonic() - started
+        place = 0
+        for texts, done in together:
+            done.set_result(found[place : place + len(texts)])
+            place += len(texts)
+
+
+class RewardServer(ThreadingHTTPServer):
+    """Listens once it is made; :meth:`serve_forever` answers until :meth:`stop` is called from another thread."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self, compute: Callable[[list[str]], Rewards], name: str, host: str, port: int, token: str | None = None
+    ) -> None:
+        """``compute`` gives the reward of each text; ``name`` is the model's. Raises OSError for an address that is taken."""
+        super().__init__((host, port), _Handler)
+        self.batcher, self.name, self.token = Batcher(compute), name, token
+        self.requests = self.refused = 0
+        self.under_way = 0
+        self.changed = threading.Condition()
+
+    def stop(self) -> None:
+        """Take no more requests, and finish those that are under way."""
+        self.shutdown()
+        self.server_close()
+        with self.changed:
+            self.changed.wait_for(lambda: not self.under_way, STOP_SECONDS)
+        self.batcher.close()
+
+    def metrics(self) -> str:
+        """In Prometheus' text form."""
+        counted = {
+            "requests_total": self.requests,
+            "refused_total": self.refused,
+            "texts_total": self.batcher.texts,
+            "batches_total": self.batcher.batches,
+            "compute_seconds_total": round(self.batcher.seconds, 6),
+        }
+        now = {"requests_under_way": self.under_way, "requests_waiting": self.batcher.waiting()}
+        lines = [
+            line
+            for kind, values in (("counter", counted), ("gauge", now))
+            for name, value in values.items()
+            for line in (f"# TYPE align_reward_{name} {kind}", f"align_reward_{name} {value}")
+        ]
+        return "\n".join(lines) + "\n"
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RewardServer
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._send(200, json.dumps({"status": "ok", "model": self.server.name}))
+        elif self.path == "/metrics":
+            self._send(200, self.server.metrics(), "text/plain; version=0.0.4")
+        else:
+            self._send(404, json.dumps({"error": 'there are /health, /metrics, and POST of {"query": [...]}'}))
+
+    def do_POST(self) -> None:
+        server = self.server
+        with server.changed:
+            server.requests += 1
+            server.under_way += 1
+        try:
+            rewards = server.batcher(self._texts())
+            self._send(200, json.dumps({"rewards": rewards, "scores": rewards, "extra_logs": {}}))
+        except _Refused as refused:
+            server.refused += 1
+            self.close_connection = True  # what it sent may not have been read
+            self._send(refused.status, json.dumps({"error": str(refused)}))
+        except OSError:
+            raise  # the client went away
+        except Exception as error:
+            self._send(500, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        finally:
+            with server.changed:
+                server.under_way -= 1
+                server.changed.notify_all()
+
+    def _texts(self) -> list[str]:
+        token = self.server.token
+        if token and not hmac.compare_digest(
+            self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()
+        ):
+            raise _Refused(401, "send the token as `Authorization: Bearer …`")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit():
+            raise _Refused(411, "a request needs its Content-Length")
+        if int(length) > LARGEST_BODY:
+            raise _Refused(413, f"a request may have {LARGEST_BODY} bytes; send fewer texts")
+        try:
+            content = json.loads(self.rfile.read(int(length)))
+        except ValueError:
+            raise _Refused(400, "the body is not JSON") from None
+        texts = content.get("query") if isinstance(content, dict) else None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise _Refused(400, 'the body needs "query", a list of texts: prompt and completion with special tokens')
+        return texts
+
+    def _send(self, status: int, text: str, kind: str = "application/json") -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing for each request."""
+
+
+def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[[list[str]], Rewards]:
+    """How texts are scored by a reward model that is open (:class:`alignment_core.training.forward.Forward`).
+
+    A text ends with EOS, as in training; one of more than ``most`` tokens has no score.
+    """
+    eos = tokenizer.eos_token_id
+
+    def ids_of(text: str) -> list[int]:
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids if ids[-1:] == [eos] else [*ids, eos]
+
+    def compute(texts: list[str]) -> Rewards:
+        ids = [ids_of(text) for text in texts]
+        fits = [number for number, one in enumerate(ids) if most is None or len(one) <= most]
+        rewards: Rewards = [None] * len(ids)
+        found = forward.run([(ids[number][:-1], ids[number][-1:]) for number in fits])
+        for number, score in zip(fits, found.tolist(), strict=True):
+            rewards[number] = score
+        return rewards
+
+    return compute

@@ -1,0 +1,160 @@
+"""A reward model behind HTTP: together what comes together, a token, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import Device
+from alignment_core.models.handle import Model
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.rewards.endpoint import Endpoint, asks_for, read_rewards
+from alignment_core.rewards.server import Rewards, RewardServer, scores_of_texts
+from alignment_core.training.forward import ForwardJob
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    servers: list[RewardServer] = []
+
+    def start(compute: Callable[[list[str]], Rewards], token: str | None = None) -> str:
+        servers.append(RewardServer(compute, "the-model", "127.0.0.1", 0, token))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/"
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def lengths(texts: list[str]) -> Rewards:
+    return [float(len(text)) if text else None for text in texts]
+
+
+def test_our_own_endpoint_reward_asks_it(serve: Any) -> None:
+    rows = [{"prompt_text": "p", "completion_text": "x" * n, "label": None, "source": "a:1"} for n in range(5)]
+    endpoint = Endpoint(
+        [serve(lengths)], 2, None, 10.0, "f.urls", asks_for(lambda row: row["completion_text"]), read_rewards
+    )
+    assert dict(endpoint(rows)) == {0: None, 1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
+
+
+def test_requests_that_wait_are_computed_together(serve: Any) -> None:
+    sizes, first = [], threading.Event()
+
+    def slow(texts: list[str]) -> Rewards:
+        sizes.append(len(texts))
+        first.wait(30)
+        return lengths(texts)
+
+    url = serve(slow)
+    with ThreadPoolExecutor(6) as threads:
+        asked = [threads.submit(httpx.post, url, json={"query": ["x" * n] * 2}, timeout=60) for n in range(1, 7)]
+        deadline = time.monotonic() + 30
+        while "requests_waiting 5" not in httpx.get(f"{url}metrics").text and time.monotonic() < deadline:
+            time.sleep(0.02)
+        first.set()
+        found = [one.result().json()["rewards"] for one in asked]
+    assert found == [[float(n)] * 2 for n in range(1, 7)]
+    assert sizes == [2, 10]
+    metrics = httpx.get(f"{url}metrics").text
+    assert "align_reward_texts_total 12\n" in metrics
+    assert "align_reward_batches_total 2\n" in metrics
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"not JSON", 400, "is not JSON"),
+        (b"[]", 400, 'needs "query"'),
+        (b'{"query": [1]}', 400, 'needs "query"'),
+        (b'{"query": "one"}', 400, 'needs "query"'),
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_next_one_answered(
+    body: bytes, status: int, says: str, serve: Any
+) -> None:
+    url = serve(lengths)
+    answer = httpx.post(url, content=body)
+    assert (answer.status_code, says in answer.json()["error"]) == (status, True)
+    assert httpx.post(url, json={"query": ["abc"], "prompts": ["a"], "labels": [None]}).json() == {
+        "rewards": [3.0],
+        "scores": [3.0],
+        "extra_logs": {},
+    }
+    assert httpx.post(url, json={"query": []}).json()["rewards"] == []
+
+
+def test_a_model_that_fails_fails_the_requests_of_its_batch_alone(serve: Any) -> None:
+    def picky(texts: list[str]) -> Rewards:
+        if "bad" in texts:
+            raise RuntimeError("out of luck")
+        return lengths(texts)
+
+    url = serve(picky)
+    answer = httpx.post(url, json={"query": ["bad"]})
+    assert (answer.status_code, answer.json()["error"]) == (500, "RuntimeError: out of luck")
+    assert httpx.post(url, json={"query": ["good"]}).json()["rewards"] == [4.0]
+
+
+def test_a_token_is_asked_of_whoever_wants_rewards(serve: Any) -> None:
+    url = serve(lengths, "secret")
+    assert httpx.get(f"{url}health").json() == {"status": "ok", "model": "the-model"}
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        assert httpx.post(url, json={"query": ["a"]}, headers=headers).status_code == 401
+    assert httpx.post(url, json={"query": ["a"]}, headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+@pytest.fixture
+def reward_model(tiny_model: Any, tmp_path: Path) -> Path:
+    import torch
+    import transformers
+
+    folder = tmp_path / "reward-model"
+    shutil.copytree(tiny_model(), folder)
+    torch.manual_seed(1)
+    transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(folder)
+    return folder
+
+
+def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None:
+    model = Model(reward_model, Reference("reward-model", "0" * 64))
+    forward = ForwardJob(model, "score").open(ResourcesConfig(), Device("cpu", 1))
+    tokenizer = model.tokenizer()
+    found = scores_of_texts(forward, tokenizer, 40)(["<user>2+2=<assistant>4<eos>", "<user>2+2=<assistant>4", "x" * 40])
+    prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("<user>2+2=<assistant>", "4"))
+    (expected,) = forward.run([(prompt, [*answer, tokenizer.eos_token_id])])
+    assert found == [pytest.approx(float(expected), abs=1e-6)] * 2 + [None]
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_ended(reward_model: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "flows.cli.main", "serve-reward", str(reward_model), "--port", "0"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said = next(line for line in server.stderr if " at http://" in line)
+        url = said.rpartition(" at ")[2].partition(";")[0]
+        answer = httpx.post(url, json={"query": ["a", "x" * 1000]}, timeout=60).json()
+        assert isinstance(answer["rewards"][0], float)
+        assert answer["rewards"][1] is None
+        server.send_signal(signal.SIGTERM)
+        assert "ended after 2 texts" in server.stderr.read()
+    assert server.returncode == 0
+    outside = subprocess.run(
+        [*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (outside.returncode, "name a token with --token-variable" in outside.stderr) == (2, True)
