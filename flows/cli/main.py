@@ -20,6 +20,7 @@ from flows.cli import deploy as cli_deploy
 from flows.cli import doctor as cli_doctor
 from flows.cli import fields as cli_fields
 from flows.cli import generate as cli_generate
+from flows.cli import labels as cli_labels
 from flows.cli import run as cli_run
 from flows.cli import samples as cli_samples
 from flows.cli import serve as cli_serve
@@ -33,6 +34,7 @@ INTERRUPTED, TERMINATED = 130, 143
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_store.tags_app, name="tags")
+app.add_typer(cli_labels.labels_app, name="labels")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
     app.command()(command)
 app.command()(cli_run.run)

@@ -1,0 +1,239 @@
+"""Pairs for people to label, and their labels as preference rows: plain JSON Lines, or records as Argilla has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from alignment_core.canonical import derive_seed, digest_of
+from alignment_core.data.messages import as_given
+from alignment_core.errors import DataError, UserError
+
+Format = Literal["jsonl", "argilla"]
+QUESTION = "preferred"
+"""The field that people fill in, and Argilla's question of this name."""
+ANSWERS = ("a", "b", "tie")
+DIGITS = 20
+"""Of an id."""
+
+Row = dict[str, Any]
+
+
+def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most: int | None = None) -> list[Row]:
+    """A pair of different completions for each prompt that has two: the best and the worst by their ``reward``, or two that
+    are drawn. Which of them is ``a`` is drawn, too. With ``most``, so many pairs of prompts that are drawn.
+    """
+    rewards = [row.get("reward") for row in scores] if scores else [None] * len(rollouts)
+    found = []
+    for prompt, group in groupby(zip(rollouts, rewards, strict=True), key=lambda both: int(both[0]["prompt"])):
+        completions: dict[str, tuple[Row, float | None]] = {}
+        for row, reward in group:
+            if row["completion_text"].strip():
+                completions.setdefault(row["completion_text"], (row, reward))
+        if len(completions) < 2:
+            continue
+        drawn = random.Random(derive_seed(seed, "label", prompt))
+        given = list(completions.values())
+        if all(reward is not None for _, reward in given):
+            given.sort(key=lambda both: both[1] or 0.0)
+            two = [given[0][0], given[-1][0]]
+        else:
+            two = [row for row, _ in drawn.sample(given, 2)]
+        drawn.shuffle(two)
+        row = {"prompt": as_given(two[0]) or two[0]["prompt_text"], "a": two[0]["completion_text"]}
+        row |= {"b": two[1]["completion_text"], "source": two[0]["source"]}
+        found.append({"id": id_of(row), **row})
+    if most is not None and len(found) > most:
+        chosen = sorted(random.Random(derive_seed(seed, "labels")).sample(range(len(found)), most))
+        found = [found[number] for number in chosen]
+    return found
+
+
+def id_of(row: Mapping[str, Any]) -> str:
+    """Of a pair's content, whichever comes first: the same pair has the same id in every export."""
+    content = [row["prompt"], *sorted((row["a"], row["b"]))]
+    return digest_of(json.loads(json.dumps(content)))[:DIGITS]
+
+
+def exported(found: Iterable[Row], format: Format) -> str:
+    """The text of a file of pairs."""
+    if format == "jsonl":
+        return "".join(json.dumps({**row, QUESTION: None}, ensure_ascii=False) + "\n" for row in found)
+    records = [
+        {
+            "id": row["id"],
+            "fields": {"prompt": _shown(row["prompt"]), "a": row["a"], "b": row["b"]},
+            "metadata": {"source": row["source"], "prompt": json.dumps(row["prompt"], ensure_ascii=False)},
+            "suggestions": {},
+            "responses": {},
+        }
+        for row in found
+    ]
+    return json.dumps(records, ensure_ascii=False, indent=2) + "\n"
+
+
+def _shown(prompt: Any) -> str:
+    """A prompt as people read it."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+@dataclass
+class Labels:
+    """What people said."""
+
+    rows: list[Row] = field(default_factory=list)
+    """Preference rows, in the order of the pairs."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """``pairs``, ``labelled``, ``ties``, ``unlabelled``, ``duplicates``, ``conflicts``, ``unknown``, ``malformed``."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence for each row that was not taken as it is, with where it is."""
+
+
+def imported(path: Path, known: Path | None = None) -> Labels:
+    """Read labels. ``known`` is the file of pairs that was exported, without which each row has to hold its own pair.
+
+    Several labels of a pair count by majority. Raises UserError for a file that cannot be read.
+    """
+    labels = Labels()
+    pairs_of = {row["id"]: row for _, row in _read(known)} if known else None
+    votes: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    content: dict[str, Row] = {}
+    seen: set[tuple[str, str, str]] = set()
+    for where, row in _read(path):
+        problem = row if isinstance(row, str) else _problem(row, pairs_of)
+        if problem is not None:
+            kind = "unknown" if problem.startswith("unknown") else "malformed"
+            labels.counts[kind] += 1
+            labels.problems.append(f"{where}: {problem}")
+            continue
+        pair = content.setdefault(row["id"], pairs_of[row["id"]] if pairs_of else row)
+        if not row["answers"]:
+            votes[row["id"]] += []
+        for who, answer in row["answers"]:
+            meant = answer if answer == "tie" else row.get(answer, pair[answer])
+            if who and (row["id"], who, meant) in seen:
+                labels.counts["duplicates"] += 1
+                labels.problems.append(f"{where}: {who} has labelled {row['id']} before, alike; counted once")
+                continue
+            seen.add((row["id"], who, meant))
+            votes[row["id"]].append((where, meant))
+    for identity, given in votes.items():
+        _settle(labels, content[identity], given)
+    labels.counts["pairs"] = len(votes)
+    return labels
+
+
+def _settle(labels: Labels, pair: Row, given: list[tuple[str, str]]) -> None:
+    if not given:
+        labels.counts["unlabelled"] += 1
+        return
+    counted = Counter(answer for _, answer in given).most_common()
+    if len(counted) > 1 and counted[0][1] == counted[1][1]:
+        labels.counts["conflicts"] += 1
+        where = ", ".join(place for place, _ in given)
+        labels.problems.append(f"{where}: {pair['id']} has labels that contradict each other; left out")
+        return
+    if len(given) > 1 and len(counted) == 1 and len({place for place, _ in given}) > 1:
+        labels.counts["duplicates"] += len(given) - 1
+        places = ", ".join(place for place, _ in given)
+        labels.problems.append(f"{places}: {pair['id']} is labelled several times, alike; counted once")
+    winner = counted[0][0]
+    if winner == "tie":
+        labels.counts["ties"] += 1
+        return
+    labels.counts["labelled"] += 1
+    other = pair["b"] if winner == pair["a"] else pair["a"]
+    labels.rows.append({"prompt": pair["prompt"], "chosen": winner, "rejected": other})
+
+
+def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
+    """What is wrong with a row, in a sentence that begins with ``unknown`` where it is none of the pairs."""
+    if wrong := next((answer for _, answer in row["answers"] if answer not in ANSWERS), None):
+        return f"`{QUESTION}` is {wrong!r}; a, b or tie is needed"
+    if known is not None:
+        if row["id"] not in known:
+            return f"unknown id {row['id']!r}: it is none of the exported pairs"
+        original = known[row["id"]]
+        if any(name in row and row[name] != original[name] for name in ("a", "b")) and (
+            {row.get("a"), row.get("b")} != {original["a"], original["b"]}
+        ):
+            return f"unknown pair: the texts of {row['id']} were changed"
+        return None
+    if missing := [name for name in ("prompt", "a", "b") if name not in row]:
+        return f"there is no `{missing[0]}`; give the exported file with --pairs, or keep its fields"
+    if row["id"] != id_of(row):
+        return f"unknown id {row['id']!r}: it is not that of this pair; the texts were changed, or the id"
+    return None
+
+
+def _read(path: Path) -> Iterator[tuple[str, Any]]:
+    """Place and row of each label, in one form, or what is wrong with it. Raises UserError."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if text.lstrip().startswith("["):
+        try:
+            records = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path}: is not JSON: {error}") from None
+        for number, record in enumerate(records, start=1):
+            yield f"{path.name}: record {number}", _of_argilla(record)
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield f"{path.name}:{number}", _of_line(line)
+
+
+def _of_line(line: str) -> Row | str:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return "is not JSON"
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str):
+        return "there is no `id`"
+    answer = row.pop(QUESTION, None)
+    return {**row, "answers": [] if answer is None else [(str(row.get("annotator", "")), _answer(answer))]}
+
+
+def _of_argilla(record: Any) -> Row | str:
+    if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+        return "there is no `id`"
+    fields, metadata = record.get("fields") or {}, record.get("metadata") or {}
+    row: Row = {"id": record["id"], **{name: fields[name] for name in ("a", "b") if name in fields}}
+    if isinstance(metadata.get("prompt"), str):
+        row["prompt"] = json.loads(metadata["prompt"])
+    elif "prompt" in fields:
+        row["prompt"] = fields["prompt"]
+    responses = (record.get("responses") or {}).get(QUESTION) or []
+    if not isinstance(responses, list) or not all(isinstance(one, dict) for one in responses):
+        return f"`responses.{QUESTION}` is no list of responses"
+    row["answers"] = [(str(one.get("user_id", "")), _answer(one.get("value"))) for one in responses]
+    return row
+
+
+def _answer(value: Any) -> str:
+    return value.strip().lower() if isinstance(value, str) else repr(value)
+
+
+def file_name(rows: Sequence[Row]) -> str:
+    """Of the file of these rows in an inbox: the same rows have the same file."""
+    text = json.dumps(list(rows), sort_keys=True, ensure_ascii=False)
+    return f"labels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+
+
+def check_pairs(found: Sequence[Row]) -> None:
+    """Raise DataError if there is nothing to label."""
+    if not found:
+        raise DataError(
+            "no prompt has two different completions to compare: sample more of each, or at a higher temperature"
+        )

@@ -1,0 +1,126 @@
+"""``align labels``: pairs for people to label, and their labels into an inbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from alignment_core import journal
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.errors import DataError, UserError
+from alignment_core.files import write_whole
+from flows.console import JsonOption, StoreOption, out, print_json
+
+labels_app = typer.Typer(
+    no_args_is_help=True, help="Export pairs of completions for people to label, and import labels."
+)
+SHOWN = 20
+"""Problems that are printed; --json has all of them."""
+
+
+@labels_app.command("export")
+def export(
+    round_: Annotated[
+        str, typer.Argument(metavar="ROUND", help="Reference of rollouts or scores, id of a run, or `last`.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    stage: Annotated[
+        str | None, typer.Option(help="Of a run: the stage with the completions. Default: those of the last round.")
+    ] = None,
+    as_format: Annotated[
+        Literal["jsonl", "argilla"], typer.Option("--format", help="JSON Lines, or a list of Argilla's records.")
+    ] = "jsonl",
+    most: Annotated[int | None, typer.Option("-n", min=1, help="At most so many pairs.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write pairs of completions of the same prompt: the best and the worst by reward, in an order that says nothing."""
+    from alignment_core.nights.labels import check_pairs, exported, pairs
+    from alignment_core.rollout.records import read_rollouts, read_scores
+
+    if output.exists():
+        raise UserError(f"{output} is there already, perhaps with labels: give another --output")
+    opened, rollouts, scores = _completions(round_, stage, store)
+    given = read_scores(opened.fetch(scores)) if scores else None
+    found = pairs(read_rollouts(opened.fetch(rollouts)), given, seed, most)
+    check_pairs(found)
+    text = exported(found, as_format).encode()
+    write_whole(output, lambda file: file.write(text))
+    result = {"file": str(output), "pairs": len(found), "rollouts": str(rollouts), "scores": scores and str(scores)}
+    if as_json:
+        return print_json(result)
+    return out.print(f"{len(found)} pairs of {rollouts.short} in {output}", markup=False)
+
+
+@labels_app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="File with labels, in either form of the export.")],
+    inbox: Annotated[Path, typer.Option(help="Folder that preference rows are put into.")],
+    pairs: Annotated[
+        Path | None, typer.Option(help="The exported file, if the labels do not hold the pairs themselves.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read labels and put them into an inbox as preference rows. The same labels are put there once."""
+    from alignment_core.nights.labels import file_name, imported
+
+    if not inbox.is_dir():
+        raise UserError(f"--inbox {inbox}: no such folder")
+    labels = imported(file, pairs)
+    written = inbox / file_name(labels.rows) if labels.rows else None
+    again = written is not None and written.exists()
+    if written is not None and not again:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in labels.rows).encode()
+        write_whole(written, lambda opened: opened.write(text))
+    counts = {name: labels.counts[name] for name in sorted(labels.counts) if labels.counts[name]}
+    content = {"file": written and str(written), "new": bool(written) and not again, "counts": counts}
+    if as_json:
+        print_json({**content, "problems": labels.problems})
+    else:
+        for problem in labels.problems[:SHOWN]:
+            out.print(problem, markup=False)
+        if len(labels.problems) > SHOWN:
+            out.print(f"… and {len(labels.problems) - SHOWN} more (--json shows all)")
+        shown = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+        where = f"in {written}{' already' if again else ''}" if written else "no preference among them"
+        out.print(f"{shown}; {where}", markup=False)
+    if counts and not labels.counts["pairs"]:
+        raise DataError(f"{file}: no row could be read as a label")
+
+
+def _completions(text: str, stage: str | None, store: str | None) -> tuple[Store, Reference, Reference | None]:
+    """The store, the rollouts that ``text`` means, and their scores if they are known. Raises UserError."""
+    opened = open_store(store, writes=False)
+    if "@" in text:
+        reference = opened.resolve(text)
+        if reference.kind == "rollouts":
+            return opened, reference, None
+        if reference.kind == "scores":
+            return opened, opened.provenance(reference)[0].inputs["rollouts"], reference
+        raise UserError(f"{text} is a {reference.kind}; rollouts or scores are needed")
+    record = journal.find(text)
+    opened = open_store(store or record.store, writes=False)
+    lines = journal.stages(record.run_id)
+    made = {label: _made(line) for label, line in lines.items()}
+    if stage is None:
+        rounds = [label for label, kinds in made.items() if "scores" in kinds and "/evaluation/" not in label]
+        if not rounds:
+            raise UserError(f"run {record.run_id[:8]} has no round with scored completions: name a stage with --stage")
+        stage = rounds[-1]
+    found = made.get(stage, {})
+    if "scores" in found:
+        inputs: dict[str, Any] = lines[stage].key_parts["inputs"]
+        return opened, Reference.parse(inputs["rollouts"]), found["scores"]
+    if "rollouts" in found:
+        return opened, found["rollouts"], None
+    near = ", ".join(label for label, kinds in made.items() if kinds.keys() & {"scores", "rollouts"})
+    raise UserError(f"--stage {stage}: it has no completions; stages that have are {near or 'none'}")
+
+
+def _made(line: journal.StageLine) -> dict[str, Reference]:
+    references = [Reference.parse(text) for text in line.outputs.values()]
+    return {reference.kind: reference for reference in references}

@@ -1,0 +1,168 @@
+"""Labels from people: pairs whose position says nothing, and every label accounted for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Store, open_store
+from alignment_core.errors import UserError
+from alignment_core.nights.inbox import read_inbox
+from alignment_core.nights.labels import exported, id_of, imported, pairs
+from alignment_core.recipes import DataSource
+from alignment_core.rollout.records import SCORES, rollout_schema, score_schema, write_table
+from tests.align import align_here
+
+SAID = [("good", 2.0), ("worst", -1.0), ("fair", 1.0), ("good", 2.0)]
+
+
+def rollouts(prompts: int, said: Any = SAID) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    rows = [
+        {
+            "prompt": prompt,
+            "sample": sample,
+            "prompt_ids": [1],
+            "completion_ids": [2],
+            "logps": [-1.0],
+            "prompt_text": f"<user>{prompt}",
+            "messages": json.dumps(f"question {prompt}"),
+            "completion_text": text,
+            "finish_reason": "stop",
+            "source": f"p:{prompt}",
+        }
+        for prompt in range(prompts)
+        for sample, (text, _) in enumerate(said)
+    ]
+    scores = [{"prompt": p, "sample": s, "reward": r} for p in range(prompts) for s, (_, r) in enumerate(said)]
+    return rows, scores
+
+
+def test_the_best_and_the_worst_stand_in_either_place() -> None:
+    found = pairs(*rollouts(200), seed=1)
+    assert {frozenset((row["a"], row["b"])) for row in found} == {frozenset(("good", "worst"))}
+    assert 70 <= sum(row["a"] == "good" for row in found) <= 130  # 100 expected, standard deviation 7
+    assert found[3]["prompt"] == "question 3", "as it was before the template"
+    assert len({row["id"] for row in found}) == 200
+    assert found[0]["id"] == id_of({**found[0], "a": found[0]["b"], "b": found[0]["a"]})
+    assert pairs(*rollouts(200), seed=1) == found != pairs(*rollouts(200), seed=2)
+    few = pairs(*rollouts(200), seed=1, most=5)
+    assert [row in found for row in few] == [True] * 5
+
+
+def test_without_scores_two_are_drawn_and_prompts_without_two_are_left_out() -> None:
+    found = pairs(rollouts(50)[0], None, seed=0)
+    drawn = Counter(text for row in found for text in (row["a"], row["b"]))
+    assert set(drawn) == {"good", "worst", "fair"}
+    assert pairs(rollouts(3, [("same", 1.0), ("same", 1.0), (" ", 0.0)])[0], None, seed=0) == []
+
+
+def labelled(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_every_label_is_taken_or_named(tmp_path: Path) -> None:
+    found = [{**row, "preferred": None} for row in pairs(*rollouts(6), seed=0)]
+    rows = [
+        {**found[0], "preferred": "A "},
+        {**found[1], "preferred": "b"},
+        {**found[1], "preferred": "b"},
+        {**found[2], "preferred": "tie"},
+        {**found[3], "preferred": "a"},
+        {**found[3], "preferred": "b"},
+        found[4],
+        {**found[5], "preferred": "better"},
+        {**found[5], "a": "changed", "preferred": "a"},
+        {"id": "none"},
+        {"preferred": "a"},
+        "{",
+    ]
+    labels = imported(labelled(tmp_path / "l.jsonl", rows))
+    assert labels.rows == [
+        {"prompt": "question 0", "chosen": found[0]["a"], "rejected": found[0]["b"]},
+        {"prompt": "question 1", "chosen": found[1]["b"], "rejected": found[1]["a"]},
+    ]
+    assert labels.counts == {
+        "pairs": 5,
+        "labelled": 2,
+        "duplicates": 1,
+        "ties": 1,
+        "conflicts": 1,
+        "unlabelled": 1,
+        "malformed": 4,
+        "unknown": 1,
+    }
+    said = "\n".join(labels.problems)
+    for piece in (
+        "l.jsonl:8: `preferred` is 'better'; a, b or tie is needed",
+        f"l.jsonl:9: unknown id '{found[5]['id']}': it is not that of this pair",
+        "l.jsonl:10: there is no `prompt`",
+        "l.jsonl:11: there is no `id`",
+        "l.jsonl:12: is not JSON",
+        f"l.jsonl:2, l.jsonl:3: {found[1]['id']} is labelled several times, alike",
+        f"l.jsonl:5, l.jsonl:6: {found[3]['id']} has labels that contradict each other; left out",
+    ):
+        assert piece in said
+
+
+def test_ids_alone_are_enough_beside_the_exported_file(tmp_path: Path) -> None:
+    found = pairs(*rollouts(3), seed=0)
+    (tmp_path / "pairs.jsonl").write_text(exported(found, "jsonl"))
+    rows = [{"id": found[0]["id"], "preferred": "b"}, {"id": "0" * 20, "preferred": "a"}]
+    rows.append({"id": found[1]["id"], "a": "other", "b": "texts", "preferred": "a"})
+    labels = imported(labelled(tmp_path / "l.jsonl", rows), tmp_path / "pairs.jsonl")
+    assert [row["chosen"] for row in labels.rows] == [found[0]["b"]]
+    assert labels.counts["unknown"] == 2
+    with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
+        imported(tmp_path / "none.jsonl")
+
+
+def test_records_of_argilla_count_the_majority_of_their_responses(tmp_path: Path) -> None:
+    found = pairs(*rollouts(3), seed=0)
+    records = json.loads(exported(found, "argilla"))
+    assert records[0]["fields"] == {"prompt": "question 0", "a": found[0]["a"], "b": found[0]["b"]}
+    for record, answers in zip(records, (["a", "a", "b"], ["a", "b"], []), strict=True):
+        given = [{"user_id": str(user), "value": value} for user, value in enumerate(answers)]
+        record["responses"] = {"preferred": given} if given else {}
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    labels = imported(tmp_path / "records.json")
+    assert labels.rows == [{"prompt": "question 0", "chosen": found[0]["a"], "rejected": found[0]["b"]}]
+    assert {name: labels.counts[name] for name in ("labelled", "conflicts", "unlabelled")} == dict.fromkeys(
+        ("labelled", "conflicts", "unlabelled"), 1
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "home" / "store")
+
+
+def test_from_a_round_through_people_into_an_inbox(store: Store, tmp_path: Path) -> None:
+    rows, scores = rollouts(4)
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    write_table(rows, rollout_schema(), folder / "shard-00000.parquet")
+    write_table(scores, score_schema(), tmp_path / SCORES)
+    reference = store.publish(folder, "rollouts")
+    home, file = tmp_path / "home", tmp_path / "pairs.jsonl"
+    done = align_here(home, "labels", "export", str(reference), "-o", str(file), "--json")
+    assert json.loads(done.stdout)["pairs"] == 4, done.stderr
+    assert align_here(home, "labels", "export", str(reference), "-o", str(file)).returncode == 2, "it may hold labels"
+
+    given = [{**json.loads(line), "preferred": "a"} for line in file.read_text().splitlines()]
+    labelled(file, given)
+    inbox = tmp_path / "inbox"
+    assert align_here(home, "labels", "import", str(file), "--inbox", str(inbox)).returncode == 2, "no such folder"
+    inbox.mkdir()
+    for new in (True, False):
+        done = align_here(home, "labels", "import", str(file), "--inbox", str(inbox), "--json")
+        assert json.loads(done.stdout)["new"] == new
+    arrived = read_inbox([DataSource(path=str(inbox))], set(), store)
+    assert [row.pair["chosen"] for row in arrived.rows] == [row["a"] for row in given]
+    assert arrived.malformed == []
+    labelled(file, ["nothing", "that", "is a label"])
+    assert align_here(home, "labels", "import", str(file), "--inbox", str(inbox)).returncode == 2
