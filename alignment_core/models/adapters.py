@@ -1,7 +1,8 @@
 """LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and the plain model they amount to.
 
 A layer's output is W x + (lora_alpha / r) B A x, with A [r, in] random at first and B [out, r] zero: equation 3 of the paper.
-With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r.
+With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r. With DoRA (Liu et al. 2024) each row of W + (lora_alpha / r) B A is
+brought to a trained length m [out], at first that of W's row.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
     layers = [one for one in model.modules() if isinstance(one, LoraLayer)]
     for layer in layers:
-        layer.set_scale(ADAPTER, 0.0)  # what PEFT has for it changes `requires_grad`, on which DeepSpeed relies
+        layer._disable_adapters = True  # what PEFT has for it changes `requires_grad`, on which DeepSpeed relies
     try:
         yield
     finally:
         for layer in layers:
-            layer.set_scale(ADAPTER, 1.0)
+            layer._disable_adapters = False
 
 
 def plain_names(model: nn.Module) -> list[str]:
@@ -86,7 +87,8 @@ def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
 
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, worked out in fp32.
+    """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, with DoRA m times the directions of
+    its rows, worked out in fp32.
 
     The adapters of each layer in ``weights`` must be there, too. What is merged lies on the CPU, so that a device holds one
     such weight at a time; all else comes as it is.
@@ -95,9 +97,12 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     for name, tensor in weights.items():
         layer, base, kind = name.rpartition(BASE)
         if base and kind == "weight":
-            a, b = (weights[one].detach().float() for one in _names(layer))
+            a, b, *lengths = (weights[one].detach().float() for one in _names(layer) if one in weights)
             scaling: Any = model.get_submodule(layer).scaling
-            tensor = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER]).to(tensor.dtype).cpu()
+            whole = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER])
+            for length in lengths:
+                whole *= (length / whole.norm(dim=1))[:, None]
+            tensor = whole.to(tensor.dtype).cpu()
         if not _is_adapter(name):
             found[f"{layer}.{kind}" if base else name] = tensor
     return found
@@ -114,7 +119,7 @@ def save_adapter(
     import peft
     from safetensors.torch import save_file
 
-    tensors = {name.replace(f".{ADAPTER}.", "."): tensor for name, tensor in weights.items() if _is_adapter(name)}
+    tensors = {_in_file(name): tensor for name, tensor in weights.items() if _is_adapter(name)}
     layers = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
     heads = {f"{head}.weight": weights[f"{head}.weight"]} if head else {}
     found = {
@@ -134,9 +139,18 @@ def save_adapter(
     written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def _names(layer: str) -> tuple[str, str]:
-    return f"{layer}.lora_A.{ADAPTER}.weight", f"{layer}.lora_B.{ADAPTER}.weight"
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
+"""What PEFT calls the parameters of an adapter; the last are DoRA's lengths."""
+
+
+def _in_file(name: str) -> str:
+    """What PEFT calls a parameter of an adapter in its files."""
+    return name.replace(f".{ADAPTER}.", ".").replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
+
+
+def _names(layer: str) -> tuple[str, ...]:
+    return tuple(f"{layer}.{part}.{ADAPTER}.weight" for part in PARTS)
 
 
 def _is_adapter(name: str) -> bool:
-    return name.endswith((f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"))
+    return name.endswith(tuple(f".{part}.{ADAPTER}.weight" for part in PARTS))

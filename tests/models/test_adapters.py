@@ -18,6 +18,7 @@ from alignment_core.models.loading import load_model
 from alignment_core.recipes import LoraConfig, TrainingConfig
 
 CONFIG = LoraConfig(r=4, lora_alpha=12)
+DORA = LoraConfig(r=4, lora_alpha=12, use_dora=True)
 IDS = torch.arange(40)[None]
 
 
@@ -29,6 +30,8 @@ def adapted(path: Any, config: LoraConfig = CONFIG, seed: int = 7, dtype: torch.
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+        if "magnitude" in name:
+            parameter.data *= 1 + 0.1 * torch.rand(parameter.shape, generator=generator)
     return model
 
 
@@ -63,8 +66,9 @@ def test_merged_is_base_plus_alpha_over_r_times_the_product(dtype: torch.dtype, 
     assert (logits(base) - logits(model)).abs().max() < (0.1 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(tiny_model: Any) -> None:
-    model, base = adapted(tiny_model()), transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
+@pytest.mark.parametrize("config", [CONFIG, DORA], ids=["LoRA", "DoRA"])
+def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(config: LoraConfig, tiny_model: Any) -> None:
+    model, base = adapted(tiny_model(), config), transformers.AutoModelForCausalLM.from_pretrained(tiny_model())
     before = logits(model)
     assert (before - logits(base)).abs().max() > 1e-2
     with adapters_off(model):
@@ -75,9 +79,9 @@ def test_without_its_adapters_a_model_is_bit_for_bit_the_one_that_it_was(tiny_mo
     }
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, tiny_model: Any) -> None:
-    model = adapted(tiny_model("qwen2", tied))
+@pytest.mark.parametrize(("tied", "config"), [(True, CONFIG), (False, CONFIG), (True, DORA)])
+def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, config: LoraConfig, tiny_model: Any) -> None:
+    model = adapted(tiny_model("qwen2", tied), config)
     plan = buckets.plan(model, size=50_000)
     assert len(plan) > 3
     sender, receiver = buckets.Sender(model, rank=0, zero_stage=0), buckets.Receiver()
@@ -88,7 +92,9 @@ def test_buckets_hold_the_merged_weights_however_they_are_cut(tied: bool, tiny_m
     assert all(torch.equal(tensor, plain[name]) for name, tensor in sent.items())
 
 
-@pytest.mark.parametrize("config", [CONFIG, LoraConfig(r=4, lora_alpha=3, use_rslora=True)], ids=["LoRA", "rsLoRA"])
+@pytest.mark.parametrize(
+    "config", [CONFIG, LoraConfig(r=4, lora_alpha=3, use_rslora=True), DORA], ids=["LoRA", "rsLoRA", "DoRA"]
+)
 def test_peft_loads_what_is_saved_and_computes_what_is_merged(
     config: LoraConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
@@ -110,6 +116,21 @@ def test_the_factor_of_rslora_is_alpha_over_the_root_of_r(tiny_model: Any) -> No
     a, b = (weights[f"model.layers.0.mlp.up_proj.lora_{one}.default.weight"] for one in "AB")
     plain = merged(model, weights)["model.layers.0.mlp.up_proj.weight"]
     torch.testing.assert_close(plain, weights["model.layers.0.mlp.up_proj.base_layer.weight"] + 3.0 * (b @ a))
+
+
+def test_the_rows_of_dora_have_the_lengths_that_were_trained(tiny_model: Any) -> None:
+    model = adapted(tiny_model(), DORA)
+    weights = model.state_dict()
+    layer = "model.layers.0.mlp.up_proj"
+    a, b, length = (weights[f"{layer}.{one}.default.weight"] for one in ("lora_A", "lora_B", "lora_magnitude_vector"))
+    plain = merged(model, weights)[f"{layer}.weight"]
+    torch.testing.assert_close(plain.norm(dim=1), length)
+    direction = weights[f"{layer}.base_layer.weight"] + 3.0 * (b @ a)
+    torch.testing.assert_close(plain / plain.norm(dim=1)[:, None], direction / direction.norm(dim=1)[:, None])
+    fresh = adapted(tiny_model(), LoraConfig(r=4, use_dora=True)).state_dict()
+    assert (
+        fresh[f"{layer}.lora_magnitude_vector.default.weight"] >= weights[f"{layer}.base_layer.weight"].norm(dim=1)
+    ).all()
 
 
 def test_the_head_of_a_reward_model_is_saved_with_its_adapters_and_the_same_bytes_each_time(

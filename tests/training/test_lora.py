@@ -76,11 +76,15 @@ def test_steps_are_those_of_plain_torch(make_job: Any, machines: Any, tables: An
     assert all(torch.equal(found[name], before[name]) for name in frozen)
 
 
-@pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
+@pytest.mark.parametrize(
+    ("method", "lora"),
+    [(Sft(), LORA), (RewardModel(), LORA), (DPO, LORA), (Sft(), LORA | {"use_dora": True})],
+    ids=["sft", "reward model", "dpo", "sft, DoRA"],
+)
 def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learnt(
-    method: Any, make_job: Any, machines: Any, tmp_path: Path
+    method: Any, lora: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
-    job = make_job(method, lora=LORA)
+    job = make_job(method, lora=lora)
     one = trained(machines(1), job, tmp_path / "one")
     before = load_file(job.model.path / "model.safetensors")
     assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-4
@@ -113,11 +117,18 @@ def test_bf16_learns_as_fp32_does_up_to_its_rounding(
     assert torch.nn.functional.cosine_similarity(moved, moved_roughly, dim=0) > 0.9
 
 
-@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (1, False), (2, True), (3, False), (0, True), (3, True)])
+@pytest.mark.parametrize(
+    ("zero_stage", "bf16", "dora"),
+    [
+        *((0, False, False), (1, False, False), (2, True, False), (3, False, False), (0, True, False)),
+        *((3, True, False), (0, False, True), (3, True, True)),
+    ],
+)
 def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
-    zero_stage: int, bf16: bool, make_job: Any, machines: Any, tmp_path: Path
+    zero_stage: int, bf16: bool, dora: bool, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
-    job, progress = make_job(RewardModel(), lora=LORA, bf16=bf16), tmp_path / "progress"
+    lora = LORA | ({"use_dora": True} if dora else {})
+    job, progress = make_job(RewardModel(), lora=lora, bf16=bf16), tmp_path / "progress"
     with machines(2).trainers() as group:
         ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
         train(ranks, 3)

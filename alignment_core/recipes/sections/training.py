@@ -24,6 +24,8 @@ class LoraConfig(Config):
     """Scaling: their product is multiplied by `lora_alpha` / `r`."""
     use_rslora: bool = Field(False, exclude_if=lambda used: not used)
     """Multiply it by `lora_alpha` / √`r` instead (rsLoRA), so that a high rank learns as fast as a low one."""
+    use_dora: bool = Field(False, exclude_if=lambda used: not used)
+    """Train the length of each output's weights, too, apart from their direction, which the matrices change (DoRA)."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
