@@ -1,8 +1,8 @@
 """LoRA: small trained matrices beside a model's frozen linear layers (Hu et al. 2021), and the plain model they amount to.
 
 A layer's output is W x + (lora_alpha / r) B A x, with A [r, in] random at first and B [out, r] zero: equation 3 of the paper.
-With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r. With DoRA (Liu et al. 2024) each row of W + (lora_alpha / r) B A is
-brought to a trained length m [out], at first that of W's row.
+With rsLoRA (Kalajdzievski 2023) the factor is lora_alpha / √r. With DoRA (Liu et al. 2024) each row of
+W + (lora_alpha / r) B A is brought to a trained length m [out], at first that of W's row.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -10,6 +11,7 @@ from alignment_core.data.context import context_length
 from alignment_core.data.messages import as_given, assistant
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
+from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair, distinct
 from alignment_core.rewards.base import Opening, Rows, Scores
@@ -17,37 +19,65 @@ from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.judges import has_another_tokenizer, pairs_of
 from alignment_core.user_code.failed import Failed
 
+LEAST_DEVIATION = 1e-6
+"""Of rewards that hardly differ."""
+
 
 class Judge:
     """A reward model that is open. The same completion of the same prompt is scored once."""
 
-    def __init__(self, scores: Scores, close: Callable[[], None] = lambda: None, text: InText | None = None) -> None:
-        """``close`` ends its actors; ``text`` is there for a model with another tokenizer than the policy's."""
-        self._scores, self.close, self._text = scores, close, text
+    def __init__(
+        self,
+        scores: Scores,
+        close: Callable[[], None] = lambda: None,
+        text: InText | None = None,
+        spread: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        """``close`` ends its actors; ``text`` is there for a model with another tokenizer than the policy's; ``spread`` is what
+        is subtracted from scores, and what they are then divided by."""
+        self._scores, self.close, self._text, self._spread = scores, close, text, spread
 
     @classmethod
-    def open(cls, opening: Opening) -> Judge:
-        """A model with another tokenizer than the policy's scores text, which ``opening.warnings`` then says. Raises UserError
-        if it cannot."""
+    def open(cls, opening: Opening, normalised: bool = False) -> Judge:
+        """With ``normalised`` scores have the mean 0 and the deviation 1 on answers that the model was trained on.
+
+        A model with another tokenizer than the policy's scores text, which ``opening.warnings`` then says. Raises UserError if
+        it cannot.
+        """
         assert opening.model is not None
         assert opening.scores is not None
         text = None
         if has_another_tokenizer(opening.model, opening.tokenizer, opening.prompts):
             text = InText(opening.model, f"{opening.field}.reward_model")
             opening.warnings.append(text.warning(opening.policy))
+        spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
         held = ExitStack()
         scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
-        return cls(scores, held.close, text)
+        return cls(scores, held.close, text, spread)
 
     def __call__(self, rows: Rows) -> Answers:
         read: Sequence[Pair | Failed] = self._text.pairs(rows) if self._text else pairs_of(rows)
         pairs, places = distinct([pair for pair in read if not isinstance(pair, Failed)])
         scores = self._scores(pairs) if pairs else ()
         place = iter(places)
+        mean, deviation = self._spread
         yield from (
-            (number, pair if isinstance(pair, Failed) else float(scores[next(place)]))
+            (number, pair if isinstance(pair, Failed) else (float(scores[next(place)]) - mean) / deviation)
             for number, pair in enumerate(read)
         )
+
+
+def spread_of(model: Model, field: str) -> tuple[float, float]:
+    """Mean and deviation of the rewards that a model gave to answers it was trained on. Raises UserError if it does not say."""
+    try:
+        found = json.loads((model.path / SPREAD).read_text())
+        mean, deviation = float(found["mean"]), float(found["deviation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{field}.normalise: {model.reference.short} does not say the mean and deviation of its rewards (it has no usable "
+            f"{SPREAD}, as reward models that are trained here have): choose `running` or `batch`"
+        ) from None
+    return mean, max(deviation, LEAST_DEVIATION)
 
 
 class InText:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
-from alignment_core.evaluation.files import HELD_OUT
+import numpy as np
+
+from alignment_core.evaluation.files import HELD_OUT, SPREAD
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.forward_passes import ForwardPasses
 from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, packages_of, train
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
+
+MEASURED_ROWS, BLOCK = 512, 256
+"""Training rows whose answers are measured, and how many answers a rank has at a time."""
 
 
 class RewardModelStageConfig(StageConfig):
@@ -29,19 +36,40 @@ def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]
     metrics = train(context, method, config.training)
     held_out = {name: value for name, value in metrics.items() if name.startswith("test_")}
     (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")
-    return metrics
+    return {**metrics, **_spread(context)}
+
+
+def _spread(context: StageContext) -> dict[str, float]:
+    """Mean and deviation of what the model gives to answers that it was trained on, left beside its weights."""
+    import pyarrow.parquet as pq
+
+    from alignment_core.training.methods.pairs import pair_rows
+
+    rows = pair_rows(pq.read_table(context.inputs["data"] / "train.parquet").slice(0, MEASURED_ROWS))
+    asked = [(sequence.ids[:-1], sequence.ids[-1:]) for row in rows for sequence in row.sequences]
+    passes = ForwardPasses(context, BLOCK)
+    with passes.held():
+        scores = passes(replace(context.model("model"), path=context.output), "score", "trained", asked)
+    scores = scores.astype(np.float64)
+    found = {"mean": float(f"{scores.mean():.6g}"), "deviation": float(f"{scores.std():.6g}")}
+    for folder in (context.output, context.outputs.get(LAST)):
+        if folder is not None and (folder / "config.json").is_file():
+            (folder / SPREAD).write_text(json.dumps({**found, "answers": len(scores)}, indent=2, sort_keys=True) + "\n")
+    return {f"reward_{name}": value for name, value in found.items()}
 
 
 SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
 CODE = (
     *TRAINS,
     "alignment_core.evaluation.files",
+    "alignment_core.execution.forward_passes",
     "alignment_core.losses.reward",
+    *below("alignment_core.training", "forward forward_ranks"),
     *below("alignment_core.training.methods", "pairs reward_model"),
 )
 STAGE = Stage(
     "reward_model",
-    3,
+    4,
     {"reward-model": "reward-model", LAST: "reward-model", ADAPTER: "adapter"},
     RewardModelStageConfig,
     run,

@@ -105,6 +105,21 @@ def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Pa
     assert [len(pairs) for pairs in asked] == [3], "the same completion of the same prompt is scored once"
 
 
+def test_scores_are_normalised_by_what_the_model_says_of_its_training(judge: Path) -> None:
+    rows = [row("<user>1+1=<assistant>", "2", "1+1="), row("<user>1+1=<assistant>", "three", "1+1=")]
+    plain, *_ = scored(judge, rows)
+    (judge / "rewards.json").write_text(json.dumps({"mean": 1.5, "deviation": 4.0, "answers": 10}))
+    found = dict(Judge.open(opening_of(judge, []), normalised=True)(rows))
+    assert [found[0], found[1]] == pytest.approx([(one - 1.5) / 4.0 for one in plain], abs=1e-6)
+    assert scored(judge, rows)[0] == plain, "only if it is asked for"
+    for content in (None, "{}", '{"mean": "x", "deviation": 1}'):
+        (judge / "rewards.json").unlink(missing_ok=True)
+        if content:
+            (judge / "rewards.json").write_text(content)
+        with pytest.raises(UserError, match=r"rl\.rewards\.1\.normalise: .* does not say the mean and deviation"):
+            Judge.open(opening_of(judge, []), normalised=True)
+
+
 def test_a_truncated_answer_ends_without_eos_as_in_the_policys_own_tokens(judge: Path) -> None:
     found, *_ = scored(judge, [row("<user>1+1=<assistant>", "2 bec", "1+1=", finish_reason="length")])
     assert found == pytest.approx(

@@ -41,9 +41,10 @@ class RewardConfig(Config):
     """Weight in the sum of all rewards."""
     clip: tuple[float, float] | None = None
     """Lower and upper bound to which each reward is clipped, before any other processing."""
-    normalise: Literal["none", "group", "batch", "running"] = "none"
+    normalise: Literal["none", "group", "batch", "running", "model"] = "none"
     """Subtract the mean and divide by the standard deviation of the rewards: of the prompt's completions (`group`), of
-    the step (`batch`), or of all steps so far (`running`)."""
+    the step (`batch`), of all steps so far (`running`), or of answers that the reward model was trained on, as it says itself
+    (`model`; before `clip`)."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
     """Largest share of a step's completions that may lack this reward; they are counted and left out."""
 
@@ -63,6 +64,10 @@ class RewardConfig(Config):
     def _has_ordered_bounds(self) -> RewardConfig:
         if self.clip and self.clip[0] >= self.clip[1]:
             raise ValueError("`clip` needs a lower and then an upper bound")
+        if self.normalise == "model" and self.KEY != "reward_model":
+            raise ValueError(
+                "`normalise: model` is for a `reward_model`, which knows the mean and deviation of its rewards"
+            )
         return self
 
 

@@ -29,7 +29,7 @@ def _content(reward: ModelReward, field: str) -> dict[str, Any]:
 
 
 def _open(reward: ModelReward, opening: Opening) -> Judge:
-    return Judge.open(opening)
+    return Judge.open(opening, reward.normalise == "model")
 
 
 REWARD = RewardKind(
