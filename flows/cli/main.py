@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import typer
 
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
+from flows.cli import chat as cli_chat
 from flows.cli import check as cli_check
 from flows.cli import deploy as cli_deploy
 from flows.cli import doctor as cli_doctor
@@ -40,6 +41,7 @@ for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_st
 app.command()(cli_run.run)
 app.command()(cli_check.check)
 app.command()(cli_generate.generate)
+app.command()(cli_chat.chat)
 app.command()(cli_serve.serve)
 app.command()(cli_serve.serve_reward)
 app.command()(cli_fields.fields)

@@ -34,8 +34,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP as OpenAI's API has it (chat, completions, models), until SIGTERM or Ctrl-C."""
     token = _token(host, token_variable)
-    folder, shown = _model(model, store)
-    command, environment = _server(folder, name or shown, host, port)
+    folder, shown = model_of(model, store)
+    command, environment = server_of(folder, name or shown, host, port)
     if token:
         environment["VLLM_API_KEY"] = token
     url = f"http://{host}:{port}/v1"
@@ -56,7 +56,7 @@ def _token(host: str, variable: str | None) -> str | None:
     return token
 
 
-def _model(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
+def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
     """Where its weights are, and what it is called. Raises UserError if neither store nor disk has it."""
     from alignment_core.recipes import ModelConfig
     from alignment_core.recipes.paths import is_written_as_path
@@ -74,7 +74,7 @@ def _model(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -
     return model, model  # a name on the Hub: vLLM says if there is none
 
 
-def _server(folder: str, name: str, host: str, port: int) -> tuple[list[str], dict[str, str]]:
+def server_of(folder: str, name: str, host: str, port: int) -> tuple[list[str], dict[str, str]]:
     """The server's command, and its environment, as our own engines have theirs."""
     import torch
 
@@ -116,7 +116,7 @@ def serve_reward(
     import threading
 
     token = _token(host, token_variable)
-    folder, shown = _model(model, store, REWARD_MODELS)
+    folder, shown = model_of(model, store, REWARD_MODELS)
     if not Path(folder).is_dir():
         raise UserError(f"model: {model}: neither an artifact nor a folder; a reward model has to be on this machine")
     compute = _scores(Path(folder))

@@ -1,0 +1,193 @@
+"""``align chat``: talk with a model, or with two side by side, in the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO, Annotated
+
+import typer
+
+from alignment_core.errors import EnvironmentFault, UserError
+from flows.cli.serve import model_of, server_of
+from flows.console import JsonOption, StoreOption, err, out, print_json
+
+START_SECONDS = 600.0
+"""For which a server may load its model."""
+STOP_SECONDS = 20.0
+SHOWN = 1500
+"""Characters of a server's log that a message shows."""
+HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it"
+
+
+def chat(
+    models: Annotated[
+        list[str], typer.Argument(help="One or two: reference, tag, folder, Hub name, or the URL of a server (…/v1).")
+    ],
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 512,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Talk with a model; with two, both are asked the same. Answers are streamed, and every model has its own history."""
+    if len(models) > 2:
+        raise UserError("talk with one model, or two side by side")
+    with ExitStack() as open_:
+        found = [model if "://" in model else model_of(model, store) for model in models]  # before any is started
+        urls = [one if isinstance(one, str) else open_.enter_context(_served(*one)) for one in found]
+        voices = [Voice(model, url, system) for model, url in zip(models, urls, strict=True)]
+        if not as_json:
+            err.print(HELP)
+        for line in _lines(prompted=sys.stdin.isatty()):
+            if line in ("/quit", "/exit"):
+                return
+            if line == "/reset":
+                for voice in voices:
+                    voice.reset()
+                continue
+            said = {}
+            for voice in voices:
+                if len(voices) > 1 and not as_json:
+                    out.print(f"\n[{voice.name}]", markup=False, style="bold")
+                pieces = voice.answer(line, temperature, max_tokens)
+                said[voice.name] = _shown(pieces, quiet=as_json)
+            if as_json:
+                print_json({"prompt": line, "answers": said})
+
+
+def _lines(prompted: bool) -> Iterator[str]:
+    """What the user says, until the end of input."""
+    while True:
+        if prompted:
+            sys.stdout.write("\n> ")
+            sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _shown(pieces: Iterator[str], quiet: bool) -> str:
+    """Print an answer as it comes. Ctrl-C ends it, not the conversation."""
+    said = []
+    try:
+        for piece in pieces:
+            said.append(piece)
+            if not quiet:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        pieces.close()  # type: ignore[attr-defined]
+    if not quiet:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    return "".join(said)
+
+
+class Voice:
+    """One model behind a URL, and what was said with it."""
+
+    def __init__(self, name: str, url: str, system: str | None) -> None:
+        """Raises EnvironmentFault if nothing answers at the URL."""
+        self.name, self.url, self._system = name, url.rstrip("/"), system
+        self.messages: list[dict[str, str]] = []
+        self.reset()
+        self._model = _first_model(self.url)
+
+    def reset(self) -> None:
+        """Forget the conversation, but for the system prompt."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def answer(self, line: str, temperature: float, max_tokens: int) -> Iterator[str]:
+        """Pieces of the answer; what came of it is in the history, also where it was broken off. Raises EnvironmentFault."""
+        import httpx
+
+        self.messages.append({"role": "user", "content": line})
+        content = {
+            "model": self._model,
+            "messages": self.messages,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "stream": True,
+        }
+        said: list[str] = []
+        try:
+            with httpx.stream("POST", f"{self.url}/chat/completions", json=content, timeout=None) as response:
+                if not response.is_success:
+                    response.read()
+                    raise EnvironmentFault(f"{self.url} answered {response.status_code}: {response.text[:SHOWN]}")
+                for event in response.iter_lines():
+                    if event.startswith("data: ") and event != "data: [DONE]":
+                        choices = json.loads(event.removeprefix("data: ")).get("choices") or [{}]
+                        if piece := choices[0].get("delta", {}).get("content"):
+                            said.append(piece)
+                            yield piece
+        except httpx.HTTPError as error:
+            raise EnvironmentFault(f"{self.url}: {error or type(error).__name__}") from None
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(said)})
+
+
+def _first_model(url: str) -> str:
+    import httpx
+
+    try:
+        found = httpx.get(f"{url}/models", timeout=30).raise_for_status().json()["data"][0]["id"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise EnvironmentFault(f"{url}/models: no OpenAI-compatible server answers there ({error})") from None
+    return str(found)
+
+
+@contextmanager
+def _served(folder: str, name: str) -> Iterator[str]:
+    """vLLM's server on a model for as long as the context lasts; its URL. Raises EnvironmentFault if it does not start."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command, environment = server_of(folder, name, "127.0.0.1", port)
+    with tempfile.TemporaryFile() as log, ExitStack() as running:
+        server = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C ends an answer, not the server
+        )
+        running.callback(_end, server)
+        err.print(f"{name}: vLLM loads it", markup=False)
+        _wait(server, f"http://127.0.0.1:{port}/v1", name, log)
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+def _wait(server: subprocess.Popen[bytes], url: str, name: str, log: IO[bytes]) -> None:
+    import httpx
+
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/models", timeout=5).is_success:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    log.seek(0)
+    raise EnvironmentFault(f"{name}: vLLM's server did not start:\n{log.read().decode(errors='replace')[-SHOWN:]}")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -1,0 +1,105 @@
+"""``align chat`` with servers that stream as OpenAI's API does."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.align import align_here
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with how many messages it was sent, and the last one, word by word."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        self._send(json.dumps({"data": [{"id": "echo"}]}).encode())
+
+    def do_POST(self) -> None:
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(content)
+        if "fail" in content["messages"][-1]["content"]:
+            self.send_response(400)
+            self.send_header("Content-Length", "7")
+            self.end_headers()
+            self.wfile.write(b"too bad")
+            return
+        words = [f"{len(content['messages'])}:", *content["messages"][-1]["content"].split()]
+        events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
+        events += [{"choices": [{"delta": {"content": f"{word} "}}]} for word in words]
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"]
+        self._send("".join(lines).encode())
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    running: Any = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    running.asked = []
+    running.url = f"http://127.0.0.1:{running.server_port}/v1"
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield running
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    def chat(lines: str, *arguments: str) -> Any:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        return align_here(tmp_path, "chat", *arguments)
+
+    return chat
+
+
+def test_the_history_goes_along_until_it_is_reset(server: Any, says: Any) -> None:
+    done = says(
+        "hello there\n\nagain\n/reset\nanew\n/quit\nnever\n", server.url, "--system", "be brief", "--temperature", "0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.strip() for line in done.stdout.splitlines()] == ["2: hello there", "4: again", "2: anew"]
+    second = server.asked[1]
+    assert second["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello there"},
+        {"role": "assistant", "content": "2: hello there "},
+        {"role": "user", "content": "again"},
+    ]
+    assert (second["model"], second["stream"], second["temperature"]) == ("echo", True, 0)
+
+
+def test_two_are_asked_the_same_and_keep_their_own_history(server: Any, says: Any) -> None:
+    other = f"{server.url}/"
+    done = says("one\ntwo\n", server.url, other, "--json")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"prompt": word, "answers": {server.url: f"{count}: {word} ", other: f"{count}: {word} "}}
+        for word, count in (("one", 1), ("two", 3))
+    ]
+    shown = says("one\n", server.url, other).stdout
+    assert f"[{server.url}]" in shown
+    assert shown.count("1: one") == 2
+
+
+def test_what_does_not_answer_is_said_with_the_exit_code_of_the_environment(server: Any, says: Any) -> None:
+    done = says("fail\n", server.url)
+    assert (done.returncode, "answered 400: too bad" in done.stderr) == (3, True), done.stderr
+    done = says("hi\n", "http://127.0.0.1:1/v1")
+    assert (done.returncode, "no OpenAI-compatible server answers there" in done.stderr) == (3, True)
+    assert says("hi\n", "a", "b", "c").returncode == 2
+    assert says("hi\n", "./no-such-folder").returncode == 2
