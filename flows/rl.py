@@ -25,7 +25,9 @@ def rl(recipe: RlRecipe) -> Outputs:
             "rl/held-out", recipe.rl.best.prompts, "prompts", base, stream="held-out", held_out=True
         )
         data.overlap("rl/held-out/overlap", "rl.best.prompts", held_out, None)
-    policy = tasks.rl("rl", recipe.rl, start, prompts, reward_models, critic, pretraining, held_out)
+    given = recipe.rl.kl.reference
+    reference = data.base_model("rl/reference", given) if given else None
+    policy = tasks.rl("rl", recipe.rl, start, prompts, reward_models, critic, pretraining, held_out, reference)
     evaluations = Evaluations(recipe, base, judge)
     before = "sft" if recipe.sft else "start"
     if recipe.evaluation:

@@ -331,9 +331,15 @@ def _forget(model: torch.nn.Module) -> None:
                 cell.cell_contents.cache_clear()
 
 
-def save_step(directory: Path, step: int, learners: Mapping[str, Learner], **more: Any) -> None:
+def save_step(
+    directory: Path,
+    step: int,
+    learners: Mapping[str, Learner],
+    beside: Callable[[Path], None] = lambda folder: None,
+    **more: Any,
+) -> None:
     """Write a checkpoint of ``step`` below ``directory``, on every rank, each of the ``learners`` in the folder of its name;
-    it counts once its ``complete.json``, with ``more`` in it, is there.
+    it counts once its ``complete.json``, with ``more`` in it, is there. On the first rank ``beside`` adds files of its own.
 
     When it returns, all of it is on the disk, so that older ones may go. Raises EnvironmentFault where the disk has no room
     for it.
@@ -348,6 +354,7 @@ def save_step(directory: Path, step: int, learners: Mapping[str, Learner], **mor
     for name, learner in learners.items():
         learner.save(target / name)
     if first.rank == 0:
+        beside(target)
         complete(target, {"step": step, "layout": layout, **more})
 
 

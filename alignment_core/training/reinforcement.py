@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
+from alignment_core.files import write_whole
 from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
 from alignment_core.losses.logprobs import ratio
 from alignment_core.losses.mismatch import correction_weights
@@ -35,7 +38,7 @@ from alignment_core.models import buckets
 from alignment_core.models.buckets import Bucket, Share
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row
-from alignment_core.models.packed import load_frozen, run_packed
+from alignment_core.models.packed import PackedModel, load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.checkpoints import newest_progress
@@ -44,6 +47,9 @@ from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.ranks import sum_over_ranks
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_data import StepData
+
+REFERENCE = "reference.safetensors"
+"""In a checkpoint: the weights of a reference that has been refreshed."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class RlJob:
     seed: int
     pretraining: str | None = None
     """The table of ``section.pretraining``."""
+    reference: Model | None = None
+    """What the KL is measured to; None: the policy as it starts."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """One rank of it."""
@@ -84,11 +92,15 @@ class PolicyTrainer:
             assert job.pretraining is not None, "the flow builds it"
             self.pretraining = Pretraining(job.section.pretraining, Path(job.pretraining), job.seed)
         self.reference: Callable[..., Tensor] | None = None
-        if job.section.kl.coefficient > 0 and training.lora:
+        self.frozen: PackedModel | None = None
+        """The reference's weights, where it has its own."""
+        if job.section.kl.coefficient > 0 and training.lora and job.reference is None:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
         elif job.section.kl.coefficient > 0:
-            dtype = torch.bfloat16 if training.bf16 else torch.float32
-            self.reference = load_frozen(job.policy, "lm", dtype, device.torch_device, self.policy.packed.shares)
+            dtype, share = torch.bfloat16 if training.bf16 else torch.float32, resources.attention == "auto"
+            share = self.policy.packed.shares if job.reference is None else share
+            self.frozen = load_frozen(job.reference or job.policy, "lm", dtype, device.torch_device, share)
+            self.reference = self.frozen
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
         self.data: StepData
         self.rows: list[Row] = []
@@ -107,6 +119,8 @@ class PolicyTrainer:
             described = json.loads((newest / "complete.json").read_text())
             for name, learner in self.learners.items():
                 learner.restore(newest / name, described["updates"][name])
+            if (kept := newest / REFERENCE).is_file():
+                self._set_reference(load_file(kept))
             self.step, driver = described["step"], described["driver"]
         return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
 
@@ -123,7 +137,8 @@ class PolicyTrainer:
         if old:
             asked.append(("old_logps", self.policy.engine, self.policy.packed.shares))
         if self.reference is not None:
-            asked.append(("reference_logps", self.reference, self.policy.packed.shares))  # of the same architecture
+            shares = (self.frozen or self.policy.packed).shares
+            asked.append(("reference_logps", self.reference, shares))
         if "critic" in self.learners:
             asked.append(("old_values", self.learners["critic"].engine, self.learners["critic"].packed.shares))
         for learner in self.learners.values():
@@ -149,7 +164,38 @@ class PolicyTrainer:
             if not waits:
                 reports |= self._update(name, learner)
         self.step += 1
+        if self._refreshes and self.step % self._refreshes == 0:
+            self._refresh()
         return reports
+
+    @property
+    def _refreshes(self) -> int | None:
+        return self.section.kl.refresh_every if self.frozen else None
+
+    def _refresh(self) -> None:
+        """The policy as it is becomes the reference; on every rank, and collective where each holds a part."""
+        assert self.frozen is not None
+        live = dict(self.policy.packed.model.named_parameters())
+        for name, frozen in self.frozen.model.named_parameters():
+            whole: Any = nullcontext()
+            if self.policy.zero_stage == 3:
+                import deepspeed
+
+                whole = deepspeed.zero.GatheredParameters([live[name]])
+            with whole, torch.no_grad():
+                frozen.copy_(live[name])
+
+    def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
+        assert self.frozen is not None
+        with torch.no_grad():
+            for name, frozen in self.frozen.model.named_parameters():
+                frozen.copy_(weights[name])
+
+    def _save_reference(self, folder: Path) -> None:
+        """One that is neither the start nor given has to be in a checkpoint."""
+        if self.frozen is not None and self._refreshes and self.step >= self._refreshes:
+            weights = {name: one.detach().cpu().contiguous() for name, one in self.frozen.model.named_parameters()}
+            write_whole(folder / REFERENCE, lambda file: file.write(save(weights)))
 
     def _update(self, name: str, learner: Learner) -> dict[str, StepReport]:
         reports, training, rows = {name: StepReport()}, self.section.training, self.rows
@@ -267,7 +313,7 @@ class PolicyTrainer:
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step below ``directory``, with what the driver wants back."""
         updates = {name: learner.steps for name, learner in self.learners.items()}
-        save_step(Path(directory), self.step, self.learners, updates=updates, driver=driver)
+        save_step(Path(directory), self.step, self.learners, self._save_reference, updates=updates, driver=driver)
 
     def close(self) -> None:
         """Let go of the models' memory."""

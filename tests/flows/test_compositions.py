@@ -290,6 +290,14 @@ def test_a_judge_compares_each_policy_with_the_baseline_on_the_same_prompts(comp
     assert "start/evaluation/judge" not in composed.inputs
 
 
+def test_the_kl_of_rl_may_be_to_another_model(composed):
+    compose(composed, "rl")
+    assert "reference" not in composed.roles("rl")
+    compose(composed, "rl", rl={**RL, "kl": {"coefficient": 0.1, "reference": MODEL}})
+    assert composed.roles("rl")["reference"] == "rl/reference"
+    assert "reference" not in composed.configs["rl"].content()["kl"], "it is an input"
+
+
 def test_reward_models_of_steps_and_of_answers_choose_among_the_same_answers(composed):
     compose(composed, "process-reward-model")
     assert composed.configs["process-reward-model/data"].settings == {"separator": "\n", "placeholder": None}

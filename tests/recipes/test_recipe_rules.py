@@ -151,6 +151,11 @@ def test_a_night_needs_no_section_of_its_own(load):
             "rl.rewards.0: a reward needs exactly one of `urls`, `environment`, `function`, `judge`, `process_reward_model`, "
             "`reward_model`, `verifier`; this has `reward_model` and `verifier`",
         ),
+        (["rl.kl.refresh_every=2"], "`refresh_every` has no effect with `rl.kl.coefficient: 0`"),
+        (
+            ["rl.kl={coefficient: 0.1, refresh_every: 2}", "rl.training.lora={r: 2}"],
+            "`rl.kl.refresh_every` copies whole weights",
+        ),
         (["rl.rewards.0={weight: 2}"], "`verifier`; this has none"),
         (["rl.rewards.0={verifer: math}"], "`verifier`; this has none; did you mean `verifier`?"),
         (["rl.rewards.0.wieght=2"], "rl.rewards.0.wieght: unknown field; did you mean 'weight'?"),

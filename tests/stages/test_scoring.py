@@ -176,7 +176,8 @@ def test_a_reward_may_ask_a_model_in_pieces_and_two_may_call_theirs_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class InPieces:
-        def __init__(self, opening: Opening) -> None:
+        def __init__(self, opening: Opening, normalised: bool) -> None:
+            assert not normalised
             assert opening.scores is not None
             assert opening.model is not None
             self.held = ExitStack()

@@ -54,6 +54,7 @@ class Policy:
         folder: Path,
         section: dict[str, Any],
         pretraining: str | None = None,
+        reference: Path | None = None,
         **resources: Any,
     ) -> None:
         training = {
@@ -65,7 +66,14 @@ class Policy:
         }
         whole = {"prompts": "none.jsonl", "rewards": [{"verifier": "task"}], "training": training, **section}
         self.trainers, self.folder = trainers, folder
-        self.job = RlJob(RlConfig.model_validate(whole), Model(model, MODEL), None, seed=3, pretraining=pretraining)
+        self.job = RlJob(
+            RlConfig.model_validate(whole),
+            Model(model, MODEL),
+            None,
+            seed=3,
+            pretraining=pretraining,
+            reference=Model(reference, MODEL) if reference else None,
+        )
         self.resources = machines.resources.model_copy(update=resources)
         folder.mkdir()
 
@@ -116,6 +124,54 @@ def test_the_average_of_the_weights_is_that_of_the_equation_and_outlives_a_stop(
         policy.learn(sampled())
         resumed = policy.export("average")
         assert all(torch.equal(resumed[name], average[name]) for name in average)
+
+
+def logps(policy: Policy, data: StepData) -> dict[str, np.ndarray]:
+    """Of the policy as it is, and of its reference. [K] each"""
+    policy.ranks.take(data)
+    return policy.ranks.forward(old=True, wanted=["old_logps", "reference_logps"])
+
+
+@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, True), (3, False)])
+def test_a_reference_that_is_refreshed_is_the_policy_of_that_step_and_outlives_a_stop(
+    zero_stage: int, bf16: bool, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    section = {"kl": {"coefficient": 0.1, "refresh_every": 2}, "training": {"bf16": bf16}}
+    with machines(2).trainers() as group:
+        policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=zero_stage)
+        policy.open()
+        differences, references = [], []
+        for number in range(4):
+            found = logps(policy, sampled())
+            differences.append(float(np.abs(found["old_logps"] - found["reference_logps"]).max()))
+            references.append(found["reference_logps"])
+            policy.ranks.update({}, 0.1)
+            if number == 2:
+                policy.ranks.save_progress(policy.folder, {})
+        close = 0.05 if bf16 else 1e-5
+        assert [one < close for one in differences] == [True, False, True, False], differences
+        assert np.abs(references[3] - references[0]).max() > 1e-3
+
+        assert policy.open() == 3
+        resumed = logps(policy, sampled())
+        np.testing.assert_array_equal(resumed["reference_logps"], references[3])
+
+
+def test_another_model_may_be_the_reference(machines: Any, tiny_model: Any, tmp_path: Path) -> None:
+    other = tiny_model(seed=2)
+    found = []
+    for name, model, reference, training in (
+        ("other", tiny_model(), other, {}),
+        ("lora", tiny_model(), other, {"lora": {"r": 2}}),
+        ("itself", other, None, {}),
+    ):
+        section = {"kl": {"coefficient": 0.1}, "training": training}
+        with machines(1).trainers() as group:
+            policy = Policy(group, machines(1), model, tmp_path / name, section, reference=reference)
+            policy.open()
+            found.append(logps(policy, sampled())["reference_logps"])
+    np.testing.assert_allclose(found[0], found[2], atol=1e-5)
+    np.testing.assert_allclose(found[1], found[2], atol=1e-5)
 
 
 def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(

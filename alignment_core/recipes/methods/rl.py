@@ -52,6 +52,7 @@ METHOD = Method(
         "rl/pretraining": "rl.pretraining.data",
         "rl/held-out": "rl.best.prompts",
         r"rl/reward-\d+:.*": "rl.rewards",
+        "rl/reference": "rl.kl.reference",
         "rl": "rl",
     },
     aliases=("ppo", "grpo", "rloo", "reinforce", "reinforce-baseline", "rlhf"),

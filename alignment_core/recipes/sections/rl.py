@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath, code_path, plain
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.rewards import Reward
 from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
@@ -150,7 +151,7 @@ class PolicyLossConfig(Config):
 
 
 class KlConfig(Config):
-    """KL penalty to the initial policy; with a coefficient of 0 no reference model is loaded."""
+    """KL penalty to a reference, by default the initial policy; with a coefficient of 0 no reference model is loaded."""
 
     coefficient: float = Field(0.0, ge=0)
     """KL coefficient, for the KL in nats per token."""
@@ -164,6 +165,10 @@ class KlConfig(Config):
     """Target of the adaptive KL controller: mean KL per token. Default: the coefficient is fixed."""
     horizon: int = Field(10000, ge=1)
     """Horizon of the adaptive KL controller, in completions."""
+    reference: ModelConfig | None = Field(None, exclude_if=lambda model: model is None)
+    """Another model as the reference, with the policy's tokenizer. Default: the policy that the steps start from."""
+    refresh_every: int | None = Field(None, ge=1, exclude_if=lambda steps: steps is None)
+    """Make the policy its own new reference after every so many steps. Default: the reference stays."""
 
 
 class MismatchConfig(Config):
@@ -322,6 +327,14 @@ class RlConfig(Config):
         self.training.refuse_unused(LOOKS, "in `rl.training`", "use `rl.best`")
         if self.kl.place == "reward":
             self.kl.refuse_unused(("unbiased_gradient",), "with `rl.kl.place: reward`, which has no gradient")
+        if self.kl.coefficient == 0:
+            self.kl.refuse_unused(
+                ("reference", "refresh_every"), "with `rl.kl.coefficient: 0`, which needs no reference"
+            )
+        if self.kl.refresh_every is not None and self.training.lora:
+            raise ValueError(
+                "`rl.kl.refresh_every` copies whole weights, and `rl.training.lora` trains none: remove one of them"
+            )
         if self.kl.target is not None and self.kl.coefficient == 0:
             raise ValueError("`rl.kl.target` adapts `rl.kl.coefficient`, which needs a value above 0 to start from")
         if self.result == "average" and self.ema is None:

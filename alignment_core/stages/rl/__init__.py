@@ -27,7 +27,12 @@ class RlStageConfig(StageConfig):
     section: RlConfig
 
     def content(self) -> Any:
-        inputs: dict[str, Any] = {"prompts": True, "pretraining": {"data"}, "best": {"prompts"}}
+        inputs: dict[str, Any] = {
+            "prompts": True,
+            "pretraining": {"data"},
+            "best": {"prompts"},
+            "kl": {"reference"},
+        }
         section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
         if self.section.environment:
             section["environment"] |= environment_content(self.section.environment)

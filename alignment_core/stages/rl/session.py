@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.environments.environments import Environments
-from alignment_core.errors import DataError
+from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engines import EngineRequest
@@ -49,7 +49,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     environments = _environments(context, section, tokenizer)
     pretraining = _pretraining(context, section)
     critic = critic_of(context, section, tokenizer, prompts, warnings)
-    job = RlJob(section, policy, critic, context.seed, pretraining)
+    job = RlJob(section, policy, critic, context.seed, pretraining, _reference(context, tokenizer, prompts))
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
     check_length(policy.path, longest, length)
@@ -144,6 +144,19 @@ def critic_of(
         "initialised from the policy, with a new head"
     )
     return policy
+
+
+def _reference(context: StageContext, tokenizer: Any, prompts: list[dict[str, Any]]) -> Model | None:
+    """The model that the KL is measured to, where it is not the start. Raises UserError for another tokenizer."""
+    if "reference" not in context.inputs:
+        return None
+    model = context.model("reference")
+    if has_another_tokenizer(model, tokenizer, prompts):
+        raise UserError(
+            f"rl.kl.reference: {model.reference.short} has another tokenizer than the policy, whose tokens it could not read; "
+            "give a model with the policy's tokenizer"
+        )
+    return model
 
 
 def _pretraining(context: StageContext, section: RlConfig) -> str | None:
