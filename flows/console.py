@@ -7,11 +7,14 @@ import json
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 
+from alignment_core.errors import EnvironmentFault
+from alignment_core.files import write_whole
 from alignment_core.journal import now
 
 StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store; default $ALIGN_HOME/store.")]
@@ -20,6 +23,16 @@ WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 """Of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""
 out = Console(highlight=False, soft_wrap=True, width=WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user asked for, whole or not at all. Raises EnvironmentFault where that cannot be."""
+    try:
+        write_whole(path, lambda file: file.write(text.encode()))
+    except OSError as error:
+        with suppress(OSError):
+            path.with_suffix(".partial").unlink()
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from None
 
 
 def print_json(content: dict[str, Any]) -> None:

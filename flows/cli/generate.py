@@ -11,9 +11,8 @@ import typer
 
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import UserError
-from alignment_core.files import write_whole
 from flows.cli.run import print_outcome, run_recipe_here
-from flows.console import JsonOption, StoreOption, out, print_json
+from flows.console import JsonOption, StoreOption, out, print_json, write_file
 
 
 def generate(
@@ -63,8 +62,7 @@ def generate(
     outcome = run_recipe_here(recipe, None, None, as_json, tuple(overrides))
     folder = open_store(outcome["store"]).fetch(Reference.parse(outcome["outputs"]["rollouts"]))
     rows = list(_rows(folder))
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    write_whole(output, lambda file: file.write(text))
+    write_file(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if as_json:
         print_json({"event": "result", **outcome, "file": str(output), "rows": len(rows)})
     else:

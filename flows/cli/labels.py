@@ -11,8 +11,7 @@ import typer
 from alignment_core import journal
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import DataError, UserError
-from alignment_core.files import write_whole
-from flows.console import JsonOption, StoreOption, out, print_json
+from flows.console import JsonOption, StoreOption, out, print_json, write_file
 
 labels_app = typer.Typer(
     no_args_is_help=True, help="Export pairs of completions for people to label, and import labels."
@@ -48,8 +47,7 @@ def export(
     given = read_scores(opened.fetch(scores)) if scores else None
     found = pairs(read_rollouts(opened.fetch(rollouts)), given, seed, most)
     check_pairs(found)
-    text = exported(found, as_format).encode()
-    write_whole(output, lambda file: file.write(text))
+    write_file(output, exported(found, as_format))
     result = {"file": str(output), "pairs": len(found), "rollouts": str(rollouts), "scores": scores and str(scores)}
     if as_json:
         return print_json(result)
@@ -74,8 +72,7 @@ def import_(
     written = inbox / file_name(labels.rows) if labels.rows else None
     again = written is not None and written.exists()
     if written is not None and not again:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in labels.rows).encode()
-        write_whole(written, lambda opened: opened.write(text))
+        write_file(written, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in labels.rows))
     counts = {name: labels.counts[name] for name in sorted(labels.counts) if labels.counts[name]}
     content = {"file": written and str(written), "new": bool(written) and not again, "counts": counts}
     if as_json:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alignment_core.errors import UserError
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes.load import parse_recipe
+from flows.console import write_file
 from tests.align import Align, align_here
 
 MODEL = "{scratch: {hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}}"
@@ -53,6 +56,21 @@ def test_what_is_there_is_not_written_over(output: str, says: str, tmp_path: Pat
     done = align_here(tmp_path / "home", "generate", "a/model", "prompts.jsonl", "-o", str(tmp_path / output))
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
     assert (tmp_path / "there.jsonl").read_text() == "mine"
+
+
+def test_a_file_that_finds_no_room_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(EnvironmentFault, match=r"out\.jsonl cannot be written: File too large"):
+            write_file(tmp_path / "out.jsonl", "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == []
+    write_file(tmp_path / "out.jsonl", "x" * 5000)
+    assert (tmp_path / "out.jsonl").stat().st_size == 5000
 
 
 def test_a_recipe_of_it_only_samples() -> None:
