@@ -32,6 +32,7 @@ class WeightUpdate:
         model = self.model_runner.get_model()
         self.missing = {name for name, _ in model.named_parameters()}
         self.receiver = Receiver()
+        _pack_experts_again(model)
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
 
@@ -65,6 +66,15 @@ def _stored(model: str) -> Iterator[tuple[str, Any]]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
                 yield name, file.get_tensor(name)
+
+
+def _pack_experts_again(model: Any) -> None:
+    """On the CPU the experts of a mixture are packed when their kernel is made; without this new weights, which are not packed,
+    would be read as if they were."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
+            method.moe_kernel = None
 
 
 def _repack_tied_head(model: Any) -> None:
