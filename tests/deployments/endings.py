@@ -14,13 +14,14 @@ from alignment_core import journal
 from tests.deployments.up import Services
 from tests.processes import wait_until
 
-STEPS = 250
+STEPS = 1000
+"""Ten seconds or more of training, with a checkpoint each second: long enough to be ended in their middle on any machine."""
 OVERRIDES = [
     "sft={data: {task: reverse, rows: 64}, training: {batch_size: 32, num_train_epochs: 500}}",
     f"sft.training.max_steps={STEPS}",
     "evaluation=null",
     "promotion=null",
-    "resources={trainers: 1, engines: 1, progress_seconds: 3}",
+    "resources={trainers: 1, engines: 1, progress_seconds: 0.1}",
 ]
 
 

@@ -26,10 +26,10 @@ from tests.processes import processes_of, wait_until
 
 PAGE = ROOT / "docs" / "extending.md"
 FILES = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
-STEPS = 300
+STEPS = 1000
 SHORT = [
     f"unlikelihood.training.max_steps={STEPS}",
-    "resources={trainers: 1, engines: 1, progress_seconds: 1}",
+    "resources={trainers: 1, engines: 1, progress_seconds: 0.1}",
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
