@@ -17,7 +17,7 @@ from tests.processes import processes_of, role_of, wait_until
 
 pytestmark = pytest.mark.slow
 
-STEPS = 200
+STEPS = 500
 """So many that the first second of them, after which the first process is killed, is not all."""
 
 
