@@ -8,9 +8,11 @@ from typing import Any
 from alignment_core.artifacts import Reference
 from alignment_core.data import kinds
 from alignment_core.data.pin import pin
+from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import DataConfig, ModelConfig
 from alignment_core.stages.base_model import in_store, near_tags, pin_model
 from alignment_core.stages.dataset import DatasetConfig
+from alignment_core.stages.merge_adapter import MergeAdapterConfig, pin_adapter
 from alignment_core.stages.overlap import HELD_OUT, OverlapConfig
 from tasks.graph import CURRENT, Input, Step, submit, training_data
 
@@ -18,6 +20,17 @@ from tasks.graph import CURRENT, Input, Step, submit, training_data
 def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:
     """The model that the recipe names: an artifact or tag of the store as it is, anything else through a stage."""
     store = CURRENT.get().store
+    if model.adapter is not None:
+        beside = base_model(f"{label}/base", model.model_copy(update={"adapter": None}), kinds)
+        named = ModelConfig(name=model.adapter)
+        adapter = in_store(store, named, (ADAPTER,), "model.adapter")
+        config = (
+            MergeAdapterConfig(adapter=model.adapter)
+            if adapter
+            else pin_adapter(model.adapter, near_tags(store, named))
+        )
+        merged: Step = submit("merge_adapter", label, config, {"model": beside, ADAPTER: adapter})
+        return merged
     known = in_store(store, model, kinds)
     return known or submit("base_model", label, pin_model(model, near_tags(store, model)), {})
 

@@ -67,8 +67,8 @@ def _reads(stage: PlannedStage) -> bool:
 
 
 def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:
-    base = next((stage for stage in plan.stages if stage.stage == "base_model" and stage.label == "model"), None)
-    if base is not None and any(stage.config.sampling() for stage in todo):
+    base = next((_beside(stage) for stage in plan.stages if stage.label == "model"), None)
+    if isinstance(base, PlannedStage) and base.stage == "base_model" and any(stage.config.sampling() for stage in todo):
         config: Any = base.config
         yield from shapes.wrong_heads(shapes.model_shape(config), resources)
 
@@ -142,7 +142,15 @@ def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
     )
 
 
+def _beside(model: PlannedStage | Reference) -> PlannedStage | Reference:
+    """The model whose tokenizer and shape it has: an adapter changes neither."""
+    while isinstance(model, PlannedStage) and model.stage == "merge_adapter":
+        model = model.inputs["model"]
+    return model
+
+
 def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> rows.TokenizerSource:
+    model = _beside(model)
     if isinstance(model, Reference):
         return rows.TokenizerSource(folder=str(store.fetch(model)), trust_remote_code=trust)
     config: Any = model.config
@@ -155,6 +163,7 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
 
 
 def _shape(store: Store, model: PlannedStage | Reference) -> dict[str, Any]:
+    model = _beside(model)
     if isinstance(model, Reference):
         file = store.fetch(model) / "config.json"
         return json.loads(file.read_text()) if file.is_file() else {}

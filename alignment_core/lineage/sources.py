@@ -13,6 +13,7 @@ from alignment_core.data.pin import PinnedSource
 from alignment_core.errors import UserError
 from alignment_core.execution.base import load_stage
 from alignment_core.stages.base_model import BaseModelConfig
+from alignment_core.stages.merge_adapter import MergeAdapterConfig
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ def sources_of(record: Provenance) -> tuple[Source, ...]:
     """The files with their digests, Hub names with their commits, and tasks that the stage of a record read."""
     try:
         if record.stage == "base_model":
-            return tuple(_of_model(BaseModelConfig.model_validate(record.config)))
+            told = BaseModelConfig.model_validate(record.config)
+            return tuple(_of_model(str(told.model.name), told))
+        if record.stage == "merge_adapter":
+            pinned_adapter = MergeAdapterConfig.model_validate(record.config)
+            return tuple(_of_model(pinned_adapter.adapter, pinned_adapter))
         if record.stage == "dataset":
             pinned = [PinnedSource.model_validate(entry) for entry in record.config.get("sources", ())]
             return tuple(source for one in pinned for source in _of_rows(one))
@@ -44,8 +49,7 @@ def sources_of(record: Provenance) -> tuple[Source, ...]:
     return tuple(_listed(record.config.get("sources")))
 
 
-def _of_model(config: BaseModelConfig) -> Iterator[Source]:
-    name = str(config.model.name)
+def _of_model(name: str, config: BaseModelConfig | MergeAdapterConfig) -> Iterator[Source]:
     if config.commit:
         yield Source(name, commit=config.commit)
     for file, digest in sorted(config.files.items()):
@@ -83,7 +87,7 @@ def settings_of(record: Provenance) -> dict[str, Any]:
         told = config.model_dump(mode="json", exclude_defaults=True)
     except (UserError, ValidationError):
         told = record.config
-    read = {"sources", "files", "commit", "data.sources", "model.name"}  # what sources_of tells
+    read = {"sources", "files", "commit", "data.sources", "model.name", "adapter"}  # what sources_of tells
     return {path: value for path, value in _leaves(told) if path not in read}
 
 

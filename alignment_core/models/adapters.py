@@ -28,24 +28,56 @@ BASE = ".base_layer."
 def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, train_head: bool) -> None:
     """Freeze ``model`` and put adapters, random from ``seed``, beside its linear layers other than ``head``.
 
-    With ``train_head`` the head is not frozen. Raises UserError where a name fits no linear layer.
+    Not frozen are the modules of ``config.modules_to_save`` and, with ``train_head``, the head. Raises UserError where a
+    name fits nothing.
     """
     import peft
     import torch
 
-    options = {**config.model_dump(), "target_modules": _targets(model, head, config)}
+    whole = _trained_whole(model, config)
+    options = {**_options(config), "target_modules": _targets(model, head, config, whole)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
+    for name in whole:
+        model.get_submodule(name).requires_grad_(True)
     if train_head:
         head.requires_grad_(True)
 
 
-def _targets(model: nn.Module, head: nn.Module, config: LoraConfig) -> list[str]:
-    """Full names of the layers that get an adapter."""
+def _options(config: LoraConfig) -> dict[str, Any]:
+    """What PEFT is told of the layers that get an adapter."""
+    return config.model_dump(exclude={"target_modules", "modules_to_save"})
+
+
+def _trained_whole(model: nn.Module, config: LoraConfig) -> list[str]:
+    """Full names of the modules that ``config`` names to train as they are, and of those that share their weights."""
+    modules = dict(model.named_modules())
+    found = {one: [name for name in modules if f".{name}".endswith(f".{one}")] for one in config.modules_to_save}
+    if unknown := [one for one, names in found.items() if not names]:
+        kinds = sorted(
+            {name.rpartition(".")[2] for name, one in modules.items() if next(one.parameters(False), None) is not None}
+        )
+        raise UserError(
+            f"training.lora.modules_to_save: this model has no module {unknown[0]!r}; it has {', '.join(kinds)}"
+        )
+    named = {name for names in found.values() for name in names}
+    trained = {id(weight) for name in named for weight in modules[name].parameters()}
+    tied = {name for name, one in modules.items() if any(id(weight) in trained for weight in one.parameters(False))}
+    return sorted(named | {name for name in tied if not any(name.startswith(f"{one}.") for one in named)})
+
+
+def _targets(model: nn.Module, head: nn.Module, config: LoraConfig, whole: Sequence[str]) -> list[str]:
+    """Full names of the layers that get an adapter: none of those that are trained ``whole``."""
     from torch import nn
 
-    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head]
+    linear = [
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Linear)
+        and one is not head
+        and not any(f"{name}.".startswith(f"{other}.") for other in whole)
+    ]
     kinds = sorted({name.rpartition(".")[2] for name in linear})
     wanted = kinds if config.target_modules == "all-linear" else config.target_modules
     found = {one: [name for name in linear if f".{name}".endswith(f".{one}")] for one in wanted}
@@ -109,9 +141,10 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def save_adapter(
-    weights: Mapping[str, Tensor], config: LoraConfig, head: str | None, base: str, directory: Path
+    model: nn.Module, weights: Mapping[str, Tensor], config: LoraConfig, head: str | None, base: str, directory: Path
 ) -> None:
-    """Write the adapters among ``weights`` as ``peft`` does, and the trained ``head``, if there is one.
+    """Write the adapters among ``weights`` of the ``model`` as ``peft`` does, with the modules that were trained whole, the
+    ``head`` among them, if there is one.
 
     ``PeftModel.from_pretrained`` puts them into the model that they were trained beside, which their configuration calls
     ``base``.
@@ -121,17 +154,16 @@ def save_adapter(
 
     tensors = {_in_file(name): tensor for name, tensor in weights.items() if _is_adapter(name)}
     layers = sorted(name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight"))
-    heads = {f"{head}.weight": weights[f"{head}.weight"]} if head else {}
-    found = {
-        f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in (tensors | heads).items()
-    }
+    whole = sorted({*_trained_whole(model, config), *([head] if head else [])})
+    tensors |= {name: weights[name] for name in weights if any(name.startswith(f"{one}.") for one in whole)}
+    found = {f"base_model.model.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(found, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     peft.LoraConfig(
-        **{**config.model_dump(), "target_modules": layers},
+        **{**_options(config), "target_modules": layers},
         base_model_name_or_path=base,
         task_type="SEQ_CLS" if head else "CAUSAL_LM",
-        modules_to_save=[head] if head else None,
+        modules_to_save=whole or None,
         inference_mode=True,
     ).save_pretrained(directory)
     written = directory / "adapter_config.json"

@@ -116,8 +116,10 @@ def _parameters(directory: Path) -> int:
     return total
 
 
-def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Reference | None:
-    """The artifact that a recipe's ``model`` names by reference or tag, if it does.
+def in_store(
+    store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",), field: str = "model"
+) -> Reference | None:
+    """The artifact that a recipe's ``model`` names by reference or tag, if it does; ``field`` is where.
 
     Raises UserError if the store has no such artifact, or one of no fitting kind.
     """
@@ -128,9 +130,9 @@ def in_store(store: Store, model: ModelConfig, kinds: Sequence[str] = ("model",)
         try:
             known = store.resolve(name) if known is None and _DIGEST.fullmatch(name) else known
         except UserError as error:
-            raise UserError(f"model: {error}") from None
+            raise UserError(f"{field}: {error}") from None
     if known is not None and known.kind not in kinds:
-        raise UserError(f"model: {name} names a {known.kind}; a {' or '.join(kinds)} is needed")
+        raise UserError(f"{field}: {name} names a {known.kind}; what is needed is of the kind {' or '.join(kinds)}")
     if known is not None:
         _check_no_revision(model, f"{name} is an artifact")
     if known is not None and model.chat_template is not None:

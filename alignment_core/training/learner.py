@@ -260,7 +260,7 @@ class Learner:
             save_checkpoint(model, self.source.model.path, directory, state)
             if adapter and self.training.lora:
                 head = None if self.source.head == "lm" else "score"
-                save_adapter(weights, self.training.lora, head, str(self.source.model.reference), adapter)
+                save_adapter(model, weights, self.training.lora, head, str(self.source.model.reference), adapter)
         torch.distributed.barrier()
 
     def layout(self) -> dict[str, Any]:

@@ -94,7 +94,8 @@ class PolicyTrainer:
         self.reference: Callable[..., Tensor] | None = None
         self.frozen: PackedModel | None = None
         """The reference's weights, where it has its own."""
-        if job.section.kl.coefficient > 0 and training.lora and job.reference is None:
+        starts_below = training.lora and not training.lora.modules_to_save  # its adapters are all that trains
+        if job.section.kl.coefficient > 0 and starts_below and job.reference is None:
             self.reference = self.policy.base  # no second copy: the policy without its adapters is what it started from
         elif job.section.kl.coefficient > 0:
             dtype, share = torch.bfloat16 if training.bf16 else torch.float32, resources.attention == "auto"

@@ -99,7 +99,7 @@ def test_peft_loads_what_is_saved_and_computes_what_is_merged(
     config: LoraConfig, tiny_model: Any, tmp_path: Path
 ) -> None:
     model = adapted(tiny_model("qwen2"), config)
-    save_adapter(model.state_dict(), config, None, "model@sha256:1", tmp_path / "adapter")
+    save_adapter(model, model.state_dict(), config, None, "model@sha256:1", tmp_path / "adapter")
     base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"))
     before = logits(base)
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
@@ -108,6 +108,31 @@ def test_peft_loads_what_is_saved_and_computes_what_is_merged(
     whole = transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"))
     whole.load_state_dict(merged(model, model.state_dict()))
     torch.testing.assert_close(logits(whole), logits(loaded), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_modules_that_are_trained_whole_are_saved_as_peft_does(tied: bool, tiny_model: Any, tmp_path: Path) -> None:
+    """With tied embeddings to name one of both is to name both."""
+    path = tiny_model(tied=tied)
+    config = LoraConfig(r=4, modules_to_save=("embed_tokens",) if tied else ("embed_tokens", "lm_head"))
+    model = adapted(path, config)
+    trained = {name for name, one in model.named_parameters() if one.requires_grad and "lora" not in name}
+    assert trained == {"model.embed_tokens.weight", *(() if tied else ("lm_head.weight",))}
+    with torch.no_grad():
+        for name in trained:
+            model.get_parameter(name).mul_(1.25)
+    save_adapter(model, model.state_dict(), config, None, "model@sha256:1", tmp_path / "adapter")
+    base = transformers.AutoModelForCausalLM.from_pretrained(path)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-5, rtol=1e-5)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(path)
+    whole.load_state_dict(merged(model, model.state_dict()))
+    torch.testing.assert_close(logits(whole), logits(loaded), atol=1e-4, rtol=1e-4)
+
+
+def test_a_module_to_train_whole_that_there_is_not_is_refused(tiny_model: Any) -> None:
+    with pytest.raises(UserError, match=r"modules_to_save: this model has no module 'embed'; it has .*embed_tokens"):
+        adapted(tiny_model(), LoraConfig(modules_to_save=("embed",)))
 
 
 def test_the_factor_of_rslora_is_alpha_over_the_root_of_r(tiny_model: Any) -> None:
@@ -139,7 +164,7 @@ def test_the_head_of_a_reward_model_is_saved_with_its_adapters_and_the_same_byte
     model = load_model(str(tiny_model()), "score", torch.float32, head_seed=3)
     add_adapters(model, model.score, CONFIG, 7, train_head=True)
     for name in ("one", "two"):
-        save_adapter(model.state_dict(), CONFIG, "score", "model@sha256:1", tmp_path / name)
+        save_adapter(model, model.state_dict(), CONFIG, "score", "model@sha256:1", tmp_path / name)
     assert filecmp.cmpfiles(tmp_path / "one", tmp_path / "two", ["adapter_config.json", "adapter_model.safetensors"])[0]
     other = load_model(str(tiny_model()), "score", torch.float32, head_seed=4)
     loaded = peft.PeftModel.from_pretrained(other, tmp_path / "one")

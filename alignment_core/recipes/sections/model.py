@@ -52,6 +52,9 @@ class ModelConfig(Config):
     """Branch, tag or commit on the Hub. Default: the head of the main branch, pinned when the run starts."""
     scratch: ScratchModel | None = None
     """Make a new model of this shape instead of loading one."""
+    adapter: ModelPath | None = Field(None, exclude_if=lambda adapter: adapter is None)
+    """LoRA adapter that is merged into the model: a folder as `peft` saves it, a name on the Hub, or a reference or tag of the
+    store."""
     chat_template: str | None = None
     """Jinja chat template that replaces the tokenizer's own; it is saved with every checkpoint."""
     trust_remote_code: bool = False
@@ -68,6 +71,10 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelConfig:
+        if self.adapter is not None and self.scratch is not None:
+            raise ValueError(
+                "`adapter` belongs to the model that it was trained beside: give that as `name`, not `scratch`"
+            )
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give exactly one of `name` (Hub name, folder or reference) and `scratch` (a new model)")
         if self.scratch is not None:

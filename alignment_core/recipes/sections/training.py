@@ -28,6 +28,9 @@ class LoraConfig(Config):
     """Train the length of each output's weights, too, apart from their direction, which the matrices change (DoRA)."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
+    modules_to_save: tuple[str, ...] = Field((), exclude_if=lambda names: not names)
+    """Modules that are trained whole beside the adapters, by name, such as `embed_tokens` and `lm_head` (with tied embeddings
+    each of them means both). They are saved with the adapters, as `peft` does."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability of the adapters' inputs. The dropout mask depends on the number of trainers and
     on `max_tokens_per_microbatch`."""

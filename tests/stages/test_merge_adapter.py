@@ -1,0 +1,133 @@
+"""The stage that merges an adapter into its model: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from alignment_core.artifacts import Reference
+from alignment_core.errors import UserError
+from alignment_core.models.adapters import add_adapters, merged, save_adapter
+from alignment_core.models.handle import Model
+from alignment_core.models.loading import Head, load_model
+from alignment_core.recipes import LoraConfig, ModelConfig
+from alignment_core.stages.merge_adapter import WEIGHTS, pin_adapter, run
+
+EMBEDDINGS = {"modules_to_save": ("embed_tokens",)}
+
+
+def adapter_of(path: Path, folder: Path, head: Head = "lm", **config: Any) -> Any:
+    """The model of an adapter that is saved in ``folder``, as if it had been trained."""
+    model = load_model(str(path), head, torch.float32, head_seed=5)
+    lora = LoraConfig(r=4, **config)
+    add_adapters(model, model.lm_head if head == "lm" else model.score, lora, 7, train_head=head != "lm")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name or (parameter.requires_grad and "lora" not in name):
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    save_adapter(model, model.state_dict(), lora, None if head == "lm" else "score", "model@sha256:1", folder)
+    return model
+
+
+def merge(path: Path, adapter: Path, output: Path) -> Path:
+    class Context:
+        inputs: dict[str, Path] = {}
+
+        def model(self, role: str) -> Model:
+            return Model(path, Reference(kind=role, digest="a" * 64))
+
+    output.mkdir()
+    context: Any = Context()
+    context.output = output
+    assert run(context, pin_adapter(str(adapter)))["parameters"] > 0
+    return output
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"use_rslora": True}, EMBEDDINGS])
+def test_what_is_merged_is_what_training_saves_merged(
+    config: dict[str, Any], tied: bool, tiny_model: Any, tmp_path: Path
+) -> None:
+    path = tiny_model(tied=tied)
+    model = adapter_of(path, tmp_path / "adapter", **config)
+    folder = merge(path, tmp_path / "adapter", tmp_path / "merged")
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == load_file(path / "model.safetensors").keys()
+    expected = merged(model, model.state_dict())
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-6)
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is tied
+    assert (folder / "tokenizer.json").read_bytes() == (path / "tokenizer.json").read_bytes()
+
+
+def test_a_reward_model_has_the_head_of_its_adapter(tiny_model: Any, tmp_path: Path) -> None:
+    model = adapter_of(tiny_model(), tmp_path / "adapter", "score")
+    folder = merge(tiny_model(), tmp_path / "adapter", tmp_path / "merged")
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        found = load_model(str(folder), "score", torch.float32)(ids).logits  # without a seed: it holds a head
+        torch.testing.assert_close(found, model(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_stays(tiny_model: Any, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(tiny_model(), half)
+    load_model(str(half), "lm", torch.bfloat16).save_pretrained(half)
+    adapter_of(half, tmp_path / "adapter")
+    found = load_file(merge(half, tmp_path / "adapter", tmp_path / "merged") / "model.safetensors")
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+
+
+def test_an_adapter_of_another_model_is_refused(tiny_model: Any, tmp_path: Path) -> None:
+    adapter_of(tiny_model("qwen2", tied=False), tmp_path / "adapter")
+    tensors = load_file(tmp_path / "adapter" / WEIGHTS)
+    wide = {name: torch.cat([one, one], -1) if "lora_A" in name else one for name, one in tensors.items()}
+    less = dict(list(tensors.items())[2:])
+    for number, wrong in enumerate(
+        (wide, less, tensors | {"base_model.model.model.layers.9.lora_A.weight": one_of(tensors)})
+    ):
+        save_file(wrong, tmp_path / "adapter" / WEIGHTS)
+        with pytest.raises(
+            UserError, match=r"^model\.adapter: .*adapter was not trained beside model@\w+:\w+ \(.+\); name"
+        ):
+            merge(tiny_model("qwen2", tied=False), tmp_path / "adapter", tmp_path / str(number))
+
+
+def one_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return next(iter(tensors.values())).clone()
+
+
+def test_what_is_no_adapter_or_broken_is_refused(tiny_model: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.adapter: .*absent: no such folder"):
+        pin_adapter(str(tmp_path / "absent"))
+    with pytest.raises(UserError, match=r"has no adapter_config\.json; give a folder as `peft` saves it"):
+        pin_adapter(str(tiny_model()))
+    adapter_of(tiny_model(), tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    content = json.loads(config.read_text())
+    for number, (broken, says) in enumerate(
+        [
+            ("{", "cannot be read"),
+            (json.dumps({**content, "peft_type": "IA3", "feedforward_modules": []}), "is of the kind .*IA3; only LoRA"),
+        ]
+    ):
+        config.write_text(broken)
+        with pytest.raises(UserError, match=says):
+            merge(tiny_model(), tmp_path / "adapter", tmp_path / f"config-{number}")
+    config.write_text(json.dumps(content))
+    whole = (tmp_path / "adapter" / WEIGHTS).read_bytes()
+    (tmp_path / "adapter" / WEIGHTS).write_bytes(whole[:-10])
+    with pytest.raises(UserError, match="cannot be read"):
+        merge(tiny_model(), tmp_path / "adapter", tmp_path / "weights")
+
+
+def test_a_new_model_takes_no_adapter() -> None:
+    with pytest.raises(ValueError, match="`adapter` belongs to the model that it was trained beside"):
+        ModelConfig.model_validate({"scratch": {}, "adapter": "x"})
