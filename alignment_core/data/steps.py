@@ -29,6 +29,15 @@ class StepLayout:
         """The steps of an answer, without the separators; none of them is blank."""
         return [step for step in answer.split(self.separator) if step.strip()]
 
+    def ends(self, answer: str) -> list[int]:
+        """For each step how many characters of the answer there are up to its end, the separator included."""
+        found, place = [], 0
+        for part in answer.split(self.separator):
+            place = min(place + len(part) + len(self.separator), len(answer))
+            if part.strip():
+                found.append(place)
+        return found
+
     def lay_out(self, renderer: Renderer, steps: Sequence[str]) -> tuple[Ids, list[int]]:
         """Token ids of the steps, each with its separator and placeholder, and the place at which each is judged.
 

@@ -120,6 +120,17 @@ def orpo_loss(mean_logp_chosen_P: Tensor, mean_logp_rejected_P: Tensor, beta: fl
     return -beta * logsigmoid(chosen_P - rejected_P)
 
 
+LEAST_BETA = 1e-3
+"""Of β-DPO, as in its authors' code."""
+
+
+def dynamic_beta(beta: float, margin: float, alpha: float, threshold: float) -> float:
+    """``β' = β (1 + α (m - m₀))``, at least 0.001, of a batch whose implicit rewards have the mean margin m: Wu et al. 2024,
+    "β-DPO: Direct Preference Optimization with Dynamic β", equation 8. The paper moves the threshold m₀ along with the margins
+    of batches before; here it is given, so that a step depends on its own batch alone."""
+    return max(beta * (1 + alpha * (margin - threshold)), LEAST_BETA)
+
+
 @dataclass(frozen=True)
 class PreferenceLoss:
     """A loss, and what it takes of a completion."""

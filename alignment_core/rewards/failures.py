@@ -30,10 +30,18 @@ class Given(float):
     """What dynamic filtering looks at in its place."""
     extra: dict[str, float]
     """Numbers to show, by name."""
+    steps: tuple[tuple[int, float], ...]
+    """Where it is given step by step: the last completion token of each, from 0, and its reward."""
 
-    def __new__(cls, reward: float, score: float | None = None, extra: dict[str, float] | None = None) -> Given:
+    def __new__(
+        cls,
+        reward: float,
+        score: float | None = None,
+        extra: dict[str, float] | None = None,
+        steps: tuple[tuple[int, float], ...] = (),
+    ) -> Given:
         given = super().__new__(cls, reward)
-        given.score, given.extra = score, extra or {}
+        given.score, given.extra, given.steps = score, extra or {}, steps
         return given
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +20,11 @@ from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair, distinct
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.rewards.base import Opening, Rows, Scores
-from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.failures import Answers, Given
 from alignment_core.user_code.failed import Failed
 
 Aggregate = Literal["min", "product", "last", "mean"]
+StepForm = Literal["sum", "min"]
 
 
 def steps_of(folder: Path, given: StepsConfig | None, field: str) -> StepsConfig:
@@ -61,19 +64,31 @@ class StepJudge:
     Each step is asked for with all that precedes it, which prefix trees compute once.
     """
 
-    def __init__(self, steps: Steps, scores: Scores, how: Aggregate, close: Callable[[], None] = lambda: None) -> None:
-        """``close`` ends its actors."""
+    def __init__(
+        self,
+        steps: Steps,
+        scores: Scores,
+        how: Aggregate,
+        close: Callable[[], None] = lambda: None,
+        form: StepForm | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        """``close`` ends its actors; with a ``form`` it rewards steps at tokens of the policy's ``tokenizer``."""
         self._steps, self._scores, self._how, self.close = steps, scores, how, close
+        self._form, self._tokenizer = form, tokenizer
 
     @classmethod
-    def open(cls, opening: Opening, given: StepsConfig | None, how: Aggregate) -> StepJudge:
+    def open(
+        cls, opening: Opening, given: StepsConfig | None, how: Aggregate, per_step: StepForm | None = None
+    ) -> StepJudge:
         """Raises UserError for a model that cannot judge steps."""
         assert opening.model is not None
         assert opening.scores is not None
         steps = Steps(opening.model, given, f"{opening.field}.process_reward_model")
         held = ExitStack()
         name = f"reward-{opening.field.rpartition('.')[2]}"
-        return cls(steps, held.enter_context(opening.scores(opening.model, name, steps.verdicts)), how, held.close)
+        scores = held.enter_context(opening.scores(opening.model, name, steps.verdicts))
+        return cls(steps, scores, how, held.close, per_step, opening.tokenizer)
 
     def __call__(self, rows: Rows) -> Answers:
         read = [self._steps.pairs(row) for row in rows]
@@ -84,7 +99,29 @@ class StepJudge:
             if isinstance(one, Failed):
                 yield number, one
             else:
-                yield number, aggregated([float(scores[next(place)]) for _ in one], self._how)
+                log_odds = [float(scores[next(place)]) for _ in one]
+                reward = aggregated(log_odds, self._how)
+                yield number, Given(reward, steps=self._by_step(rows[number], log_odds)) if self._form else reward
+
+    def _by_step(self, row: dict[str, Any], log_odds: Sequence[float]) -> tuple[tuple[int, float], ...]:
+        """The last token of each step, and the chance that it is right; of the worst step alone, where the form asks for it.
+        The last step ends with the completion; a completion without steps is one that is wrong for certain."""
+        if not len(row["completion_ids"]):
+            return ()
+        ends = token_ends(self._tokenizer, list(row["completion_ids"]), self._steps.ends(row["completion_text"]))
+        ends[-1:] = [len(row["completion_ids"]) - 1]
+        chances = [aggregated([one], "last") for one in log_odds] or [0.0]
+        found = tuple(zip(ends, chances, strict=True))
+        return found if self._form == "sum" else (min(found, key=itemgetter(1)),)
+
+
+def token_ends(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """For each beginning of the text that ``ids`` stand for, in characters, the token with which it is complete, from 0."""
+
+    def characters(count: int) -> int:
+        return len(tokenizer.decode(ids[:count], skip_special_tokens=True))
+
+    return [min(bisect_left(range(1, len(ids) + 1), end, key=characters), len(ids) - 1) for end in ends]
 
 
 class Steps:
@@ -96,6 +133,10 @@ class Steps:
         self._layout = StepLayout(config.separator, config.placeholder)
         self.verdicts = verdict_ids(self._renderer, config.verdict_tokens, f"{field}.steps.verdict_tokens")
         self._most = context_length(model.path)
+
+    def ends(self, answer: str) -> list[int]:
+        """For each step how many characters of the answer there are up to its end."""
+        return self._layout.ends(answer)
 
     def pairs(self, row: dict[str, Any]) -> list[Pair] | Failed:
         """The prompt with each beginning of the answer that ends with a step, or why the model cannot judge it."""

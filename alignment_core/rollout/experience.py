@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,18 +63,45 @@ def step_data(samples: Samples) -> StepData:
     return data
 
 
+@dataclass(frozen=True)
+class StepRewards:
+    """Rewards of the steps of completions, U of them, each at a trained token."""
+
+    place_U: np.ndarray
+    """Which of the trained tokens of all completions."""
+    reward_U: np.ndarray
+    sequence_U: np.ndarray
+    counted_S: np.ndarray
+    """What stands for them in the rewards of the completions."""
+
+
+def step_rewards(samples: Samples) -> StepRewards:
+    """The rewards of the steps of the samples that are trained on; each of them is a completion of one turn."""
+    starts_S = np.cumsum([0, *(int(row["mask"].sum()) for row in samples)])
+    found = [
+        (starts_S[number] + place, reward, number)
+        for number, row in enumerate(samples)
+        for place, reward in row["steps"]
+    ]
+    place_U, reward_U = np.array([one[0] for one in found], int), np.array([one[1] for one in found], float)
+    sequence_U = np.array([one[2] for one in found], int)
+    return StepRewards(place_U, reward_U, sequence_U, np.array([row["in_steps"] for row in samples], float))
+
+
 def add_advantages(
     data: StepData,
     rewards: Sequence[float],
     config: AdvantageConfig,
     kl: KlConfig,
     coefficient: float,
+    steps: StepRewards | None = None,
 ) -> dict[str, float]:
     """Work out ``advantages`` (and ``returns`` for a critic) of all trained tokens, and add them to the data; metrics.
 
     The reward is that of the last trained token. With the KL in the reward each token loses ``coefficient`` times its
-    estimate. Baselines look at the rewards alone, so that a group's KL stays with the tokens that caused it. Args: the reward
-    of each completion.
+    estimate. Baselines look at the rewards alone, so that a group's KL stays with the tokens that caused it. Rewards of
+    ``steps`` are those of their own tokens; their baseline and deviation are of all steps of a group, as in DeepSeekMath's
+    process supervision (Shao et al. 2024). Args: the reward of each completion.
     """
     import torch
 
@@ -87,14 +115,21 @@ def add_advantages(
     reward_S = torch.tensor(rewards, dtype=torch.float64)
     group_S = torch.unique(torch.from_numpy(data.groups_S), return_inverse=True)[1]
 
-    credit_S = reward_S
-    if config.estimator in ("group", "leave-one-out", "batch"):
-        credit_S = estimators.baselined(reward_S, group_S, config.estimator)
-    if config.divide_by_deviation:
-        credit_S = credit_S / (estimators.group_deviation(reward_S, group_S) + 1e-4)
+    def credit(reward_N: Tensor, group_N: Tensor) -> Tensor:
+        credit_N = reward_N
+        if config.estimator in ("group", "leave-one-out", "batch"):
+            credit_N = estimators.baselined(reward_N, group_N, config.estimator)
+        if config.divide_by_deviation:
+            credit_N = credit_N / (estimators.group_deviation(reward_N, group_N) + 1e-4)
+        return credit_N
+
+    credit_S = credit(reward_S if steps is None else reward_S - torch.from_numpy(steps.counted_S), group_S)
     rewards_K = torch.zeros(int(lengths_S.sum()), dtype=torch.float64)
     said_S = lengths_S > 0
     rewards_K[torch.cumsum(lengths_S, 0)[said_S] - 1] = credit_S[said_S]
+    if steps is not None:
+        credit_U = credit(torch.from_numpy(steps.reward_U), group_S[torch.from_numpy(steps.sequence_U)])
+        rewards_K.index_add_(0, torch.from_numpy(steps.place_U), credit_U)
     metrics = {"reward": float(reward_S.mean()), "reward_deviation": float(reward_S.std(correction=0))}
     if kl.place == "reward" and coefficient > 0:
         kl_K = kl_estimate(numbers("old_logps"), numbers("reference_logps"), kl.estimator)

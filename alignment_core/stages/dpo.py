@@ -21,14 +21,16 @@ class DpoStageConfig(StageConfig):
 
 def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.dpo import Dpo
+    from alignment_core.training.methods.dpo_beta import DynamicDpo
 
-    return train(context, Dpo(config.loss), config.training)
+    method = DynamicDpo(config.loss) if config.loss.beta_changes else Dpo(config.loss)
+    return train(context, method, config.training)
 
 
 SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
 CODE = (
     *TRAINS,
     "alignment_core.losses.preference",
-    *below("alignment_core.training.methods", "dpo pairs"),
+    *below("alignment_core.training.methods", "dpo dpo_beta pairs"),
 )
 STAGE = Stage("dpo", 3, TRAINED, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

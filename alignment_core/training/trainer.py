@@ -105,7 +105,7 @@ class Trainer:
         batch = [self.rows[number] for number in numbers]
         torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
         rate = learning_rate(job.training, step, self.total_steps)
-        method = self._method_of("train", batch)
+        method = self._method_of("train", batch, step / max(1, self.total_steps - 1))
         try:
             term = Term(batch, self._loss_of("train", method), job.method.normaliser(batch), report)
             self.learner.step([term], rate)
@@ -118,17 +118,19 @@ class Trainer:
 
         return loss
 
-    def _method_of(self, split: str, rows: Sequence[Row]) -> Method:
-        """The method for a batch; where its loss depends on all of it, after the pass without a gradient that it asks for."""
+    def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> Method:
+        """The method for a batch, in training after this share of all steps; where its loss depends on all of the batch, after
+        the pass without a gradient that it asks for."""
         method = self.job.method
         if not isinstance(method, BatchMethod):
             return method
         before, sums = self.rows_before[split], list[torch.Tensor]()
+        first = 0 if method.passes_trained_rows else len(rows[0].sequences)
         for micro in self.learner.micro_batches([before[row.number] for row in rows] if before else []):
-            reference = self.reference.of(split, micro, first=len(rows[0].sequences)) if self.reference else None
+            reference = self.reference.of(split, micro, first=first) if self.reference else None
             with torch.no_grad():
                 sums.append(method.sums_before(run_packed(self.engine, micro), micro, reference).double())
-        return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0)) if sums else None)
+        return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0)) if sums else None, done)
 
     def _numeric_error(self, what: str, numbers: Sequence[int]) -> NumericError:
         """Says which step it was and every row of its batch, with the place in the user's data where that is known."""

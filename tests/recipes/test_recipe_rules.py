@@ -151,6 +151,18 @@ def test_a_night_needs_no_section_of_its_own(load):
             "rl.rewards.0: a reward needs exactly one of `urls`, `environment`, `function`, `judge`, `process_reward_model`, "
             "`reward_model`, `verifier`; this has `reward_model` and `verifier`",
         ),
+        (
+            ["rl.rewards.0={process_reward_model: judge, per_step: sum}", "rl.advantage.estimator=leave-one-out"],
+            "`rl.advantage.estimator: leave-one-out` is not defined for `per_step: sum`",
+        ),
+        (
+            ["rl.rewards.0={process_reward_model: judge, per_step: sum, normalise: batch}"],
+            "`normalise` has no effect with `per_step`, whose rewards are probabilities of steps",
+        ),
+        (
+            ["evaluation.rewards=[{process_reward_model: judge, per_step: min}]", "evaluation.prompts=p.jsonl"],
+            "`rewards.0.per_step` is for `rl.rewards`, where tokens are rewarded: remove it",
+        ),
         (["rl.kl.refresh_every=2"], "`refresh_every` has no effect with `rl.kl.coefficient: 0`"),
         (
             ["rl.kl={coefficient: 0.1, refresh_every: 2}", "rl.training.lora={r: 2}"],

@@ -39,7 +39,9 @@ def judge(tiny_model: Any, tmp_path: Path) -> Path:
     return folder
 
 
-def opened(path: Path, asked: list[Sequence[Pair]], given: StepsConfig | None = None, how: Any = "min") -> StepJudge:
+def opened(
+    path: Path, asked: list[Sequence[Pair]], given: StepsConfig | None = None, how: Any = "min", per_step: Any = None
+) -> StepJudge:
     """With real forward passes in this process; ``asked`` takes what they are asked for."""
 
     @contextmanager
@@ -57,7 +59,7 @@ def opened(path: Path, asked: list[Sequence[Pair]], given: StepsConfig | None = 
 
     model = Model(path, Reference("process-reward-model", "a" * 64))
     opening = Opening("rl.rewards.1", ResourcesConfig(), byte_tokenizer(), model=model, scores=scores)
-    return StepJudge.open(opening, given, how)
+    return StepJudge.open(opening, given, how, per_step)
 
 
 def by_hand(path: Path, prompt: str, steps: Sequence[str], mark: str = "?") -> list[float]:
@@ -80,6 +82,25 @@ def test_aggregates_by_hand(how: Any, value: float) -> None:
     assert aggregated(log_odds, how) == pytest.approx(value)
     assert aggregated([], how) == 0.0, "an answer without steps"
     assert aggregated([-1e5], how) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_each_step_can_have_a_reward_of_its_own_at_its_last_token(judge: Path) -> None:
+    texts = ["first\nsecond\n\nthird", "größer\nelse\n", ""]
+    rows = [row("<user>2+2=<assistant>", text, "2+2=") for text in texts]
+    found = dict(opened(judge, [], per_step="sum")(rows))
+    prompt = "<user>2+2=<assistant>"
+    for number, steps in enumerate((["first", "second", "third"], ["größer", "else"])):
+        chances = by_hand(judge, prompt, steps)
+        assert float(found[number]) == pytest.approx(min(chances), abs=1e-6)
+        assert [reward for _, reward in found[number].steps] == pytest.approx(chances, abs=1e-6)
+    ends = [[place for place, _ in found[number].steps] for number in range(3)]
+    last = [len(one["completion_ids"]) - 1 for one in rows]
+    assert ends == [[5, 12, last[0]], [8, last[1]], [last[2]]], "a token is a byte here"
+    assert found[2].steps[0][1] == 0.0, "an answer without steps is wrong"
+    worst = dict(opened(judge, [], per_step="min")(rows))
+    assert [one.steps for one in worst.values()] == [
+        (min(one.steps, key=lambda step: step[1]),) for one in found.values()
+    ]
 
 
 def test_each_step_is_judged_with_all_that_precedes_it(judge: Path) -> None:

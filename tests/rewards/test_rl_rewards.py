@@ -10,7 +10,7 @@ import pytest
 from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
 from alignment_core.recipes.sections.rl import AdvantageConfig, FilterConfig, KlConfig, ShapingConfig
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
-from alignment_core.rollout.experience import add_advantages, put_numbers
+from alignment_core.rollout.experience import StepRewards, add_advantages, put_numbers, step_rewards
 from alignment_core.training.step_data import StepData
 
 GROUPS = np.array([0, 0, 1, 1])
@@ -137,6 +137,37 @@ def test_an_epoch_takes_each_completion_once_and_those_of_a_prompt_together() ->
     assert {tuple(order.index(row) - order.index(0) for row in (2, 5)) for order in orders} == {(1, 2)}
     assert len({tuple(order) for order in orders}) > 2
     assert orders == [data.order(0, epoch) for epoch in range(8)]
+
+
+def stepwise() -> tuple[StepData, StepRewards]:
+    """Three completions of two prompts, of which the first has two steps, and the others one each."""
+    data = StepData.of([[1]] * 3, [[2, 2, 2], [3, 3], [4]], [[True] * 3, [True] * 2, [True]], [0, 0, 1])
+    rows = [
+        {"mask": np.ones(3, bool), "steps": [(0, 0.25), (2, 1.0)], "in_steps": 0.25},
+        {"mask": np.ones(2, bool), "steps": [(1, 0.25)], "in_steps": 0.25},
+        {"mask": np.ones(1, bool), "steps": [(0, 0.5)], "in_steps": 0.5},
+    ]
+    return data, step_rewards(rows)
+
+
+def test_rewards_of_steps_are_those_of_their_own_tokens() -> None:
+    data, steps = stepwise()
+    metrics = add_advantages(data, [1.25, 0.25, 0.5], AdvantageConfig(estimator="returns"), KlConfig(), 0.0, steps)
+    # the first completion has 1.0 of another reward at its end, beside its second step
+    assert each(data, "advantages") == [[2.25, 2.0, 2.0], [0.25, 0.25], [0.5]]
+    assert metrics["reward"] == pytest.approx(2 / 3), "as if each answer had one number"
+
+
+def test_the_baseline_of_steps_is_that_of_all_steps_of_the_group() -> None:
+    """DeepSeekMath's process supervision: steps 0.25, 1 and 0.25 have the mean 0.5, and the deviation √(0.375/2)."""
+    data, steps = stepwise()
+    add_advantages(data, [0.25, 0.25, 0.5], AdvantageConfig(estimator="group"), KlConfig(), 0.0, steps)
+    assert each(data, "advantages") == [[0.25, 0.5, 0.5], [-0.25, -0.25], [0.0]]
+    data, steps = stepwise()
+    config = AdvantageConfig(estimator="group", divide_by_deviation=True)
+    add_advantages(data, [0.25, 0.25, 0.5], config, KlConfig(), 0.0, steps)
+    deviation = 0.1875**0.5 + 1e-4
+    assert each(data, "advantages")[0] == pytest.approx([0.25 / deviation, 0.5 / deviation, 0.5 / deviation])
 
 
 def test_a_completion_of_which_nothing_is_trained_costs_the_others_nothing() -> None:

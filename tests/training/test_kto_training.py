@@ -93,7 +93,7 @@ def as_trained(
 
         with torch.no_grad():
             sums = [method.sums_before(*one) for one in passes(before, reference[1])] if before else []
-        of_batch, total = method.of_batch(rows, torch.stack(sums).sum(0) if sums else None), 0.0
+        of_batch, total = method.of_batch(rows, torch.stack(sums).sum(0) if sums else None, None), 0.0
         for one in passes(rows, reference[0]):
             loss, metrics = of_batch.loss(*one)
             (loss / method.normaliser(rows)).backward()

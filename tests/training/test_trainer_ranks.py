@@ -26,6 +26,7 @@ from alignment_core.training.batches import batch_of_step
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.learner import StepReport
 from alignment_core.training.methods.dpo import Dpo
+from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.methods.reward_model import RewardModel
 from alignment_core.training.methods.sft import Sft
 from alignment_core.training.trainer import Trainer, TrainJob
@@ -35,6 +36,7 @@ from alignment_core.training.worker import TrainWorker
 from tests.training.conftest import MODEL, reference_logps
 
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
+CHANGING = DynamicDpo(DpoLossConfig(beta=0.3, final_beta=0.6, beta_alpha=0.6, beta_margin=1.0))
 
 
 class Opened(TrainerRanks):
@@ -72,7 +74,9 @@ def greatest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("method", [Sft(), RewardModel(), DPO], ids=["sft", "reward model", "dpo"])
+@pytest.mark.parametrize(
+    "method", [Sft(), RewardModel(), DPO, CHANGING], ids=["sft", "reward model", "dpo", "dpo, β of each batch"]
+)
 def test_ranks_and_micro_batches_do_not_change_the_trained_weights(
     method: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:

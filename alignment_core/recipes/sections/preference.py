@@ -48,6 +48,13 @@ class DpoLossConfig(Config):
     beta: float = Field(0.1, gt=0)
     """β: strength of the KL penalty to the reference policy; of losses without one, the scale of the rewards (SimPO: 2 to 2.5),
     or the weight of the odds ratio (`orpo`)."""
+    final_beta: float | None = Field(None, gt=0, exclude_if=lambda beta: beta is None)
+    """β of the last step: it goes there from `beta` linearly. Default: β stays. Not part of the stage's key while unset."""
+    beta_alpha: float = Field(0.0, ge=0, exclude_if=lambda alpha: alpha == 0)
+    """α of β-DPO: β of a batch is multiplied by 1 + α (m − `beta_margin`), where m is the mean margin of the implicit rewards
+    of its pairs before the step (a pass more). In the paper 0.6. Not part of the stage's key while 0."""
+    beta_margin: float = Field(0.0, exclude_if=lambda margin: margin == 0)
+    """Margin of a batch that leaves β as it is; only with `beta_alpha`."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
     target's probability of the rejected completion (`exo_pair`, which needs it)."""
@@ -66,6 +73,19 @@ class DpoLossConfig(Config):
     def needs_reference(self) -> bool:
         """Whether a loss compares the policy with a reference."""
         return any(name not in REFERENCE_FREE for name in self.weights)
+
+    @property
+    def beta_changes(self) -> bool:
+        """Whether β is not the same in all steps."""
+        return self.final_beta is not None or self.beta_alpha > 0
+
+    @model_validator(mode="after")
+    def _has_a_margin(self) -> DpoLossConfig:
+        if not self.beta_alpha:
+            self.refuse_unused(("beta_margin",), "without `beta_alpha`")
+        elif not all(name not in REFERENCE_FREE for name in self.weights):
+            raise ValueError("`beta_alpha` looks at log-ratios to a reference: use losses that have one, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _has_what_its_losses_need(self) -> DpoLossConfig:

@@ -53,6 +53,12 @@ class RewardConfig(Config):
         """The model that it needs, `ours` for that of the recipe's section that is called as the reward's ``KEY``."""
         return None
 
+    @property
+    def by_step(self) -> Literal["sum", "min"] | None:
+        """Whether it rewards steps of a completion at their last tokens instead of the whole at its end: all of them
+        (`sum`), or the worst one (`min`)."""
+        return None
+
     def check(self, prompts: DataConfig, where: str) -> None:
         """Raise ValueError if it cannot reward completions of these prompts, which the recipe has at ``where``."""
 
@@ -90,6 +96,8 @@ def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConf
             raise ValueError(
                 f"`{field}.{number}` is an environment's reward, which only `rl.rewards` can use: remove it"
             )
+        if reward.by_step:
+            raise ValueError(f"`{field}.{number}.per_step` is for `rl.rewards`, where tokens are rewarded: remove it")
         reward.check(prompts, where)
 
 

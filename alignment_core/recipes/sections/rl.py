@@ -323,6 +323,17 @@ class RlConfig(Config):
             raise ValueError(
                 "`rl.environment` and a reward with `environment: true` need each other: set both or neither"
             )
+        if any(reward.by_step for reward in self.rewards):
+            if self.environment is not None:
+                raise ValueError(
+                    "`rl.environment` has episodes of several turns, and `per_step` rewards are for answers of one"
+                )
+            summed = any(reward.by_step == "sum" for reward in self.rewards)
+            if self.advantage.estimator == "leave-one-out" and summed:
+                raise ValueError(
+                    "`rl.advantage.estimator: leave-one-out` is not defined for `per_step: sum`, as the others of a step "
+                    "are also its own answer's: use `group`"
+                )
         self.training.refuse_unused(("max_steps",), "in `rl.training`, because `rl.steps` sets the number of steps")
         self.training.refuse_unused(LOOKS, "in `rl.training`", "use `rl.best`")
         if self.kl.place == "reward":

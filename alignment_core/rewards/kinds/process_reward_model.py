@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field, model_validator
+
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
@@ -19,12 +21,27 @@ class ProcessReward(RewardConfig):
     """Process reward model: `ours` is the one of the recipe's section `process_reward_model`; anything else names a model."""
     aggregate: Literal["min", "product", "last", "mean"] = "min"
     """The answer's reward: the smallest probability of its steps to be right, their product, the last one or their mean."""
+    per_step: Literal["sum", "min"] | None = Field(None, exclude_if=lambda form: form is None)
+    """In `rl.rewards`: reward steps at their last tokens instead of the answer at its end. `sum` rewards each step with its
+    own probability (DeepSeekMath's process supervision: the estimator's baseline and deviation are those of all steps of the
+    prompt's completions); `min` the worst step alone, so that what follows it has no part in it (the limit of PURE), which
+    invites less to stop early. `aggregate` then is what metrics, filters and the choice of the best policy see."""
     steps: StepsConfig | None = None
     """How the model reads steps. Default: as it was trained here; needed for models from elsewhere."""
 
     @property
     def model(self) -> Literal["ours"] | ModelConfig:
         return self.process_reward_model
+
+    @property
+    def by_step(self) -> Literal["sum", "min"] | None:
+        return self.per_step
+
+    @model_validator(mode="after")
+    def _keeps_its_steps(self) -> ProcessReward:
+        if self.by_step:
+            self.refuse_unused(("clip", "normalise"), "with `per_step`, whose rewards are probabilities of steps")
+        return self
 
 
 def _content(reward: ProcessReward, field: str) -> dict[str, Any]:
@@ -34,7 +51,7 @@ def _content(reward: ProcessReward, field: str) -> dict[str, Any]:
 def _open(reward: ProcessReward, opening: Opening) -> Any:
     from alignment_core.rewards.process_reward import StepJudge
 
-    return StepJudge.open(opening, reward.steps, reward.aggregate)
+    return StepJudge.open(opening, reward.steps, reward.aggregate, reward.per_step)
 
 
 REWARD = RewardKind(

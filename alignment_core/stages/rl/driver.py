@@ -19,7 +19,7 @@ from alignment_core.inference.engines import Engines
 from alignment_core.losses.kl import adapted_coefficient
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
-from alignment_core.rollout.experience import add_advantages, step_data
+from alignment_core.rollout.experience import add_advantages, step_data, step_rewards
 from alignment_core.rollout.in_step import InStep
 from alignment_core.rollout.sampling import Sampling
 from alignment_core.stages.rl.best import Best
@@ -121,7 +121,8 @@ class Driver:
             with self.watch.part("logps"):
                 data.numbers.update(self.trainers.forward(needed, self._wanted(step, needed)))
         rewards = [row["reward"] for row in used]
-        found |= add_advantages(data, rewards, section.advantage, section.kl, self.kl_coefficient)
+        steps = step_rewards(used) if any(reward.by_step for reward in section.rewards) else None
+        found |= add_advantages(data, rewards, section.advantage, section.kl, self.kl_coefficient, steps)
         if self.trajectories.keeps(step):
             self.trajectories.write(step, samples, data)
         else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from alignment_core.errors import DataError
 from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.recipes.sections.rl import RlConfig
-from alignment_core.rewards.failures import extras, numbers, reasons, scores
+from alignment_core.rewards.failures import Given, extras, numbers, reasons, scores
 from alignment_core.rewards.totals import RunningMean, length_penalties, teaching, total_rewards
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.experience import Samples
@@ -43,7 +44,14 @@ class Rewarding:
         with self.watch.part("reward"):
             given = list(zip(*self.sources(samples), strict=True))
         samples = [
-            {**row, "rewards": numbers(one), "scores": scores(one), "extra": extras(one), "failures": reasons(one)}
+            {
+                **row,
+                "rewards": numbers(one),
+                "scores": scores(one),
+                "extra": extras(one),
+                "failures": reasons(one),
+                **self._steps(one),
+            }
             for row, one in zip(samples, given, strict=True)
         ]
         kept = [row for row in samples if row["failures"] is None]
@@ -53,6 +61,17 @@ class Rewarding:
             raw_SR, groups_S = np.array([row["scores"] for row in kept]), np.array([row["group"] for row in kept])
             teaches = teaching(raw_SR, groups_S, section.rewards, section.filter)
         return [{**row, "used": row["failures"] is None and row["group"] in teaches} for row in samples]
+
+    def _steps(self, given: Sequence[float | Failed]) -> dict[str, Any]:
+        """What of a completion's rewards is given step by step, if anything is: the token of each, and its weighted reward; and
+        what stands for them in the completion's one reward."""
+        found = [
+            (one, config.weight)
+            for one, config in zip(given, self.section.rewards, strict=True)
+            if config.by_step and isinstance(one, Given)
+        ]
+        steps = [(place, weight * reward) for one, weight in found for place, reward in one.steps]
+        return {"steps": steps, "in_steps": sum(weight * one for one, weight in found)} if found else {}
 
     def experience(self, sampler: InStep | Ahead, step: int) -> tuple[Samples, dict[str, float]]:
         """Rewarded completions of as many prompts as a step takes, those that are trained on first; and what came of them.

@@ -44,13 +44,19 @@ class BatchMethod(Method, Protocol):
     """
 
     def rows_before(self, table: pa.Table) -> list[Row]:
-        """What passes through the model before a step, for each training row of a data set, in its order; none: no pass.
+        """What passes through the model before a step, for each training row of a data set, in its order; none: no pass."""
 
-        Their reference's log-probabilities are in the columns after those of the training rows.
-        """
+    @property
+    def passes_trained_rows(self) -> bool:
+        """Whether these are the training rows themselves. The reference's log-probabilities of other ones are in the columns
+        after those of the training rows."""
 
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
         """Sums over a micro-batch of this pass [N]."""
 
-    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None) -> Method:
-        """The method for a batch of these training rows, with the sums of the pass before; None where there was none."""
+    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None) -> Method:
+        """The method for a batch of these training rows, with the sums of the pass before; None where there was none.
+
+        ``done`` is the share of the steps that are over, from 0 in the first step to 1 in the last; None for held-out rows,
+        whose losses have to compare over the steps.
+        """

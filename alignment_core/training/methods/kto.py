@@ -31,6 +31,7 @@ class Kto:
     """Desirable and undesirable rows of the batch, for metrics."""
     head: ClassVar[Head] = "lm"
     needs_reference: ClassVar[bool] = True
+    passes_trained_rows: ClassVar[bool] = False
 
     def rows(self, table: pa.Table) -> list[Row]:
         return _rows(table, column(table, "completion_ids"))
@@ -48,7 +49,7 @@ class Kto:
         assert reference_S is not None, "the stage reference_logps comes before"
         return (sum_by_sequence(output, batch.sequence_K, batch.sequences) - reference_S).sum()[None]
 
-    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None) -> Kto:
+    def of_batch(self, rows: Sequence[Row], sums_N: Tensor | None, done: float | None = None) -> Kto:
         desirable = sum(row.margin for row in rows)
         baseline = 0.0 if sums_N is None else kl_baseline(sums_N[0], len(rows)).float()
         return replace(self, baseline=baseline, counts=(desirable, len(rows) - desirable))
