@@ -34,8 +34,13 @@ class RunningMean:
         self.mean += difference * len(values) / count
         self.count = count
 
+    @property
+    def deviation(self) -> float:
+        """Never 0."""
+        return max(math.sqrt(self.squares / max(self.count, 1.0)), LEAST_DEVIATION)
+
     def normalised(self, values: np.ndarray) -> np.ndarray:
-        return (values - self.mean) / max(math.sqrt(self.squares / max(self.count, 1.0)), LEAST_DEVIATION)
+        return (values - self.mean) / self.deviation
 
 
 def total_rewards(

@@ -89,3 +89,45 @@ def test_a_reward_model_and_one_round_of_dpo_on_hh(align: Align, tmp_path: Path)
     assert set(outcome["metrics"]["policies"]) == {"start", "round-1"}
     assert 0 <= outcome["metrics"]["policies"]["round-1"]["win_rate"] <= 1
     assert outcome["outputs"]["reward_model"].startswith("reward-model@sha256:")
+
+
+def test_kto_on_hh_pairs(align: Align, tmp_path: Path) -> None:
+    """Pairs are split into desirable and undesirable answers."""
+    kto = {"data": {**HH, "test_rows": 20}, "training": {**FEW, "learning_rate": 1e-4}}
+    outcome = run(align, tmp_path, {"method": "kto", "name": "hh-kto", "kto": kto})
+    metrics = {stage["label"]: stage["metrics"] for stage in outcome["stages"]}
+    assert metrics["kto/data"]["train_rows"] > 200, "two for each pair"
+    assert 0.3 < metrics["kto"]["test_loss"] < 0.7  # 1/2 is the loss of an unchanged policy
+
+
+def test_rejection_sampling_on_gsm8k_with_its_verifier(align: Align, tmp_path: Path) -> None:
+    """So small a model solves nothing: the round keeps nothing below `min_score`, and says so."""
+    gsm8k = {"path": str(DATA / "gsm8k" / "train.jsonl"), "rows": 200}
+    demonstrations = {**gsm8k, "columns": {"prompt": "question", "completion": "answer"}}
+    prompts = {"columns": {"prompt": "question", "label": "answer"}}
+    section = {
+        "rounds": 1,
+        "prompts": {"sources": [{**gsm8k, **prompts}], "max_prompt_length": 768},
+        "prompts_per_round": 16,
+        "generation": {"num_generations": 4, "max_completion_length": 32},
+        "selection": {"strategy": "best_of_n", "score": "verifier"},
+        "training": FEW,
+    }
+    held_out = {"sources": [{**gsm8k, **prompts, "path": str(DATA / "gsm8k" / "test.jsonl"), "rows": 16}]}
+    outcome = run(
+        align,
+        tmp_path,
+        {
+            "method": "rejection-sampling",
+            "name": "gsm8k",
+            "sft": {"data": {"sources": [demonstrations], "max_length": 768}, "training": FEW},
+            "rejection_sampling": section,
+            "evaluation": {
+                "prompts": {**held_out, "max_prompt_length": 768},
+                "generation": {"num_generations": 1, "max_completion_length": 32},
+                "verifier": "math",
+            },
+        },
+    )
+    assert set(outcome["metrics"]["policies"]) == {"sft", "round-1"}
+    print({s["label"]: s["metrics"] for s in outcome["stages"]})

@@ -120,7 +120,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "PPO whose critic begins alone": {
         "advantage": {"estimator": "gae"},
-        "critic": {"learning_rate": 1e-3, "steps_ahead": 1, "clip": None},
+        "critic": {"learning_rate": 1e-3, "steps_ahead": 1, "clip": None, "normalise": True},
         "kl": {"coefficient": 0.1, "target": 0.01, "place": "reward"},
     },
     "REINFORCE++": {"advantage": {"estimator": "returns", "whiten": "mean-and-deviation"}},

@@ -198,6 +198,9 @@ class CriticConfig(Config):
     """Peak learning rate of the critic."""
     clip: float | None = Field(0.2, gt=0)
     """Value clipping: how far values may move from those before the update. Null disables it."""
+    normalise: bool = Field(False, exclude_if=lambda asked: not asked)
+    """The critic learns returns less the mean of all returns so far, over their standard deviation, and its values are read
+    accordingly: for rewards that are large, small or drift. `clip` is then in these units."""
     steps_ahead: int = Field(0, ge=0)
     """Number of initial steps in which only the critic is trained."""
 

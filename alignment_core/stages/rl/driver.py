@@ -26,6 +26,7 @@ from alignment_core.stages.rl.best import Best
 from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS
 from alignment_core.stages.rl.rewarding import Rewarding
 from alignment_core.stages.rl.trajectories import Trajectories
+from alignment_core.stages.rl.values import ValueScale
 from alignment_core.training.checkpoints import drop_older
 from alignment_core.training.learner import StepReport
 from alignment_core.training.policy_ranks import PolicyRanks
@@ -47,8 +48,10 @@ class Driver:
     trajectories: Trajectories
     watch: Stopwatch
     kl_coefficient: float = field(init=False)
+    values: ValueScale = field(init=False)
 
     def __post_init__(self) -> None:
+        self.values = ValueScale(self.section.critic is not None and self.section.critic.normalise)
         self.kl_coefficient = self.section.kl.coefficient
 
     def run(self) -> dict[str, Any]:
@@ -107,6 +110,7 @@ class Driver:
         self.sampler.restore(state["sampler"])
         self.rewarding.restore(state["running"])
         self.kl_coefficient = state["kl_coefficient"]
+        self.values.restore(state["returns"])
 
     def _step(self, step: int) -> dict[str, float]:
         """One step, up to and with the update of the policy; its metrics."""
@@ -120,6 +124,8 @@ class Driver:
         if needed or section.critic or section.kl.coefficient > 0:
             with self.watch.part("logps"):
                 data.numbers.update(self.trainers.forward(needed, self._wanted(step, needed)))
+        if section.critic:
+            data.numbers["old_values"] = self.values.values_of(data.numbers["old_values"])
         rewards = [row["reward"] for row in used]
         steps = step_rewards(used) if any(reward.by_step for reward in section.rewards) else None
         found |= add_advantages(data, rewards, section.advantage, section.kl, self.kl_coefficient, steps)
@@ -129,6 +135,8 @@ class Driver:
             self.trajectories.drop(step)
         coefficient = self.kl_coefficient
         learnt_from = {name: values for name, values in data.numbers.items() if name in ("advantages", "returns")}
+        if "returns" in learnt_from:
+            learnt_from["returns"] = self.values.targets_of(learnt_from["returns"])
         with self.watch.part("train"):
             try:
                 found |= _averages(self.trainers.update(learnt_from, coefficient))
@@ -217,6 +225,7 @@ class Driver:
             "sampler": self.sampler.state,
             "running": self.rewarding.state,
             "kl_coefficient": self.kl_coefficient,
+            "returns": self.values.state,
         }
         return state | ({"best": self.best.state, "looked": self.best.looked} if self.best else {})
 
