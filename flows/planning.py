@@ -15,7 +15,8 @@ def plan(recipe: BaseRecipe, store: Store) -> Plan:
     """The stages that the recipe's composition and its promotion ask for. Raises UserError where it cannot be composed."""
     accept = packages_named(recipe.reuse_across_versions, "reuse_across_versions")
     trust = recipe.model.trust_remote_code
-    composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust)
+    passed = recipe.resources.passed
+    composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust, passed=passed)
     token = CURRENT.set(composed)
     try:
         composed.not_promoted = compare(recipe, store, method_of(recipe).compose()(recipe)).problem

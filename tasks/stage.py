@@ -79,6 +79,7 @@ class Run:
             "needs": needs,
             "accept": self.accept,
             "trust_remote_code": self.trust_remote_code,
+            "passed": self.resources.passed,
         }
         future = prepared.submit(asked, given, len(self.steps), wait_for=[after.future] if after else None)
         step = Step(label, future, self, again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.reference import PRUNABLE
@@ -88,6 +88,9 @@ class Plan:
     trust_remote_code: bool = False
     """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
 
+    passed: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Options that are passed through to packages: the recipe's ``resources.passed``."""
+
     def submit(
         self,
         stage: str,
@@ -107,7 +110,7 @@ class Plan:
         if len(known) == len(given):
             settings = config.model_dump(mode="json")
             told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
-            told["trust_remote_code"] = self.trust_remote_code
+            told |= {"trust_remote_code": self.trust_remote_code, "passed": self.passed}
             call = StageCall(stage=stage, label=label, accept=self.accept, **told)
             found = cached_result(self.store, call, key_of(call))
             state = "runs" if found is None else "cached"

@@ -117,6 +117,8 @@ class StageCall(BaseModel):
     one share their noise."""
     trust_remote_code: bool = False
     """Whether code that its models bring may run: the recipe's ``model.trust_remote_code``."""
+    passed: dict[str, dict[str, Any]] = {}
+    """Options that are passed through to packages, by package: the recipe's ``resources.deepspeed`` and ``engine_options``."""
     rerun: str = ""
     """Set when the stage is to run again although its result is known; equal values mean the same second run."""
     needs: tuple[str, ...] = ()

@@ -92,7 +92,13 @@ def key_of(call: StageCall) -> StageKey:
         with PARSING:
             stage = call.definition()  # imports it, and pydantic parses its source for the descriptions of its fields
         config = stage.config.model_validate(call.config)
-        optional = {"rerun": call.rerun, "stream": call.stream, "trust_remote_code": loads_remote_code(call)}
+        packages = {*stage.packages, *config.packages_used()}
+        optional = {
+            "rerun": call.rerun,
+            "stream": call.stream,
+            "trust_remote_code": loads_remote_code(call),
+            "passed": {package: options for package, options in call.passed.items() if package in packages},
+        }
         parts = {
             **{name: value for name, value in optional.items() if value},
             "stage": stage.name,

@@ -16,8 +16,11 @@ NAMES = {
     "version": "the version of the stage",
     "stream": "the random stream",
     "trust_remote_code": "model.trust_remote_code",
+    "passed": "options of packages (resources.deepspeed, resources.engine_options)",
 }
 
+PASSED = {"vllm": "engine_options"}
+"""Fields of `resources` whose options go to a package, where they are not called as it is."""
 NAMED = 3
 """Modules whose code changed that are named; the others are counted."""
 _CODE = re.compile(r"code\.([^: ]+)(?::| added$| removed$)")
@@ -84,6 +87,9 @@ def _field(path: str, label: str) -> str:
     first, _, rest = path.partition(".")
     if first == "inputs":
         return f"input {rest}"
+    if first == "passed" and rest:
+        package, _, option = rest.partition(".")
+        return ".".join(filter(None, ("resources", PASSED.get(package, package), option)))
     if first != "config":
         return NAMES.get(path, path)
     if rest.endswith(".code"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from alignment_core.cluster.device import Device
 from alignment_core.columns import parts
+from alignment_core.errors import UserError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
@@ -93,6 +95,17 @@ class Request:
     seed: int
 
 
+def _with_options(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """An engine with further options. Raises UserError if vLLM does not take them."""
+    try:
+        return make(**options)
+    except (TypeError, ValueError) as error:
+        if not options:
+            raise
+        why = " ".join(str(error).split())
+        raise UserError(f"resources.engine_options: vLLM does not take {', '.join(options)}: {why}") from None
+
+
 @dataclass
 class _UnderWay:
     """What was sampled of a request so far."""
@@ -117,7 +130,8 @@ class Engine:
         prepare()
         import vllm
 
-        self.llm = vllm.LLM(
+        make = functools.partial(
+            vllm.LLM,
             str(policy.path),
             dtype=checkpoint_dtype(policy.path),
             max_model_len=max_model_len,
@@ -132,6 +146,7 @@ class Engine:
             **BY_DEVICE.get(device.kind, {}),
             **device.engine_options(resources),
         )
+        self.llm = _with_options(make, resources.engine_options)
         self.policy = str(policy.reference)
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from alignment_core.artifacts.faults import check_room
 from alignment_core.artifacts.ownership import check_ours
 from alignment_core.cluster.device import Device, zero_stage
-from alignment_core.errors import EnvironmentFault, NumericError
+from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
@@ -89,6 +89,32 @@ class ModelSource:
     with_entropy: bool = False
 
 
+class Asked(dict[str, Any]):
+    """A configuration that knows which of its entries were asked for."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with further ones."""
+    both = {name: _merged(settings[name], one) for name, one in more.items() if isinstance(settings.get(name), dict)}
+    return {**settings, **more, **both}
+
+
 class Learner:
     """Create it on every rank at once; its methods are collective unless they say so."""
 
@@ -151,7 +177,17 @@ class Learner:
         }
         if self.resources.offload_optimizer:
             settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        engine, *_ = deepspeed.initialize(model=self.packed, optimizer=optimizer, config=settings)
+        asked = Asked(_merged(settings, self.resources.deepspeed))
+        try:
+            engine, *_ = deepspeed.initialize(model=self.packed, optimizer=optimizer, config=asked)
+        except (TypeError, ValueError, AssertionError) as error:
+            if not self.resources.deepspeed:
+                raise
+            raise UserError(
+                f"resources.deepspeed: DeepSpeed does not take it: {' '.join(str(error).split())}"
+            ) from None
+        if unknown := [name for name in self.resources.deepspeed if name not in asked.names]:
+            raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
         return engine
 
     def _clip(self, *_: Any) -> None:

@@ -87,6 +87,7 @@ def test_what_changed_is_told_in_words_of_the_recipe():
         "dpo": ["code.losses.a: 1 → 2", "code.losses.b added", "packages.vllm: 0.32.0 → 0.33.0", "seed: 1 → 2"],
         "sft": [f"code.a.{number}: 1 → 2" for number in range(5)],
         "mine": ["config.x: 1 → 2"],
+        "evaluation/generate": ["passed.vllm.swap: 1 → 2", "passed added"],
     }
     assert {label: in_words(lines, label) for label, lines in changed.items()} == {
         "sft/data": ["sft.data.max_length: 1 → 2", "sft.data.sources.0.rows: 1 → 2"],
@@ -101,6 +102,10 @@ def test_what_changed_is_told_in_words_of_the_recipe():
         "sft": ["code of a.0, a.1, a.2 and 2 more modules changed"],
         "rl": ["rl.kl added", "the code of alignment_core: a → b", "model.trust_remote_code added"],
         "mine": ["config.x: 1 → 2"],
+        "evaluation/generate": [
+            "resources.engine_options.swap: 1 → 2",
+            "options of packages (resources.deepspeed, resources.engine_options) added",
+        ],
     }
 
 

@@ -61,6 +61,15 @@ def test_one_change_gives_another_key(changed):
     assert key_of(call(**changed)).value != key_of(call()).value
 
 
+def test_options_of_a_package_matter_only_where_that_computes():
+    trains, samples = call(), call(stage="generate", config={"generation": {}}, inputs={})
+    vllm, deepspeed = {"vllm": {"max_num_batched_tokens": 64}}, {"deepspeed": {"zero_optimization": {}}}
+    for one, counts, others in ((trains, deepspeed, vllm), (samples, vllm, deepspeed)):
+        plain = key_of(one).value
+        assert key_of(one.model_copy(update={"passed": others})).value == plain
+        assert key_of(one.model_copy(update={"passed": {**others, **counts}})).value != plain
+
+
 def test_code_of_models_that_is_trusted_matters_only_where_a_model_is_loaded():
     pairs = {"stage": "overlap", "config": {"field": "prompts"}, "inputs": {"held_out": reference("dataset", "2")}}
     assert key_of(call(**pairs, trust_remote_code=True)).value == key_of(call(**pairs)).value

@@ -189,6 +189,11 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.generation.temperature=0"], "`rl.generation` must sample from the unmodified policy"),
         (["rl.generation.top_p=0.9"], "leave `top_p`, `top_k` and `min_p` out"),
         (["rl.environment={name: 'e.py:E'}"], "`rl.environment` and a reward with `environment: true` need each other"),
+        (["resources.engine_options={seed: 1}"], "`engine_options.seed` is set by what the recipe says elsewhere"),
+        (
+            ["resources.deepspeed={zero_optimization: {stage: 1}}"],
+            "`deepspeed.zero_optimization.stage` is set by what the recipe says elsewhere",
+        ),
         (["resources={offload_optimizer: true, zero_stage: 0}"], "`offload_optimizer` needs `zero_stage` 1, 2 or 3"),
         (["rl.result=average"], "`rl.result: average` needs the section `rl.ema`: add `ema: {}`"),
         (["rl.result=best"], "`rl.result: best` needs the section `rl.best`: add `best: {prompts: …}`"),

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from alignment_core.cluster.group import call
-from alignment_core.errors import DataError, EnvironmentFault, NumericError
+from alignment_core.errors import DataError, EnvironmentFault, NumericError, UserError
 from alignment_core.host.protocol import describe, rebuild
 from alignment_core.models.handle import Model
 from alignment_core.recipes import DpoLossConfig
@@ -99,6 +99,22 @@ def test_every_zero_stage_trains_the_same_weights(
     wanted = {"zero_stage": zero_stage, "offload_optimizer": offload, "max_tokens_per_microbatch": 64}
     two = trained(machines(2), job, tmp_path / "two", **wanted)
     assert greatest_difference(one, two) < 1e-5
+
+
+def test_further_options_of_deepspeed_are_taken_or_refused(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft())
+    one = trained(machines(1), job, tmp_path / "one")
+    taken = {"zero_optimization": {"offload_param": {"device": "cpu"}, "reduce_bucket_size": 10_000}}
+    assert greatest_difference(one, trained(machines(2), job, tmp_path / "two", zero_stage=3, deepspeed=taken)) < 1e-5
+    for options, says in (
+        ({"wall_clock_brakdown": True}, r"resources\.deepspeed\.wall_clock_brakdown: DeepSpeed has no such option"),
+        (
+            {"zero_optimization": {"bucket": 1}},
+            r"resources\.deepspeed: DeepSpeed does not take it: .* bucket Extra inputs",
+        ),
+    ):
+        with machines(1).trainers() as group, pytest.raises(UserError, match=says):
+            open_job(group, machines(1), job, tmp_path / "progress", deepspeed=options)
 
 
 def test_of_a_job_that_is_over_nothing_is_left_in_memory(make_job: Any, machines: Any, tmp_path: Path) -> None:

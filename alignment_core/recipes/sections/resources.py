@@ -1,13 +1,46 @@
-"""Where and how fast to run. Nothing here is part of a stage's key: what it changes of a result is rounding, with few
-exceptions, which docs/design.md names under Determinism."""
+"""Where and how fast to run. Nothing here but the options that are passed through is part of a stage's key: what it changes of
+a result is rounding, with few exceptions, which docs/design.md names under Determinism."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
+
+OURS_OF_DEEPSPEED = (
+    *(
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "managed_gradient_accumulation",
+    ),
+    *("gradient_clipping", "optimizer", "scheduler", "bf16", "fp16", "zero_allow_untested_optimizer"),
+    *("zero_force_ds_cpu_optimizer", "zero_optimization.stage", "zero_optimization.offload_optimizer"),
+    "zero_optimization.overlap_comm",
+)
+"""Options of DeepSpeed that this project sets itself."""
+OURS_OF_VLLM = (
+    *(
+        "model",
+        "tokenizer",
+        "skip_tokenizer_init",
+        "trust_remote_code",
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "seed",
+    ),
+    *("logprobs_mode", "worker_extension_cls", "disable_log_stats", "use_tqdm_on_load", "enforce_eager", "block_size"),
+    *("enable_chunked_prefill", "tensor_parallel_size", "distributed_executor_backend", "gpu_memory_utilization"),
+    *("enable_sleep_mode", "kv_cache_memory_bytes"),
+)
+"""Arguments of ``vllm.LLM`` that this project sets itself."""
+
+
+def _given(options: dict[str, Any]) -> bool:
+    return not options
 
 
 class ResourcesConfig(Config):
@@ -58,6 +91,12 @@ class ResourcesConfig(Config):
     `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into
     its CPU memory. `first` checks once, after the engine's first update; `always` after every update. Reinforcement
     learning needs no such check: it compares engines and trainers in every step (`mismatch`)."""
+    deepspeed: dict[str, Any] = Field({}, exclude_if=_given)
+    """Further options of DeepSpeed, as its configuration file has them, such as `{zero_optimization: {offload_param: {device:
+    cpu}}}`. DeepSpeed checks them; they are part of the keys of stages that train."""
+    engine_options: dict[str, Any] = Field({}, exclude_if=_given)
+    """Further arguments of `vllm.LLM` for all engines, such as `{max_num_batched_tokens: 8192}`. vLLM checks them; they are
+    part of the keys of stages that sample."""
     progress_seconds: float = Field(60.0, gt=0)
     """Seconds between in-stage checkpoints."""
     stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)
@@ -72,6 +111,23 @@ class ResourcesConfig(Config):
     """How often a stage restarts from its progress, in the same run host, after an actor or engine died."""
     stage_retries: int = Field(2, ge=0)
     """How often a stage is retried in a new run host, after the host died or a deadline passed."""
+
+    @property
+    def passed(self) -> dict[str, dict[str, Any]]:
+        """Options that are passed through, by the package that takes them."""
+        options = {"deepspeed": self.deepspeed, "vllm": self.engine_options}
+        return {package: one for package, one in options.items() if one}
+
+    @model_validator(mode="after")
+    def _passes_what_is_not_ours(self) -> ResourcesConfig:
+        for field, ours in (("deepspeed", OURS_OF_DEEPSPEED), ("engine_options", OURS_OF_VLLM)):
+            options: dict[str, Any] = getattr(self, field)
+            inner = {f"{name}.{part}" for name, one in options.items() if isinstance(one, dict) for part in one}
+            if taken := sorted({*options, *inner} & {*ours}):
+                raise ValueError(
+                    f"`{field}.{taken[0]}` is set by what the recipe says elsewhere or must stay as it is: remove it"
+                )
+        return self
 
     @model_validator(mode="after")
     def _can_offload(self) -> ResourcesConfig:

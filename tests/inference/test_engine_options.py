@@ -1,0 +1,28 @@
+"""Options of vLLM that are passed through to engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import Device
+from alignment_core.errors import UserError
+from alignment_core.inference.engine import Engine
+from alignment_core.models.handle import Model
+from alignment_core.recipes import ResourcesConfig
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_num_batched_token": 1}, "does not take max_num_batched_token: .*unexpected keyword"),
+        ({"max_num_batched_tokens": "many"}, "does not take max_num_batched_tokens: .*valid integer"),
+    ],
+)
+def test_what_vllm_does_not_take_is_the_users_error(options: dict[str, Any], says: str, tiny_model: Any) -> None:
+    model = Model(tiny_model(), Reference.parse(f"model@sha256:{'a' * 64}"))
+    with pytest.raises(UserError, match=f"^resources.engine_options: vLLM {says}"):
+        Engine(model, 64, ResourcesConfig(engine_options=options), Device("cpu", 1))
