@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-from alignment_core.errors import UserError
 from alignment_core.memory import out_of_memory
 from alignment_core.models import flex_trees
 from alignment_core.models.prefix_tree import Node, lay_out
@@ -261,13 +260,10 @@ def _say_once(model_type: str) -> None:
     )
 
 
-def check_kept_apart(model: Any, head: Head) -> None:
-    """Raise UserError if the sequences in a line of several are not kept apart."""
-    if not _remembered(_are_as_alone, model, head):
-        raise UserError(
-            f"model: the layers of a {model.config.model_type} model do not keep the sequences of a micro-batch apart, so that "
-            "it cannot be trained on packed sequences; choose a model whose layers all attend, by position ids"
-        )
+def keeps_apart(model: Any, head: Head) -> bool:
+    """Whether the sequences in a line of several do not see each other: layers that carry a state from token to token, as those
+    of state-space models, do not know where one ends."""
+    return bool(_remembered(_are_as_alone, model, head))
 
 
 def _remembered(look: Callable[[Any, Head], Any], model: Any, head: Head) -> Any:

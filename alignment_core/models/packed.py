@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,13 +13,15 @@ from torch import Tensor, nn
 
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
-from alignment_core.models.attention import check_kept_apart, over_trees, use_trees
+from alignment_core.models.attention import keeps_apart, over_trees, use_trees
 
 if TYPE_CHECKING:
     from alignment_core.models.handle import Model
     from alignment_core.models.loading import Head
     from alignment_core.models.microbatch import MicroBatch
     from alignment_core.models.prefix_tree import Node
+
+log = logging.getLogger(__name__)
 
 
 class PackedModel(nn.Module):
@@ -36,7 +39,7 @@ class PackedModel(nn.Module):
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
         With ``share`` sequences share their prefixes if the model can do with that and the ``device`` that it will compute
-        on can. Raises UserError if it cannot be given several sequences in a line at all.
+        on can. A model that cannot be given several sequences in a line is given each in a line of its own.
         """
         super().__init__()
         self.model = model
@@ -46,8 +49,10 @@ class PackedModel(nn.Module):
         """Of a language model: have the forward give so many of the likeliest tokens of each place instead, [2, K, C]."""
         self.shares = share and use_trees(model, head, device)
         """Whether micro-batches for it are to share prefixes."""
-        if not self.shares:
-            check_kept_apart(model, head)
+        self.alone = not self.shares and not keeps_apart(model, head)
+        """Whether it has to be given each sequence in a line of its own."""
+        if self.alone:
+            log.info("the layers of a %s model carry a state: its sequences are not packed", model.config.model_type)
         self.router_loss: Tensor | None = None
         """After a forward pass in training, where :meth:`balance_routers` asked for it: with its gradient."""
         self._balancing: Any = None
@@ -87,6 +92,9 @@ class PackedModel(nn.Module):
         candidates_KC: Tensor | None = None,
     ) -> Tensor:
         assert (nodes is not None) == self.shares, "the micro-batch was laid out for another model"
+        if self.alone:
+            input_ids, position_ids, uses, place_N = _apart(input_ids, position_ids, uses)
+            predict_K, last_S = place_N[predict_K], place_N[last_S]
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if nodes is not None:
             options["nodes"] = nodes
@@ -113,6 +121,21 @@ class PackedModel(nn.Module):
             return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
+
+
+def _apart(input_ids: Tensor, position_ids: Tensor, uses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lines of several sequences [L, W] as lines of one each [S, T], filled up behind, where nothing looks ahead: ids,
+    positions and uses; and which place there each of the L·W places has, 0 for those that filled lines."""
+    is_used_N = uses.flatten() > 0
+    position_N = position_ids.flatten()
+    sequence_N = (is_used_N & (position_N == 0)).cumsum(0) - 1
+    count, width = int(sequence_N[-1]) + 1, int(position_N[is_used_N].max()) + 1
+    place_N = torch.where(is_used_N, sequence_N * width + position_N, 0)
+    ids, used = (torch.zeros(count * width, dtype=one.dtype, device=one.device) for one in (input_ids, uses))
+    ids[place_N[is_used_N]] = input_ids.flatten()[is_used_N]
+    used[place_N[is_used_N]] = 1
+    positions = torch.arange(width, device=ids.device).expand(count, width)
+    return ids.view(count, width), positions, used.view(count, width), place_N
 
 
 def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: float = 1.0) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 import transformers
 from torch.nn.functional import scaled_dot_product_attention
 
-from alignment_core.errors import UserError
 from alignment_core.models.attention import NAME, TreeAttention
 from alignment_core.models.microbatch import Row, TokenSequence
 from alignment_core.models.packed import PackedModel, run_packed
@@ -120,12 +119,12 @@ def test_a_model_with_dropout_in_its_attention_shares_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_that_carries_state_from_one_sequence_to_the_next_is_refused(dtype: torch.dtype) -> None:
+def test_a_model_that_carries_state_from_token_to_token_has_a_line_for_each_sequence(dtype: torch.dtype) -> None:
     jamba = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4}
-    with pytest.raises(
-        UserError, match=r"the layers of a jamba model do not keep the sequences of a micro-batch apart"
-    ):
-        PackedModel(model_of("jamba", **jamba).to(dtype), "lm")
+    model = model_of("jamba", **jamba).to(dtype)
+    assert PackedModel(model, "lm").alone
+    if dtype == torch.float32:
+        check_that_packed_is_alone(model, share=False)
 
 
 def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
@@ -140,10 +139,17 @@ def test_a_model_that_keeps_the_trees_from_its_layers_shares_nothing() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_whose_layers_count_tokens_from_the_beginning_of_a_line_is_refused() -> None:
+def test_a_model_whose_layers_count_tokens_from_the_beginning_of_a_line_has_one_for_each_sequence() -> None:
     llama4 = {"attention_chunk_size": 32, "intermediate_size_mlp": 64, "num_local_experts": 2}
-    with pytest.raises(UserError, match=r"the layers of a llama4_text model do not keep the sequences"):
-        PackedModel(model_of("llama4_text", **llama4), "lm")
+    model = model_of("llama4_text", **llama4)
+    assert PackedModel(model, "lm").alone
+    check_that_packed_is_alone(model, share=False)
+
+
+def test_a_pack_of_nothing_has_one_token_in_a_line_of_its_own() -> None:
+    module = PackedModel(model_of("llama"), "lm", share=False)
+    module.alone = True
+    assert run_packed(module, pack([], share=False)).shape == (0,)
 
 
 def test_a_model_for_short_sequences_can_be_packed() -> None:
