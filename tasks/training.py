@@ -34,11 +34,13 @@ def dpo(
     stream: str = "",
 ) -> Step:
     """Optimise ``policy`` on pairs; without a ``reference`` it is its own at the start, if the loss needs one."""
+    config = DpoStageConfig(training=training, loss=loss)
+    if loss.sync_reference:
+        return submit("dpo", label, config, {"model": policy, "data": data, "reference": reference}, stream)
     logps = None
     if loss.needs_reference:
         before = f"{label.removesuffix('/dpo')}/reference-logps"
         logps = reference_logps(before, "dpo", training, policy if reference is None else reference, data, stream)
-    config = DpoStageConfig(training=training, loss=loss)
     return submit("dpo", label, config, {"model": policy, "data": data, "reference_logps": logps}, stream)
 
 

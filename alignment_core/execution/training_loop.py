@@ -17,6 +17,7 @@ from alignment_core.models.saving import ADAPTER
 from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
+    from alignment_core.recipes.sections.preference import ReferenceSyncConfig
     from alignment_core.recipes.sections.training import TrainingConfig
     from alignment_core.training.learner import StepReport
     from alignment_core.training.methods.base import Method
@@ -38,7 +39,8 @@ TRAINS = (
     ),
     *below(
         "alignment_core.training",
-        "average batches checkpoints learner optimizers ranks reference schedule trainer trainer_ranks trainers worker",
+        "average batches checkpoints learner moving_reference optimizers ranks reference schedule trainer trainer_ranks",
+        "trainers worker",
     ),
     "alignment_core.training.methods.base",
 )
@@ -52,18 +54,25 @@ def packages_of(training: TrainingConfig) -> tuple[str, ...]:
 
 
 def train(
-    context: StageContext, method: Method, training: Any, model: str = "model", test_before: bool = False
+    context: StageContext,
+    method: Method,
+    training: Any,
+    model: str = "model",
+    test_before: bool = False,
+    sync: ReferenceSyncConfig | None = None,
 ) -> dict[str, Any]:
     """Train the input of role ``model`` on the input ``data``; returns metrics.
 
     A method that needs a reference compares with the input ``reference_logps``, which the stage of this name makes of the same
     data. Raises DataError if rows that the training takes are missing in it. With ``test_before`` the metrics of held-out rows
-    before the first step are there as ``test_<name>.first``.
+    before the first step are there as ``test_<name>.first``. With ``sync`` the reference is the input ``reference``, or the
+    model itself, and follows the policy.
     """
     from alignment_core.training.trainer import TrainJob
     from alignment_core.training.trainer_ranks import TrainerRanks
 
-    if method.needs_reference and "reference_logps" not in context.inputs:
+    fixed = method.needs_reference and sync is None
+    if fixed and "reference_logps" not in context.inputs:
         raise UserError(
             "the method compares with a reference: give its stage the input reference_logps, which the stage of this name "
             "makes (tasks.training.reference_logps)"
@@ -74,11 +83,13 @@ def train(
     job = TrainJob(
         method=method,
         model=context.model(model),
-        reference_logps=str(context.inputs["reference_logps"] / "logps.parquet") if method.needs_reference else None,
+        reference_logps=str(context.inputs["reference_logps"] / "logps.parquet") if fixed else None,
         train_data=str(data / "train.parquet"),
         test_data=str(data / "test.parquet") if (data / "test.parquet").is_file() else None,
         training=training,
         seed=context.seed,
+        reference=context.model("reference") if "reference" in context.inputs else None,
+        sync=sync,
     )
     drop_incomplete(context.progress)
     if training.eval_steps and job.test_data is None:

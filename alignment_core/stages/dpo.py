@@ -24,7 +24,7 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.dpo_beta import DynamicDpo
 
     method = DynamicDpo(config.loss) if config.loss.beta_changes else Dpo(config.loss)
-    return train(context, method, config.training)
+    return train(context, method, config.training, sync=config.loss.sync_reference)
 
 
 SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}

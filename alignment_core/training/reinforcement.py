@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
-from alignment_core.files import write_whole
 from alignment_core.losses.kl import kl_estimate, kl_with_unbiased_gradient
 from alignment_core.losses.logprobs import ratio
 from alignment_core.losses.mismatch import correction_weights
@@ -43,13 +40,11 @@ from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
 from alignment_core.training.checkpoints import newest_progress
 from alignment_core.training.learner import Learner, ModelSource, StepReport, Term, save_step
+from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.ranks import sum_over_ranks
 from alignment_core.training.schedule import learning_rate
 from alignment_core.training.step_data import StepData
-
-REFERENCE = "reference.safetensors"
-"""In a checkpoint: the weights of a reference that has been refreshed."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +97,8 @@ class PolicyTrainer:
             share = self.policy.packed.shares if job.reference is None else share
             self.frozen = load_frozen(job.reference or job.policy, "lm", dtype, device.torch_device, share)
             self.reference = self.frozen
+        every = job.section.kl.refresh_every
+        self.moving = MovingReference(self.frozen, self.policy, every) if self.frozen and every else None
         self.step, self.kl_coefficient = 0, job.section.kl.coefficient
         self.data: StepData
         self.rows: list[Row] = []
@@ -120,8 +117,8 @@ class PolicyTrainer:
             described = json.loads((newest / "complete.json").read_text())
             for name, learner in self.learners.items():
                 learner.restore(newest / name, described["updates"][name])
-            if (kept := newest / REFERENCE).is_file():
-                self._set_reference(load_file(kept))
+            if self.moving:
+                self.moving.restore(newest)
             self.step, driver = described["step"], described["driver"]
         return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
 
@@ -165,38 +162,9 @@ class PolicyTrainer:
             if not waits:
                 reports |= self._update(name, learner)
         self.step += 1
-        if self._refreshes and self.step % self._refreshes == 0:
-            self._refresh()
+        if self.moving:
+            self.moving.after(self.step)
         return reports
-
-    @property
-    def _refreshes(self) -> int | None:
-        return self.section.kl.refresh_every if self.frozen else None
-
-    def _refresh(self) -> None:
-        """The policy as it is becomes the reference; on every rank, and collective where each holds a part."""
-        assert self.frozen is not None
-        live = dict(self.policy.packed.model.named_parameters())
-        for name, frozen in self.frozen.model.named_parameters():
-            whole: Any = nullcontext()
-            if self.policy.zero_stage == 3:
-                import deepspeed
-
-                whole = deepspeed.zero.GatheredParameters([live[name]])
-            with whole, torch.no_grad():
-                frozen.copy_(live[name])
-
-    def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
-        assert self.frozen is not None
-        with torch.no_grad():
-            for name, frozen in self.frozen.model.named_parameters():
-                frozen.copy_(weights[name])
-
-    def _save_reference(self, folder: Path) -> None:
-        """One that is neither the start nor given has to be in a checkpoint."""
-        if self.frozen is not None and self._refreshes and self.step >= self._refreshes:
-            weights = {name: one.detach().cpu().contiguous() for name, one in self.frozen.model.named_parameters()}
-            write_whole(folder / REFERENCE, lambda file: file.write(save(weights)))
 
     def _update(self, name: str, learner: Learner) -> dict[str, StepReport]:
         reports, training, rows = {name: StepReport()}, self.section.training, self.rows
@@ -314,7 +282,11 @@ class PolicyTrainer:
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step below ``directory``, with what the driver wants back."""
         updates = {name: learner.steps for name, learner in self.learners.items()}
-        save_step(Path(directory), self.step, self.learners, self._save_reference, updates=updates, driver=driver)
+        save_step(Path(directory), self.step, self.learners, self._save_beside, updates=updates, driver=driver)
+
+    def _save_beside(self, folder: Path) -> None:
+        if self.moving:
+            self.moving.save(folder, self.step)
 
     def close(self) -> None:
         """Let go of the models' memory."""

@@ -19,13 +19,15 @@ from alignment_core.cluster.device import Device
 from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row
-from alignment_core.models.packed import run_packed
+from alignment_core.models.packed import load_frozen, run_packed
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import newest_progress, step_of
 from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term, save_step
 from alignment_core.training.methods.base import BatchMethod, Method
+from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.ranks import agree, sum_over_ranks
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
@@ -43,6 +45,9 @@ class TrainJob:
     test_data: str | None
     training: TrainingConfig
     seed: int
+    reference: Model | None = None
+    """What a method compares with that has its reference follow the policy (``sync``), as it starts; None: the policy."""
+    sync: ReferenceSyncConfig | None = None
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
         """One rank of it."""
@@ -73,12 +78,19 @@ class Trainer:
         source = ModelSource(job.model, job.method.head, *seeds)
         self.learner = Learner(source, config, resources, device, rank, world)
         self.engine = self.learner.engine
+        self.moving: MovingReference | None = None
+        if job.sync is not None:
+            dtype, share = torch.bfloat16 if config.bf16 else torch.float32, self.learner.packed.shares
+            frozen = load_frozen(job.reference or job.model, job.method.head, dtype, device.torch_device, share)
+            self.moving = MovingReference(frozen, self.learner, job.sync.sync_steps, job.sync.mixup_alpha)
 
     def prepare(self, progress: str) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in ``progress``; say where we stand."""
         newest = newest_progress(Path(progress), self.learner.layout())
         if newest is not None:
             self.learner.restore(newest, step_of(newest))
+            if self.moving:
+                self.moving.restore(newest)
         return {
             "step": self.learner.steps,
             "total_steps": self.total_steps,
@@ -109,14 +121,22 @@ class Trainer:
         try:
             term = Term(batch, self._loss_of("train", method), job.method.normaliser(batch), report)
             self.learner.step([term], rate)
+            if self.moving:
+                self.moving.after(self.learner.steps)
         except NumericError as error:
             raise self._numeric_error(str(error), numbers) from None
 
     def _loss_of(self, split: str, method: Method) -> Loss:
         def loss(output: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            return method.loss(output, micro, self.reference.of(split, micro) if self.reference else None)
+            return method.loss(output, micro, self._reference_of(split, micro))
 
         return loss
+
+    def _reference_of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor | None:
+        """What the method compares a micro-batch with, if with anything: [S], the numbers from column ``first`` on."""
+        if self.moving:
+            return self.moving.logps_of(micro)
+        return self.reference.of(split, micro, first) if self.reference else None
 
     def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> Method:
         """The method for a batch, in training after this share of all steps; where its loss depends on all of the batch, after
@@ -127,7 +147,7 @@ class Trainer:
         before, sums = self.rows_before[split], list[torch.Tensor]()
         first = 0 if method.passes_trained_rows else len(rows[0].sequences)
         for micro in self.learner.micro_batches([before[row.number] for row in rows] if before else []):
-            reference = self.reference.of(split, micro, first=first) if self.reference else None
+            reference = self._reference_of(split, micro, first)
             with torch.no_grad():
                 sums.append(method.sums_before(run_packed(self.engine, micro), micro, reference).double())
         return method.of_batch(rows, sum_over_ranks(torch.stack(sums).sum(0)) if sums else None, done)
@@ -164,7 +184,11 @@ class Trainer:
     def save_progress(self, directory: str) -> None:
         """Write a checkpoint of this step below ``directory``, see :func:`save_step`."""
         self.learner.check_sound()
-        save_step(Path(directory), self.learner.steps, {"": self.learner})
+        save_step(Path(directory), self.learner.steps, {"": self.learner}, self._save_beside)
+
+    def _save_beside(self, folder: Path) -> None:
+        if self.moving:
+            self.moving.save(folder, self.learner.steps)
 
 
 def _read(path: str) -> Any:

@@ -242,6 +242,13 @@ def test_a_plain_section_rl_is_enough(load):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
+        (
+            ["iterative_dpo.loss.sync_reference={}", "iterative_dpo.training.lora={r: 2}"],
+            "`loss.sync_reference` mixes whole weights",
+        ),
+        (["iterative_dpo.loss={loss_type: simpo, sync_reference: {}}"], "is for losses that compare with a reference"),
+        (["iterative_dpo.loss={beta_margin: 1}"], "`beta_margin` has no effect without `beta_alpha`"),
+        (["iterative_dpo.loss={loss_type: simpo, beta_alpha: 0.6}"], "`beta_alpha` looks at log-ratios to a reference"),
         (["iterative_dpo.loss={loss_type: ipo, label_smoothing: 0.1}"], "`label_smoothing` has no effect with"),
         (["iterative_dpo.selection.max_pairs_per_prompt=3"], "has no effect with `strategy: best_worst`"),
         (

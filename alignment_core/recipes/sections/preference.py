@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
+
+if TYPE_CHECKING:
+    from alignment_core.recipes.sections.training import TrainingConfig
 
 LossType = Literal[
     "sigmoid",
@@ -33,6 +36,15 @@ NEED_SMOOTHING = {
 NEED_NLL = ("cpo", "orpo")
 
 
+class ReferenceSyncConfig(Config):
+    """A reference that follows the policy while it trains (TR-DPO)."""
+
+    mixup_alpha: float = Field(0.6, gt=0, le=1)
+    """α: the reference becomes α · policy + (1 − α) · reference; 1 makes it the policy as it is."""
+    sync_steps: int = Field(512, ge=1)
+    """Steps between that. With a small `mixup_alpha` and 1 the reference is a moving average."""
+
+
 class DpoLossConfig(Config):
     """The preference loss."""
 
@@ -55,6 +67,9 @@ class DpoLossConfig(Config):
     of its pairs before the step (a pass more). In the paper 0.6. Not part of the stage's key while 0."""
     beta_margin: float = Field(0.0, exclude_if=lambda margin: margin == 0)
     """Margin of a batch that leaves β as it is; only with `beta_alpha`."""
+    sync_reference: ReferenceSyncConfig | None = Field(None, exclude_if=lambda sync: sync is None)
+    """Let the reference follow the policy (TR-DPO); it is then a second copy of the model, asked in every step. Default: it
+    stays, and its log-probabilities are computed once. Not part of the stage's key while unset."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """ε: assumed fraction of flipped labels (`sigmoid`: conservative DPO; `robust`, which needs it; `simpo`, `cpo`), or the
     target's probability of the rejected completion (`exo_pair`, which needs it)."""
@@ -78,6 +93,19 @@ class DpoLossConfig(Config):
     def beta_changes(self) -> bool:
         """Whether β is not the same in all steps."""
         return self.final_beta is not None or self.beta_alpha > 0
+
+    @model_validator(mode="after")
+    def _has_a_reference_to_sync(self) -> DpoLossConfig:
+        if self.sync_reference and not self.needs_reference:
+            raise ValueError("`sync_reference` is for losses that compare with a reference: remove it")
+        return self
+
+    def check_trained(self, training: TrainingConfig) -> None:
+        """Raise ValueError if a policy that is trained so cannot be followed by its reference."""
+        if self.sync_reference and training.lora:
+            raise ValueError(
+                "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
+            )
 
     @model_validator(mode="after")
     def _has_a_margin(self) -> DpoLossConfig:

@@ -76,7 +76,8 @@ CODE = (
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories values"),
     *below(
         "alignment_core.training",
-        "average batches checkpoints forward learner optimizers policy_ranks pretraining ranks reinforcement schedule",
+        "average batches checkpoints forward learner moving_reference optimizers policy_ranks pretraining ranks",
+        "reinforcement schedule",
         "step_data trainers worker",
     ),
     *below("alignment_core.training.methods", "sft"),

@@ -1,0 +1,87 @@
+"""A reference that follows the policy of DPO while that trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.recipes import DpoLossConfig
+from alignment_core.recipes.sections.preference import ReferenceSyncConfig
+from alignment_core.training.methods.dpo import Dpo
+from alignment_core.training.methods.dpo_beta import DynamicDpo
+from alignment_core.training.moving_reference import REFERENCE
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
+
+pytestmark = pytest.mark.slow
+
+DPO = Dpo(DpoLossConfig(beta=0.3))
+CHANGING = DynamicDpo(DpoLossConfig(beta=0.3, beta_alpha=0.6))
+
+
+def following(job: Any, mixup_alpha: float, sync_steps: int) -> Any:
+    sync = ReferenceSyncConfig(mixup_alpha=mixup_alpha, sync_steps=sync_steps)
+    return replace(job, sync=sync, reference_logps=None)
+
+
+def test_it_is_mixed_with_the_policy_every_so_often(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = following(make_job(DPO), 0.25, 2)
+    expected = load_file(job.model.path / "model.safetensors")
+    with machines(2).trainers() as group:
+        ranks = open_job(group, machines(2), job, tmp_path / "progress")
+        for step in range(1, 5):
+            train(ranks, 1)
+            policy = load_file(export(ranks, tmp_path / f"step-{step}"))
+            if step % 2 == 0:
+                expected = {name: torch.lerp(one, policy[name], 0.25) for name, one in expected.items()}
+        ranks.save_progress(tmp_path / "progress")
+    found = load_file(tmp_path / "progress" / "step-00000004" / REFERENCE)
+    assert all(torch.equal(found[f"{name}"], expected[name]) for name in found)
+    assert len(found) == len(expected)
+
+
+def test_a_policy_that_is_its_own_reference_has_no_margin(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    with machines(1).trainers() as group:
+        ranks = open_job(group, machines(1), following(make_job(DPO), 1.0, 1), tmp_path / "progress")
+        for _ in range(3):
+            (report,) = train(ranks, 1)
+            assert report.sums["loss"] / report.normaliser == pytest.approx(math.log(2), abs=1e-5)
+        ranks = open_job(group, machines(1), following(make_job(DPO), 1.0, 100), tmp_path / "other")
+        reports = [train(ranks, 1)[0] for _ in range(3)]
+        off = abs(reports[2].sums["loss"] / reports[2].normaliser - math.log(2))
+        assert off > 1e-2, "of a reference that stays it goes away"
+
+
+@pytest.mark.parametrize("method", [DPO, CHANGING], ids=["dpo", "β of each batch"])
+def test_ranks_and_sharding_do_not_change_what_is_learnt(
+    method: Any, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = following(make_job(method), 0.5, 1)
+    one = trained(machines(1), job, tmp_path / "one")
+    for stage in (0, 2, 3):
+        both = trained(machines(2), job, tmp_path / f"{stage}", zero_stage=stage, max_tokens_per_microbatch=64)
+        assert greatest_difference(one, both) < 1e-5
+    still = trained(machines(1), following(make_job(method), 0.5, 100), tmp_path / "still")
+    assert greatest_difference(one, still) > 1e-5, "or nothing would be tested"
+
+
+@pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, True), (3, False)])
+def test_a_resumed_job_ends_in_the_same_bytes(
+    zero_stage: int, bf16: bool, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job, progress = following(make_job(DPO, bf16=bf16), 0.5, 2), tmp_path / "progress"
+    with machines(2).trainers() as group:
+        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
+        train(ranks, 3)
+        ranks.save_progress(progress)
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
+        ranks = open_job(group, machines(2), job, progress, zero_stage=zero_stage)
+        assert ranks.state["step"] == 3
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole
