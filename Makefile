@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_verifiers_environments.py \
-	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py
+	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo up down test test-long peers lint bench lock clean
@@ -52,12 +52,13 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
 
 # Sees what lies in $(VENV), and adds the peers and the extra `environments` to it without touching it.
-$(PEERS)/.run: requirements/peers.txt requirements/peers-older.txt requirements/environments.txt $(VENV)/.test
+$(PEERS)/.run: requirements/peers.txt requirements/peers-older.txt requirements/environments.txt requirements/lm-eval.txt \
+		$(VENV)/.test
 	rm -rf $(PEERS)
 	$(BIN)/python -m venv --without-pip $(PEERS)
 	$(BIN)/python $(PURELIB) > "$$($(PEERS)/bin/python $(PURELIB))/shared.pth"
 	$(BIN)/pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes \
-		-r requirements/peers.txt -r requirements/environments.txt
+		-r requirements/peers.txt -r requirements/environments.txt -r requirements/lm-eval.txt
 	$(BIN)/pip install --quiet --no-deps --require-hashes --target $(PEERS)/openrlhf-0.8.11 \
 		-r requirements/peers-older.txt  # the last release that had losses of KTO, distillation and process reward models
 	touch $@

@@ -34,6 +34,7 @@ class Evaluations:
         self.steps: dict[str, Input] = {}
         self.samples: dict[str, Step] = {}
         self.scores: dict[str, Step] = {}
+        self.tasks: dict[str, Step] = {}
         self.overlap: Step | None = None
         if self.section:
             # Normalised by its own completions, every policy would have the same mean.
@@ -62,13 +63,14 @@ class Evaluations:
 
     def _evaluate(self, section: EvaluationConfig, name: str, label: str, beside: str | None) -> Step:
         """Metrics of the policy ``label``, ``beside`` another one that was sampled."""
+        tasks = self.tasks.get(label)
         if beside is None:
-            return judging.evaluate(name, section, self.scores[label], None)
+            return judging.evaluate(name, section, self.scores[label], None, tasks=tasks)
         verdicts = None
         if section.judge:
             pair = self.samples[label], self.samples[beside]
             verdicts = judging.judge_pairs(f"{name}/judge", section.judge, *pair)
-        return judging.evaluate(name, section, self.scores[label], self.scores[beside], verdicts)
+        return judging.evaluate(name, section, self.scores[label], self.scores[beside], verdicts, tasks)
 
     def _score(
         self,
@@ -78,6 +80,8 @@ class Evaluations:
         after: Step | None = None,
         prompts: Input | None = None,
     ) -> Step:
+        if section.lm_eval:
+            self.tasks[label] = judging.lm_eval(f"{label}/evaluation/lm-eval", section.lm_eval, policy)
         samples = self.samples[label] = rollout.generate(
             f"{label}/evaluation/generate",
             section.generation,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alignment_core.recipes import EvaluationConfig
+from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.stages.evaluate import EvaluateConfig
 from alignment_core.stages.judge_pairs import JudgePairsConfig
+from alignment_core.stages.lm_eval import pin_tasks
 from alignment_core.stages.report import ReportConfig
 from tasks.graph import Input, Step, submit
 
@@ -23,12 +25,18 @@ def evaluate(
     scores: Input,
     baseline_scores: Input | None,
     verdicts: Input | None = None,
+    tasks: Input | None = None,
 ) -> Step:
-    """Metrics of scored completions, beside a baseline's, with the ``verdicts`` of a judge if there are any."""
+    """Metrics of scored completions, beside a baseline's, with the ``verdicts`` of a judge and the results of lm-eval's
+    ``tasks`` if there are any."""
     config = EvaluateConfig(**section.model_dump(include=set(EvaluateConfig.model_fields)))
-    return submit(
-        "evaluate", label, config, {"scores": scores, "baseline_scores": baseline_scores, "verdicts": verdicts}
-    )
+    beside = {"baseline_scores": baseline_scores, "verdicts": verdicts, "lm_eval": tasks}
+    return submit("evaluate", label, config, {"scores": scores, **beside})
+
+
+def lm_eval(label: str, section: LmEvalConfig, policy: Input) -> Step:
+    """Have the library lm-eval measure a policy."""
+    return submit("lm_eval", label, pin_tasks(section), {"model": policy})
 
 
 def report(

@@ -87,7 +87,7 @@ class BaseRecipe(Config):
             if self.evaluation and not self._measures(self.evaluation, gate.measures):
                 raise ValueError(
                     f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add "
-                    f"{GIVEN_BY.get(gate.measures, '`evaluation.pass_at`')}"
+                    f"{GIVEN_BY.get(gate.measures.split('/')[0], '`evaluation.pass_at`')}"
                 )
         return self
 
@@ -96,6 +96,8 @@ class BaseRecipe(Config):
         verified = evaluation.verifier is not None
         if metric.startswith("pass@"):
             return int(metric.removeprefix("pass@")) in evaluation.pass_at
+        if metric.startswith("lm_eval/"):
+            return evaluation.lm_eval is not None
         given = {"accuracy": verified, "reward": reward, "win_rate": reward or verified}
         return {**given, "judged_win_rate": evaluation.judge is not None}.get(metric, True)
 
@@ -105,5 +107,6 @@ GIVEN_BY = {
     "reward": "`evaluation.rewards`",
     "win_rate": "`evaluation.rewards` or `evaluation.verifier`",
     "judged_win_rate": "`evaluation.judge`",
+    "lm_eval": "`evaluation.lm_eval`",
 }
 """What an evaluation measures metrics by that not every one has."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.evaluation.files import VERDICTS
+from alignment_core.evaluation.files import LM_EVAL, VERDICTS
 from alignment_core.evaluation.statistics import bootstrap, pass_at, per_prompt, wilson, win_rate_per_prompt
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.rollout.records import read_scores
@@ -56,6 +56,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         verdicts = json.loads((context.inputs["verdicts"] / VERDICTS).read_text())
         per_prompt_values["judged_win_rate"] = np.array(list(verdicts["prompts"].values()))
         metrics["position_changed"] = verdicts["position_changed"]
+    if "lm_eval" in context.inputs:
+        metrics |= json.loads((context.inputs["lm_eval"] / LM_EVAL).read_text())["metrics"]
     for name, values in per_prompt_values.items():
         if name in UNBOUNDED:
             interval = bootstrap(values, config.confidence, config.resamples, context.derive("bootstrap", name))

@@ -85,8 +85,10 @@ def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, s
     """Names and titles of the metrics that a table of these policies shows."""
     measured = {name for metrics in policies.values() for name in metrics}
     passes = sorted((name for name in measured if re.fullmatch(r"pass@\d+", name)), key=lambda name: int(name[5:]))
+    tasks = sorted(name for name in measured if re.fullmatch(r"lm_eval/[^/]+/[^.]+", name))
     *before, length = TITLES
-    return [(name, title) for name, title in (*before, *zip(passes, passes, strict=True), length) if name in measured]
+    others = [(name, name.removeprefix("lm_eval/")) for name in (*passes, *tasks)]
+    return [(name, title) for name, title in (*before, *others, length) if name in measured]
 
 
 def confidence(policies: Mapping[str, Mapping[str, float]]) -> str:

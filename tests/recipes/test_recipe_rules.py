@@ -247,6 +247,11 @@ def test_a_plain_section_rl_is_enough(load):
             "`loss.sync_reference` mixes whole weights",
         ),
         (["iterative_dpo.loss={loss_type: simpo, sync_reference: {}}"], "is for losses that compare with a reference"),
+        (
+            ["evaluation.prompts=p.jsonl", "promotion.gates=[{metric: lm_eval/gsm8k/acc, min: 0.5}]"],
+            "nothing measures 'lm_eval/gsm8k/acc': add `evaluation.lm_eval`",
+        ),
+        (["evaluation.lm_eval={tasks: [a, a]}"], "`tasks`: a task is named twice"),
         (["iterative_dpo.loss={beta_margin: 1}"], "`beta_margin` has no effect without `beta_alpha`"),
         (["iterative_dpo.loss={loss_type: simpo, beta_alpha: 0.6}"], "`beta_alpha` looks at log-ratios to a reference"),
         (["iterative_dpo.loss={loss_type: ipo, label_smoothing: 0.1}"], "`label_smoothing` has no effect with"),

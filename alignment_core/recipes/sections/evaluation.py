@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.lm_eval import PREFIX, LmEvalConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.recipes.sections.rewards import Reward, check_rewards, check_verifier
 from alignment_core.recipes.sections.rollout import GenerationConfig
@@ -38,6 +39,8 @@ class EvaluationConfig(Config):
     judge: PairwiseJudgeConfig | None = Field(None, exclude_if=lambda judge: judge is None)
     """A language model that compares answers with those of the baseline, in both orders: the metric `judged_win_rate`, in which
     two verdicts that contradict each other are a tie."""
+    lm_eval: LmEvalConfig | None = Field(None, exclude_if=lambda section: section is None)
+    """Tasks of the library `lm-eval`: the metrics `lm_eval/<task>/<metric>`."""
     max_overlap: float = Field(0.0, ge=0, le=1)
     """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
     is counted in any case."""
@@ -76,8 +79,8 @@ class Gate(Config):
     """One condition on a metric; a promotion must pass all of them."""
 
     metric: str
-    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl` or `pass@k`; `win_rate.low` and
-    `win_rate.high` are the ends of its interval."""
+    """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl`, `pass@k` or
+    `lm_eval/<task>/<metric>`; `win_rate.low` and `win_rate.high` are the ends of its interval."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None
@@ -98,6 +101,8 @@ class Gate(Config):
 
     @model_validator(mode="after")
     def _known_metric(self) -> Gate:
+        if self.metric.startswith(PREFIX):  # of tasks that lm-eval alone knows
+            return self
         name, _, end = self.metric.partition(".")
         if (name not in METRICS and not re.fullmatch(r"pass@[1-9]\d*", name)) or end not in ("", "low", "high"):
             near = difflib.get_close_matches(name, METRICS, n=1)

@@ -1,0 +1,65 @@
+"""The process in which lm-eval evaluates a model: ``python -m alignment_core.evaluation.lm_eval_process JSON``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(asked: dict[str, Any]) -> None:
+    """Evaluate, and write the metrics beside all that lm-eval says. Its answers to each question are not kept."""
+    import lm_eval
+    import torch
+    import transformers
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from alignment_core.models.saving import checkpoint_dtype
+    from alignment_core.stages.lm_eval import metrics_of
+
+    path, trust = Path(asked["model"]), asked["trust_remote_code"]
+    cuda = asked["device"] == "cuda" or (asked["device"] == "auto" and torch.cuda.is_available())
+    device = "cuda" if cuda else "cpu"
+    dtype = getattr(torch, checkpoint_dtype(path))
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust).to(device)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+    files = list(asked["files"])
+    folders = sorted({str(Path(one).parent) for one in files})
+    known = {*asked["tasks"]} > {*files}  # to find all tasks of the library takes seconds
+    results = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=asked["batch_size"], device=device),
+        tasks=[_task_of(Path(one)) if one in files else one for one in asked["tasks"]],
+        task_manager=TaskManager(include_path=folders or None, include_defaults=known),
+        num_fewshot=asked["num_fewshot"],
+        limit=asked["limit"],
+        apply_chat_template=asked["apply_chat_template"],
+        log_samples=False,
+        random_seed=asked["seed"],
+        numpy_random_seed=asked["seed"],
+        torch_random_seed=asked["seed"],
+        fewshot_random_seed=asked["seed"],
+    )
+    rows = results.get("n-samples", {})
+    scores = {**results["results"], **results.get("groups", {})}
+    content = {
+        "metrics": metrics_of(scores, rows),
+        "results": scores,
+        "versions": results.get("versions", {}),
+        "rows": rows,
+    }
+    Path(asked["output"]).write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def _task_of(path: Path) -> str:
+    """The name of the task that a YAML file defines."""
+    for line in path.read_text().splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() in ("task", "group") and value.strip():
+            return value.strip().strip("'\"")
+    raise SystemExit(f"{path} names no `task`")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,125 @@
+"""Stage: a model → what the library lm-eval measures of it, in a process of its own that can be ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from alignment_core.canonical import digest_of_file
+from alignment_core.errors import DataError, UserError
+from alignment_core.evaluation.files import LM_EVAL as RESULTS
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.recipes.paths import is_written_as_path
+from alignment_core.recipes.sections.lm_eval import PREFIX, LmEvalConfig
+
+FIELD = "evaluation.lm_eval"
+LOOKS_SECONDS = 0.2
+"""Between looks whether it is done, or whether the run is being stopped."""
+TOLD = 3
+"""Last lines of its output that an error quotes."""
+
+
+class LmEvalStageConfig(StageConfig):
+    """Which tasks; those of YAML files are pinned by their digests."""
+
+    tasks: tuple[str, ...]
+    files: dict[str, str] = {}
+    """SHA-256 by path."""
+    num_fewshot: int | None = None
+    limit: int | None = None
+    batch_size: int = 8
+    apply_chat_template: bool = False
+
+    def content(self) -> Any:
+        content = self.model_dump(mode="json", exclude={"batch_size", "files"})
+        return {**content, "tasks": [self.files.get(task, task) for task in self.tasks]}
+
+
+def pin_tasks(section: LmEvalConfig) -> LmEvalStageConfig:
+    """Note what the tasks' files hold. Raises UserError for one that is not there, and where lm-eval is not."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(
+            f"{FIELD}: the package lm-eval is not installed; install the extra: pip install 'alignment[lm-eval]'"
+        )
+    files = {}
+    for number, task in enumerate(section.tasks):
+        if not is_written_as_path(task) and not task.endswith((".yaml", ".yml")):
+            continue
+        if not Path(task).is_file():
+            raise UserError(
+                f"{FIELD}.tasks.{number}: {task}: no such file; give the YAML file of a task, or a task's name"
+            )
+        files[task] = digest_of_file(Path(task))
+    return LmEvalStageConfig(**section.model_dump(), files=files)
+
+
+def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
+    for path, digest in config.files.items():
+        if not Path(path).is_file() or digest_of_file(Path(path)) != digest:
+            raise UserError(f"{FIELD}.tasks: {path} changed while the run was starting; run again")
+    asked = {
+        **config.model_dump(mode="json"),
+        "model": str(context.inputs["model"]),
+        "trust_remote_code": context.trust_remote_code,
+        "device": context.resources.device,
+        "seed": context.seed % 2**31,
+        "output": str(context.output / RESULTS),
+    }
+    log = context.progress / "lm-eval.log"
+    with log.open("wb") as said:
+        command = [sys.executable, "-m", "alignment_core.evaluation.lm_eval_process", json.dumps(asked)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            while not _is_over(process):
+                context.report(0, len(config.tasks), "tasks")
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode or not (context.output / RESULTS).is_file():
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        raise DataError(f"{FIELD}: lm-eval failed: {' '.join(lines[-TOLD:]) or f'exit {process.returncode}'}")
+    metrics: dict[str, Any] = json.loads((context.output / RESULTS).read_text())["metrics"]
+    return metrics
+
+
+def _is_over(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(LOOKS_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def metrics_of(results: dict[str, dict[str, Any]], rows: dict[str, dict[str, int]]) -> dict[str, float]:
+    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr`` and, of tasks that are no groups, ``.n``.
+
+    Args: what ``lm_eval.simple_evaluate`` calls ``results`` and ``n-samples``. Another filter than ``none`` is in the name:
+    ``exact_match@strict-match``.
+    """
+    found: dict[str, float] = {}
+    for task, values in results.items():
+        for key, value in values.items():
+            metric, comma, chosen = key.partition(",")
+            if not comma or isinstance(value, bool) or not isinstance(value, int | float):
+                continue  # names, or the error of a metric that has none
+            name, is_error = metric.removesuffix("_stderr"), metric.endswith("_stderr")
+            whole = f"{PREFIX}{task}/{name}" + (f"@{chosen}" if chosen != "none" else "")
+            found[f"{whole}.stderr" if is_error else whole] = float(value)
+            if not is_error and task in rows:
+                found[f"{whole}.n"] = float(rows[task]["effective"])
+    return found
+
+
+STAGE = Stage(
+    "lm_eval",
+    1,
+    {"lm-eval": "section"},
+    LmEvalStageConfig,
+    run,
+    code=(*below("alignment_core.evaluation", "files lm_eval_process"), "alignment_core.models.saving"),
+    packages=("lm-eval", "torch", "transformers"),
+)

@@ -1,0 +1,147 @@
+"""Tasks of lm-eval: what is asked, what comes of it, and a task of one's own for real."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from alignment_core.errors import DataError, Stopped, UserError
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.lm_eval import LmEvalConfig
+from alignment_core.stages.lm_eval import metrics_of, pin_tasks, run
+
+THERE = importlib.util.find_spec("lm_eval") is not None
+needed = pytest.mark.skipif(not THERE, reason="the extra `lm-eval` is not in `.venv`: `make peers` runs this")
+ROWS = 20
+TASK = """task: first_letter
+dataset_path: json
+dataset_kwargs: {data_files: {test: ROWS}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: choices
+doc_to_target: label
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A task in which the better choice is a token that the model says, or one that it does not."""
+    rows = [{"question": f"row {number}:", "choices": ["a", "b"], "label": number % 2} for number in range(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "first.yaml").write_text(TASK.replace("ROWS", str(tmp_path / "rows.jsonl")))
+    return tmp_path / "first.yaml"
+
+
+def context_of(model: Path, folder: Path) -> Any:
+    output, progress = folder / "output", folder / "progress"
+    for one in (output, progress):
+        shutil.rmtree(one, ignore_errors=True)
+        one.mkdir()
+    stopping = threading.Event()
+
+    def report(*_: Any) -> None:
+        if stopping.is_set():
+            raise Stopped("stopped")
+
+    return SimpleNamespace(
+        inputs={"model": model},
+        output=output,
+        progress=progress,
+        resources=ResourcesConfig(),
+        trust_remote_code=False,
+        seed=7,
+        stopping=stopping,
+        report=report,
+    )
+
+
+def test_metrics_are_named_by_task_metric_and_filter() -> None:
+    results = {
+        "gsm8k": {
+            "alias": "gsm8k",
+            "exact_match,strict-match": 0.5,
+            "exact_match_stderr,strict-match": 0.1,
+            "sample_len": 4,
+        },
+        "arc": {"acc,none": 0.25, "acc_stderr,none": "N/A"},
+    }
+    assert metrics_of(results, {"gsm8k": {"original": 9, "effective": 4}}) == {
+        "lm_eval/gsm8k/exact_match@strict-match": 0.5,
+        "lm_eval/gsm8k/exact_match@strict-match.stderr": 0.1,
+        "lm_eval/gsm8k/exact_match@strict-match.n": 4.0,
+        "lm_eval/arc/acc": 0.25,
+    }
+
+
+@pytest.mark.skipif(THERE, reason="lm-eval is there")
+def test_without_the_package_the_extra_is_named() -> None:
+    with pytest.raises(
+        UserError, match=r"evaluation\.lm_eval: the package lm-eval is not installed; .*alignment\[lm-eval\]"
+    ):
+        pin_tasks(LmEvalConfig(tasks=("gsm8k",)))
+
+
+@needed
+def test_the_key_follows_the_content_of_a_file_and_not_its_place(task: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere.yaml"
+    shutil.copyfile(task, other)
+    one, two = (pin_tasks(LmEvalConfig(tasks=(str(path),))) for path in (task, other))
+    assert one.content() == two.content()
+    other.write_text(task.read_text().replace("acc", "acc_norm"))
+    assert pin_tasks(LmEvalConfig(tasks=(str(other),))).content() != one.content()
+    assert pin_tasks(LmEvalConfig(tasks=(str(task),), batch_size=2)).content() == one.content()
+    with pytest.raises(UserError, match=r"evaluation\.lm_eval\.tasks\.1: .*absent\.yaml: no such file"):
+        pin_tasks(LmEvalConfig(tasks=("gsm8k", str(tmp_path / "absent.yaml"))))
+
+
+def is_right(model: Path, number: int) -> bool:
+    """Whether plain ``transformers`` finds the right letter likelier, which comes behind a space."""
+    ids = AutoTokenizer.from_pretrained(model)(f"row {number}: ")["input_ids"]
+    logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([ids])).logits[0, -1]
+    return bool(logits[ord("b")] > logits[ord("a")]) == bool(number % 2)
+
+
+@needed
+@pytest.mark.slow
+def test_a_task_of_ones_own_is_measured_and_again_alike(
+    task: Path, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = []
+    for limit in (None, 6, 6):
+        context = context_of(tiny_model(), tmp_path)
+        found.append(run(context, pin_tasks(LmEvalConfig(tasks=(str(task),), limit=limit))))
+        assert json.loads((context.output / "results.json").read_text())["metrics"] == found[-1]
+    assert found[0]["lm_eval/first_letter/acc"] == sum(map(is_right, [tiny_model()] * ROWS, range(ROWS))) / ROWS
+    assert [one["lm_eval/first_letter/acc.n"] for one in found] == [ROWS, 6, 6]
+    assert found[1] == found[2]
+
+
+@needed
+@pytest.mark.slow
+def test_what_is_wrong_is_said_and_a_stop_ends_it(
+    task: Path, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    context = context_of(tiny_model(), tmp_path)
+    with pytest.raises(DataError, match=r"^evaluation\.lm_eval: lm-eval failed: .*no_such_task"):
+        run(context, pin_tasks(LmEvalConfig(tasks=("no_such_task",))))
+    config = pin_tasks(LmEvalConfig(tasks=(str(task),)))
+    context.stopping.set()
+    with pytest.raises(Stopped):
+        run(context, config)
+    task.write_text(task.read_text() + "\n")
+    with pytest.raises(UserError, match=r"first\.yaml changed while the run was starting"):
+        run(context, config)
