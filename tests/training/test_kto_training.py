@@ -142,7 +142,7 @@ def averages(reports: Sequence[StepReport]) -> dict[str, float]:
     return {name: sum(report.sums[name] for report in reports) / normaliser for name in reports[0].sums}
 
 
-def test_ranks_and_micro_batches_change_neither_the_baseline_nor_the_trained_weights(
+def test_ranks_sharding_and_micro_batches_change_neither_the_baseline_nor_the_trained_weights(
     table: pa.Table, reference: Any, make_job: Any, machines: Any, tmp_path: Path
 ) -> None:
     logps = {
@@ -154,15 +154,15 @@ def test_ranks_and_micro_batches_change_neither_the_baseline_nor_the_trained_wei
     pq.write_table(pa.table(logps), tmp_path / "kto.parquet")
     job = make_job(KTO, table=table, logps=tmp_path / "kto.parquet")
     weights, told = [], []
-    for world, tokens in ((1, 10_000), (2, 64)):
+    for world, tokens, stage in ((1, 10_000, 0), (2, 64, 2), (2, 64, 3)):
         with machines(world).trainers() as group:
-            progress = tmp_path / f"{world}.progress"
-            ranks = open_job(group, machines(world), job, progress, max_tokens_per_microbatch=tokens)
+            progress, cut = tmp_path / f"{stage}.progress", {"zero_stage": stage, "max_tokens_per_microbatch": tokens}
+            ranks = open_job(group, machines(world), job, progress, **cut)
             told.append((averages(train(ranks, 3)), averages(ranks.evaluate())))
-            weights.append(load_file(export(ranks, tmp_path / str(world))))
-    assert greatest_difference(*weights) < 1e-5
+            weights.append(load_file(export(ranks, tmp_path / str(stage))))
+    assert all(greatest_difference(weights[0], other) < 1e-5 for other in weights[1:])
     before = load_file(job.model.path / "model.safetensors")
     assert greatest_difference(before, weights[0]) > 1e-3, "it did train"
-    for one, other in zip(*told, strict=True):
+    for one, *others in zip(*told, strict=True):
         assert one["baseline"] > 1, "or nothing would be tested"
-        assert one == pytest.approx(other, rel=1e-4)
+        assert all(one == pytest.approx(other, rel=1e-4) for other in others)
