@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
 from alignment_core.errors import EnvironmentFault, UserError
-from flows.cli.serve import model_of, server_of
+from alignment_core.inference.http_server import served
+from flows.cli.serve import model_of
 from flows.console import JsonOption, StoreOption, err, out, print_json
 
-START_SECONDS = 600.0
-"""For which a server may load its model."""
-STOP_SECONDS = 20.0
 SHOWN = 1500
-"""Characters of a server's log that a message shows."""
+"""Characters of a server's answer that a message shows."""
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it"
 
 
@@ -43,7 +35,7 @@ def chat(
         raise UserError("talk with one model, or two side by side")
     with ExitStack() as open_:
         found = [model if "://" in model else model_of(model, store) for model in models]  # before any is started
-        urls = [one if isinstance(one, str) else open_.enter_context(_served(*one)) for one in found]
+        urls = [one if isinstance(one, str) else open_.enter_context(_loaded(*one)) for one in found]
         voices = [Voice(model, url, system) for model, url in zip(models, urls, strict=True)]
         if not as_json:
             err.print(HELP)
@@ -149,45 +141,8 @@ def _first_model(url: str) -> str:
 
 
 @contextmanager
-def _served(folder: str, name: str) -> Iterator[str]:
-    """vLLM's server on a model for as long as the context lasts; its URL. Raises EnvironmentFault if it does not start."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command, environment = server_of(folder, name, "127.0.0.1", port)
-    with tempfile.TemporaryFile() as log, ExitStack() as running:
-        server = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C ends an answer, not the server
-        )
-        running.callback(_end, server)
-        err.print(f"{name}: vLLM loads it", markup=False)
-        _wait(server, f"http://127.0.0.1:{port}/v1", name, log)
-        yield f"http://127.0.0.1:{port}/v1"
-
-
-def _wait(server: subprocess.Popen[bytes], url: str, name: str, log: IO[bytes]) -> None:
-    import httpx
-
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(f"{url}/models", timeout=5).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    log.seek(0)
-    raise EnvironmentFault(f"{name}: vLLM's server did not start:\n{log.read().decode(errors='replace')[-SHOWN:]}")
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    try:
-        server.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+def _loaded(folder: str, name: str) -> Iterator[str]:
+    """The URL of vLLM's server on a model. Ctrl-C ends an answer, not the server."""
+    err.print(f"{name}: vLLM loads it", markup=False)
+    with served(folder, name, own_session=True) as url:
+        yield url

@@ -35,6 +35,8 @@ def serve(
     """Serve a model over HTTP as OpenAI's API has it (chat, completions, models), until SIGTERM or Ctrl-C."""
     token = _token(host, token_variable)
     folder, shown = model_of(model, store)
+    from alignment_core.inference.http_server import server_of
+
     command, environment = server_of(folder, name or shown, host, port)
     if token:
         environment["VLLM_API_KEY"] = token
@@ -72,32 +74,6 @@ def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",))
     if is_written_as_path(model):
         raise UserError(f"model: {folder}: no such folder")
     return model, model  # a name on the Hub: vLLM says if there is none
-
-
-def server_of(folder: str, name: str, host: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """The server's command, and its environment, as our own engines have theirs."""
-    import torch
-
-    from alignment_core.cluster.device import Device, Place
-    from alignment_core.inference.engine import BY_DEVICE
-    from alignment_core.recipes import ResourcesConfig
-
-    resources = ResourcesConfig()
-    device = Device.detect("auto", torch.cuda.device_count())
-    environment = device.engine_environment(resources, Place())
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # the server's engine is a process of its own
-    environment["VLLM_LOGGING_LEVEL"] = "INFO"
-    found: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
-    found.pop("enable_sleep_mode", None)
-    given = {"model": folder, "served-model-name": name, "host": host, "port": port, **found}
-    flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags], environment
-
-
-def _flag(option: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{option}" if value else f"--no-{option}"]
-    return [f"--{option}", str(value)]
 
 
 def serve_reward(

@@ -55,7 +55,7 @@ def less_of(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         here = f"{path}.{name}" if path else str(name)
         if (name == "model" and (isinstance(value, str) and "/" in value)) or path == "models":
             yield here, TINY
-        elif name == "promotion":  # so little training passes no gate
+        elif name in ("promotion", "min_score"):  # so little training passes neither
             yield here, None
         elif name in ("data", "prompts") and "path" in value.get("sources", [value])[0]:
             yield here, {"task": "reverse", "rows": FEW["rows"]}

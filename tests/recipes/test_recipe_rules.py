@@ -149,7 +149,7 @@ def test_a_night_needs_no_section_of_its_own(load):
         (
             ["rl.rewards.0.reward_model=ours"],
             "rl.rewards.0: a reward needs exactly one of `urls`, `environment`, `function`, `judge`, `process_reward_model`, "
-            "`reward_model`, `verifier`; this has `reward_model` and `verifier`",
+            "`reward_model`, `served_judge`, `verifier`; this has `reward_model` and `verifier`",
         ),
         (
             ["rl.rewards.0={process_reward_model: judge, per_step: sum}", "rl.advantage.estimator=leave-one-out"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
@@ -26,16 +27,9 @@ Say in one or two sentences what is good and what is bad, then end with a line "
 1 (useless) to 10 (perfect)."""
 
 
-class JudgeReward(RewardConfig):
-    """What a language model thinks of a completion."""
+class Judged(RewardConfig):
+    """How a language model is asked what it thinks of a completion, and how its answer is read."""
 
-    KEY: ClassVar[str] = "judge"
-
-    judge: Urls
-    """Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`, or of several replicas. The first one
-    is part of the stage's key."""
-    judge_model: str = Field(min_length=1)
-    """The model's name, as the server knows it."""
     template: str = RUBRIC
     """The question to the judge, with `{prompt}`, `{completion}` and, where prompts have one, `{label}`."""
     score: str = r"[Ss]core:\s*\**\s*(-?\d+(?:\.\d+)?)"
@@ -47,8 +41,6 @@ class JudgeReward(RewardConfig):
     """The lowest and the highest score, which become 0 and 1; null takes scores as they are."""
     max_tokens: int = Field(512, ge=1)
     """Longest answer of the judge in tokens."""
-    token_variable: str | None = None
-    """Name of the environment variable that holds the bearer token."""
 
     @field_validator("verdicts", mode="before")
     @classmethod
@@ -70,7 +62,7 @@ class JudgeReward(RewardConfig):
         return with_group(score, "the number")
 
     @model_validator(mode="after")
-    def _reads_in_one_way(self) -> JudgeReward:
+    def _reads_in_one_way(self) -> Judged:
         if self.verdicts is not None:
             if len(self.verdicts) < 2:
                 raise ValueError("`verdicts` needs at least two words")
@@ -94,21 +86,43 @@ class JudgeReward(RewardConfig):
         return (found - low) / (high - low)
 
 
+class JudgeReward(Judged):
+    """What a language model behind an endpoint thinks of a completion."""
+
+    KEY: ClassVar[str] = "judge"
+
+    judge: Urls
+    """Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`, or of several replicas. The first one
+    is part of the stage's key."""
+    judge_model: str = Field(min_length=1)
+    """The model's name, as the server knows it."""
+    token_variable: str | None = None
+    """Name of the environment variable that holds the bearer token."""
+
+
+def asking(
+    reward: Judged, opening: Opening, field: str, urls: Sequence[str], model: str, token_variable: str | None = None
+) -> Endpoint:
+    """The judge called ``model`` behind these base URLs, which the recipe's ``field`` of the reward asks for."""
+
+    def asks(rows: Rows) -> dict[str, Any]:
+        (row,) = rows
+        values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
+        question = filled(reward.template, values)
+        return request(model, question, reward.max_tokens, reward.verdicts is not None)
+
+    places = [f"{url.rstrip('/')}/chat/completions" for url in urls]
+    timeout = opening.resources.reward_timeout_seconds
+    return Endpoint(places, 1, token_variable, timeout, f"{opening.field}.{field}", asks, reads(reward.value))
+
+
 def _content(reward: JudgeReward, field: str) -> dict[str, Any]:
     """Further URLs are replicas that answer the same; the token changes no answer."""
     return {**reward.model_dump(mode="json", exclude={"token_variable"}), "judge": reward.judge[:1]}
 
 
 def _open(reward: JudgeReward, opening: Opening) -> Endpoint:
-    def asks(rows: Rows) -> dict[str, Any]:
-        (row,) = rows
-        values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
-        question = filled(reward.template, values)
-        return request(reward.judge_model, question, reward.max_tokens, reward.verdicts is not None)
-
-    timeout, field = opening.resources.reward_timeout_seconds, f"{opening.field}.judge"
-    urls = [f"{url.rstrip('/')}/chat/completions" for url in reward.judge]
-    return Endpoint(urls, 1, reward.token_variable, timeout, field, asks, reads(reward.value))
+    return asking(reward, opening, reward.KEY, reward.judge, reward.judge_model, reward.token_variable)
 
 
 REWARD = RewardKind(

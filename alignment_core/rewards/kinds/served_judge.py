@@ -1,0 +1,69 @@
+"""`served_judge`: a language model of the store, a folder or the Hub that judges, on a server which the stage starts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from alignment_core.recipes.sections.model import ModelConfig
+from alignment_core.rewards.base import Opening, RewardKind, Rows
+from alignment_core.rewards.endpoint import Endpoint
+from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.kinds.judge import Judged, asking
+
+NAME = "judge"
+"""What the server calls the model."""
+
+
+class ServedJudge(Judged):
+    """What a language model thinks of a completion, which a server of vLLM's holds for as long as the stage rewards."""
+
+    KEY: ClassVar[str] = "served_judge"
+
+    served_judge: ModelConfig
+    """The model. It needs memory beside the run's own engines and trainers."""
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.served_judge
+
+
+class Served:
+    """A judge whose server ends with it."""
+
+    def __init__(self, endpoint: Endpoint, held: ExitStack) -> None:
+        self._endpoint, self._held = endpoint, held
+
+    def __call__(self, rows: Rows) -> Answers:
+        return self._endpoint(rows)
+
+    def close(self) -> None:
+        self._endpoint.close()
+        self._held.close()
+
+
+def _content(reward: ServedJudge, field: str) -> dict[str, Any]:
+    return {**reward.model_dump(mode="json"), "served_judge": True}  # which one is an input
+
+
+def _open(reward: ServedJudge, opening: Opening) -> Served:
+    from alignment_core.inference.http_server import served
+
+    assert opening.model is not None
+    with ExitStack() as held:
+        url = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
+        return Served(asking(reward, opening, reward.KEY, [url], NAME), held.pop_all())
+
+
+REWARD = RewardKind(
+    ServedJudge,
+    _open,
+    who=lambda reward: f"the judge {reward.served_judge.name or NAME}",
+    content=_content,
+    code=lambda reward: (
+        "alignment_core.inference.http_server",
+        "alignment_core.rewards.kinds.judge",
+        "alignment_core.rewards.llm_judge",
+    ),
+    packages=lambda reward: ("vllm",),
+)

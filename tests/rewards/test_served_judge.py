@@ -1,0 +1,76 @@
+"""A judge whose server the stage starts: real vLLM on a small model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from alignment_core.artifacts import Reference
+from alignment_core.errors import EnvironmentFault
+from alignment_core.models.handle import Model
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.rewards.base import Opening, content, kind_of
+from tests.rewards.test_model_reward import row
+
+QUESTION = "{prompt}?{completion}"
+
+
+def judge(**fields: Any) -> Any:
+    return CHOICE.validate({"served_judge": "judge/production", "template": QUESTION, **fields})
+
+
+def opening(folder: Any) -> Opening:
+    return Opening("rl.rewards.0", ResourcesConfig(), model=Model(folder, Reference("model", "a" * 64)))
+
+
+def test_which_model_judges_is_an_input_and_the_question_is_in_the_key() -> None:
+    reward = judge()
+    assert reward.model.name == "judge/production"
+    (one,), (other,) = content([reward], "rl.rewards"), content([judge(template="{completion}")], "rl.rewards")
+    assert one["served_judge"] is True
+    assert one != other
+    with pytest.raises(ValueError, match="a judge has to see the answer"):
+        judge(template="{prompt}")
+
+
+@pytest.mark.slow
+def test_its_verdicts_are_those_of_the_model_and_its_server_ends_with_it(tiny_model: Any) -> None:
+    rows = [{**row("<user>2+2=<assistant>", text, "2+2="), "label": None} for text in ("4", "five")]
+    tokenizer, model = AutoTokenizer.from_pretrained(tiny_model()), AutoModelForCausalLM.from_pretrained(tiny_model())
+    chances = []
+    for completion in rows:
+        asked = [{"role": "user", "content": f"2+2=?{completion['completion_text']}"}]
+        text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        chances.append(torch.softmax(model(ids).logits[0, -1].detach(), -1))
+    letters = [number for number in range(97, 123) if all(number in one.topk(20).indices for one in chances)]
+    assert len(letters) >= 2, "else there would be nothing to compare"
+    worth = {chr(number): place / len(letters) for place, number in enumerate(letters)}
+    reward = judge(verdicts=worth)
+    source: Any = kind_of(reward).open(reward, opening(tiny_model()))
+    try:
+        found = dict(source(rows))
+        url = source._endpoint.replicas[0].url
+        assert psutil.Process().children(recursive=True)
+    finally:
+        source.close()
+    source.close()  # as when a run that is stopped ends
+    for place, one in enumerate(chances):
+        total = sum(float(one[ord(letter)]) for letter in worth)
+        expected = sum(float(one[ord(letter)]) * value for letter, value in worth.items()) / total
+        assert found[place] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+@pytest.mark.slow
+def test_a_model_that_vllm_cannot_serve_is_said(tiny_model: Any, tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EnvironmentFault, match="judge: vLLM's server did not start"):
+        kind_of(judge()).open(judge(), opening(tmp_path))
