@@ -36,7 +36,10 @@ class Evaluations:
         self.scores: dict[str, Step] = {}
         self.tasks: dict[str, Step] = {}
         self.overlap: Step | None = None
+        self.judge: Input | None = None
         if self.section:
+            if self.section.judge and self.section.judge.served_judge:
+                self.judge = data.base_model("evaluation/judge", self.section.judge.served_judge)
             # Normalised by its own completions, every policy would have the same mean.
             listed = [one.model_copy(update={"normalise": "none"}) for one in self.section.rewards]
             self.rewards = rewards("evaluation.rewards", listed, reward_model, "evaluation", process_reward_model)
@@ -69,7 +72,7 @@ class Evaluations:
         verdicts = None
         if section.judge:
             pair = self.samples[label], self.samples[beside]
-            verdicts = judging.judge_pairs(f"{name}/judge", section.judge, *pair)
+            verdicts = judging.judge_pairs(f"{name}/judge", section.judge, *pair, self.judge)
         return judging.evaluate(name, section, self.scores[label], self.scores[beside], verdicts, tasks)
 
     def _score(

@@ -14,9 +14,12 @@ from alignment_core.stages.report import ReportConfig
 from tasks.graph import Input, Step, submit
 
 
-def judge_pairs(label: str, judge: PairwiseJudgeConfig, rollouts: Input, baseline: Input) -> Step:
-    """Have a language model compare completions with those of a baseline."""
-    return submit("judge_pairs", label, JudgePairsConfig(judge=judge), {"rollouts": rollouts, "baseline": baseline})
+def judge_pairs(
+    label: str, judge: PairwiseJudgeConfig, rollouts: Input, baseline: Input, model: Input | None = None
+) -> Step:
+    """Have a language model compare completions with those of a baseline; ``model`` is one that the stage is to serve."""
+    inputs = {"rollouts": rollouts, "baseline": baseline, "judge": model}
+    return submit("judge_pairs", label, JudgePairsConfig(judge=judge), inputs)
 
 
 def evaluate(

@@ -15,6 +15,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.columns import parts
 from alignment_core.errors import UserError
 from alignment_core.imports import hidden, uncollected
+from alignment_core.inference.options import BY_DEVICE
 from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.handle import Model
@@ -25,10 +26,6 @@ MOST_SEQUENCES = 256
 """Completions that an engine samples at a time; others wait."""
 WEIGHTS, CACHE = "weights", "kv_cache"
 """What vLLM calls the two parts of its memory that sleep."""
-# Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM then rewinds
-# the random generator, which a CPU generator cannot do.
-BY_DEVICE = {"cpu": {"enforce_eager": True, "block_size": 32, "enable_chunked_prefill": False}}
-"""Arguments of ``vllm.LLM`` that may change what is sampled, by the kind of device."""
 WORKER_EXTENSION = "alignment_core.inference.weights.WeightUpdate"
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from alignment_core.errors import EnvironmentFault
+from alignment_core.inference.options import BY_DEVICE
+from alignment_core.models.saving import checkpoint_dtype
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 START_SECONDS = 600.0
@@ -30,8 +32,6 @@ def server_of(
     import torch
 
     from alignment_core.cluster.device import Device, Place
-    from alignment_core.inference.engine import BY_DEVICE
-    from alignment_core.models.saving import checkpoint_dtype
 
     resources = resources or ResourcesConfig()
     device = Device.detect(resources.device, torch.cuda.device_count())

@@ -131,7 +131,7 @@ CODE = (
     "alignment_core.columns",
     "alignment_core.data.context",
     "alignment_core.files",
-    *below("alignment_core.inference", "engine engines weights"),
+    *below("alignment_core.inference", "engine engines options weights"),
     "alignment_core.losses.logprobs",
     *below("alignment_core.models", "adapters buckets handle loading saving"),
     *below("alignment_core.rollout", "lengths records"),

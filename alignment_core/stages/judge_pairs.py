@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -11,6 +12,7 @@ from alignment_core.errors import DataError
 from alignment_core.evaluation.files import VERDICTS
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.files import write_whole
+from alignment_core.inference.http_server import served
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.rewards.endpoint import Endpoint
 from alignment_core.rewards.failures import Account, numbers
@@ -20,6 +22,8 @@ from alignment_core.rollout.records import read_rollouts
 BLOCK = 64
 """Questions whose answers are kept together: what a kill may cost twice."""
 FIELD = "evaluation.judge"
+SERVED = "judge"
+"""What the stage's own server calls the model."""
 WORTH = {"A": 1.0, "B": 0.0}
 TIE = 0.5
 
@@ -27,13 +31,19 @@ Rows = list[dict[str, Any]]
 
 
 class JudgePairsConfig(StageConfig):
-    """Who judges. Inputs are the ``rollouts`` of a policy and those of the ``baseline``."""
+    """Who judges. Inputs are the ``rollouts`` of a policy and those of the ``baseline``, and the model ``judge`` that is to be
+    served."""
 
     judge: PairwiseJudgeConfig
 
     def content(self) -> Any:
         content = self.judge.model_dump(mode="json", exclude={"token_variable"})
+        if self.judge.judge is None:
+            return {**content, "served_judge": True}  # which one is an input
         return {**content, "judge": self.judge.judge[:1]}  # further URLs are replicas that answer the same
+
+    def packages_used(self) -> tuple[str, ...]:
+        return ("vllm",) if self.judge.served_judge else ()
 
 
 def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
@@ -89,30 +99,32 @@ def _question(config: PairwiseJudgeConfig, first: dict[str, Any], second: dict[s
 def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) -> list[float | None]:
     """What the first answer of each question is worth beside the second, 1, 0 or a half; None where there is no verdict."""
     found: list[float | None] = []
-    if not questions:
-        return found
+    name = config.judge_model or SERVED
 
     def asks(rows: Any) -> dict[str, Any]:
-        return request(config.judge_model, filled(config.template, rows[0]["values"]), config.max_tokens, False)
+        return request(name, filled(config.template, rows[0]["values"]), config.max_tokens, False)
 
     def worth(choice: dict[str, Any]) -> float:
         return WORTH.get(text_in(choice["message"]["content"], config.verdict), TIE)
 
-    urls = [f"{url.rstrip('/')}/chat/completions" for url in config.judge]
-    timeout = context.resources.reward_timeout_seconds
-    account = Account(f"the judge {config.judge_model}", config.max_failed, f"{FIELD}.max_failed", len(questions))
+    def reached(held: ExitStack) -> Endpoint:
+        bases = config.judge or [held.enter_context(served(str(context.inputs["judge"]), name, context.resources))]
+        urls = [f"{url.rstrip('/')}/chat/completions" for url in bases]
+        timeout = context.resources.reward_timeout_seconds
+        return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth))
+
+    account = Account(f"the judge {name}", config.max_failed, f"{FIELD}.max_failed", len(questions))
     endpoint: Endpoint | None = None
-    for start in range(0, len(questions), BLOCK):
-        kept = context.progress / f"block-{start}.json"
-        if not kept.is_file():
-            endpoint = endpoint or Endpoint(
-                urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth)
-            )
-            block = questions[start : start + BLOCK]
-            answers = json.dumps(numbers(account.settle(block, endpoint(block))))
-            write_whole(kept, partial(_write, text=answers))
-        found += json.loads(kept.read_text())
-        context.report(len(found), len(questions), "questions")
+    with ExitStack() as held:
+        for start in range(0, len(questions), BLOCK):
+            kept = context.progress / f"block-{start}.json"
+            if not kept.is_file():
+                endpoint = endpoint or reached(held)
+                block = questions[start : start + BLOCK]
+                answers = json.dumps(numbers(account.settle(block, endpoint(block))))
+                write_whole(kept, partial(_write, text=answers))
+            found += json.loads(kept.read_text())
+            context.report(len(found), len(questions), "questions")
     return found
 
 
@@ -126,6 +138,8 @@ CODE = (
     "alignment_core.data.messages",
     "alignment_core.evaluation.files",
     "alignment_core.files",
+    *below("alignment_core.inference", "http_server options"),
+    "alignment_core.models.saving",
     *below("alignment_core.rewards", "endpoint failures llm_judge"),
     "alignment_core.rollout.records",
     "alignment_core.user_code.failed",

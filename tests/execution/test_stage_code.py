@@ -83,6 +83,7 @@ def test_a_stage_declares_exactly_the_modules_that_its_function_can_really_impor
 NOT_OF_THE_STAGE = {
     "generate": {"deepspeed", "peft"},  # of code of models that training alone runs
     "reference_logps": {"deepspeed"},  # a group without training
+    "judge_pairs": {"torch"},  # which counts devices for the server
     "lm_eval": {"lm_eval"},  # the distribution is called lm-eval
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
     "select_best": {"jinja2"},  # the columns of texts alone

@@ -251,6 +251,10 @@ def test_a_plain_section_rl_is_enough(load):
             ["evaluation.prompts=p.jsonl", "promotion.gates=[{metric: lm_eval/gsm8k/acc, min: 0.5}]"],
             "nothing measures 'lm_eval/gsm8k/acc': add `evaluation.lm_eval`",
         ),
+        (
+            ["evaluation={prompts: p.jsonl, judge: {served_judge: x, judge_model: m}}"],
+            "`judge_model` has no effect with `served_judge`",
+        ),
         (["evaluation.lm_eval={tasks: [a, a]}"], "`tasks`: a task is named twice"),
         (["iterative_dpo.loss={beta_margin: 1}"], "`beta_margin` has no effect without `beta_alpha`"),
         (["iterative_dpo.loss={loss_type: simpo, beta_alpha: 0.6}"], "`beta_alpha` looks at log-ratios to a reference"),

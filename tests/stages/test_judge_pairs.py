@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from alignment_core.errors import DataError
 from alignment_core.recipes import ResourcesConfig
@@ -120,3 +123,47 @@ def test_answers_that_were_given_are_not_asked_for_again(
     assert run(context, JudgePairsConfig(judge=PairwiseJudgeConfig(judge=url, judge_model="j"))) == metrics  # type: ignore[arg-type]
     assert json.loads((folder / "output" / "verdicts.json").read_text()) == left
     assert len(server.asked) == asked + 2
+
+
+@pytest.mark.slow
+def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_model: Any, tmp_path: Path) -> None:
+    """A model whose tokens are all alike says the first one, which is a tie here."""
+    model = tmp_path / "judge"
+    shutil.copytree(tiny_model(tied=False), model)
+    weights = load_file(model / "model.safetensors")
+    weights["lm_head.weight"].zero_()
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    inputs = {"rollouts": rollouts(tmp_path / "mine", MINE), "baseline": rollouts(tmp_path / "theirs", THEIRS)}
+    for name in ("output", "progress"):
+        (tmp_path / name).mkdir()
+    context: Any = SimpleNamespace(
+        inputs={**inputs, "judge": model},
+        output=tmp_path / "output",
+        progress=tmp_path / "progress",
+        resources=ResourcesConfig(),
+        report=lambda *_, **__: None,
+    )
+    fields = {
+        "served_judge": "judge/production",
+        "template": "{completion_a}|{completion_b}",
+        "max_tokens": 8,
+    }
+    config = JudgePairsConfig(judge=PairwiseJudgeConfig.model_validate({**fields, "verdict": r"([\s\S])"}))
+    assert config.content()["served_judge"] is True
+    assert config.packages_used() == ("vllm",)
+    metrics = run(context, config)
+    assert metrics == {"win_rate": 0.5, "position_changed": 0.0, "pairs": 4}
+    assert not [one for one in psutil.Process().children(recursive=True) if "api_server" in " ".join(one.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "give exactly one of `judge`, the URL of a server, and `served_judge`, a model"),
+        ({"judge": "http://a/v1", "judge_model": "m", "served_judge": "x"}, "give exactly one of `judge`"),
+        ({"judge": "http://a/v1"}, "`judge_model` is missing: the model's name, as the server at `judge` knows it"),
+    ],
+)
+def test_a_judge_is_in_one_place(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        PairwiseJudgeConfig.model_validate(fields)

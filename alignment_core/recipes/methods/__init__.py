@@ -66,6 +66,7 @@ COMMON = {
     "model": "model",
     "evaluation/prompts": "evaluation.prompts",
     r"evaluation/reward-\d+:.*": "evaluation.rewards",
+    "evaluation/judge:.*": "evaluation.judge",
     r".*/evaluation(/\w+)?": "evaluation",
 }
 """As :attr:`Method.decides`, of stages that several methods have."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.urls import Urls
 
 QUESTION = """Which of two answers to a question is better: more helpful, more correct, clearer, less harmful? Neither their \
@@ -26,13 +27,15 @@ Explain in one or two sentences, then end with [[A]], [[B]], or [[C]] if neither
 
 
 class PairwiseJudgeConfig(Config):
-    """A language model behind an OpenAI-compatible endpoint that compares answers of two policies."""
+    """A language model that compares answers of two policies, behind an OpenAI-compatible endpoint or served by the stage."""
 
-    judge: Urls
+    judge: Urls | None = None
     """Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`, or of several replicas. The first one
-    is part of the stage's key."""
-    judge_model: str = Field(min_length=1)
+    is part of the stage's key. Either this and `judge_model`, or `served_judge`."""
+    judge_model: str | None = Field(None, min_length=1)
     """The model's name, as the server knows it."""
+    served_judge: ModelConfig | None = Field(None, exclude_if=lambda model: model is None)
+    """Model that the stage serves itself while it asks: a reference or tag of the store, a folder, or a name on the Hub."""
     template: str = QUESTION
     """The question to the judge, with `{prompt}`, `{completion_a}`, `{completion_b}` and, where prompts have one, `{label}`."""
     verdict: str = r"\[\[([ABC])\]\]"
@@ -46,6 +49,16 @@ class PairwiseJudgeConfig(Config):
     """Largest share of the judge's answers that may give no verdict; they are counted and left out."""
     token_variable: str | None = None
     """Name of the environment variable that holds the bearer token."""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> PairwiseJudgeConfig:
+        if (self.judge is None) == (self.served_judge is None):
+            raise ValueError("give exactly one of `judge`, the URL of a server, and `served_judge`, a model")
+        if self.served_judge is not None:
+            self.refuse_unused(("judge_model", "token_variable"), "with `served_judge`")
+        elif self.judge_model is None:
+            raise ValueError("`judge_model` is missing: the model's name, as the server at `judge` knows it")
+        return self
 
     @field_validator("template")
     @classmethod

@@ -62,6 +62,7 @@ REWARD = RewardKind(
     content=_content,
     code=lambda reward: (
         "alignment_core.inference.http_server",
+        "alignment_core.inference.options",
         "alignment_core.rewards.kinds.judge",
         "alignment_core.rewards.llm_judge",
     ),

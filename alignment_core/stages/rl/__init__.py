@@ -64,7 +64,7 @@ CODE = (
     *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
     "alignment_core.execution.course",
     "alignment_core.files",
-    *below("alignment_core.inference", "engine engines weights"),
+    *below("alignment_core.inference", "engine engines options weights"),
     *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
     "alignment_core.memory",
     *below(
