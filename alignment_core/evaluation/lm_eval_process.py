@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from alignment_core.recipes.sections.lm_eval import PREFIX
+
 
 def main(asked: dict[str, Any]) -> None:
     """Evaluate, and write the metrics beside all that lm-eval says. Its answers to each question are not kept."""
@@ -17,7 +19,6 @@ def main(asked: dict[str, Any]) -> None:
     from lm_eval.tasks import TaskManager
 
     from alignment_core.models.saving import checkpoint_dtype
-    from alignment_core.stages.lm_eval import metrics_of
 
     path, trust = Path(asked["model"]), asked["trust_remote_code"]
     cuda = asked["device"] == "cuda" or (asked["device"] == "auto" and torch.cuda.is_available())
@@ -50,6 +51,26 @@ def main(asked: dict[str, Any]) -> None:
         "rows": rows,
     }
     Path(asked["output"]).write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def metrics_of(results: dict[str, dict[str, Any]], rows: dict[str, dict[str, int]]) -> dict[str, float]:
+    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr`` and, of tasks that are no groups, ``.n``.
+
+    Args: what ``lm_eval.simple_evaluate`` calls ``results`` and ``n-samples``. Another filter than ``none`` is in the name:
+    ``exact_match@strict-match``.
+    """
+    found: dict[str, float] = {}
+    for task, values in results.items():
+        for key, value in values.items():
+            metric, comma, chosen = key.partition(",")
+            if not comma or isinstance(value, bool) or not isinstance(value, int | float):
+                continue  # names, or the error of a metric that has none
+            name, is_error = metric.removesuffix("_stderr"), metric.endswith("_stderr")
+            whole = f"{PREFIX}{task}/{name}" + (f"@{chosen}" if chosen != "none" else "")
+            found[f"{whole}.stderr" if is_error else whole] = float(value)
+            if not is_error and task in rows:
+                found[f"{whole}.n"] = float(rows[task]["effective"])
+    return found
 
 
 def _task_of(path: Path) -> str:

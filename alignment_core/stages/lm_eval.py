@@ -14,7 +14,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.paths import is_written_as_path
-from alignment_core.recipes.sections.lm_eval import PREFIX, LmEvalConfig
+from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 
 FIELD = "evaluation.lm_eval"
 LOOKS_SECONDS = 0.2
@@ -92,26 +92,6 @@ def _is_over(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def metrics_of(results: dict[str, dict[str, Any]], rows: dict[str, dict[str, int]]) -> dict[str, float]:
-    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr`` and, of tasks that are no groups, ``.n``.
-
-    Args: what ``lm_eval.simple_evaluate`` calls ``results`` and ``n-samples``. Another filter than ``none`` is in the name:
-    ``exact_match@strict-match``.
-    """
-    found: dict[str, float] = {}
-    for task, values in results.items():
-        for key, value in values.items():
-            metric, comma, chosen = key.partition(",")
-            if not comma or isinstance(value, bool) or not isinstance(value, int | float):
-                continue  # names, or the error of a metric that has none
-            name, is_error = metric.removesuffix("_stderr"), metric.endswith("_stderr")
-            whole = f"{PREFIX}{task}/{name}" + (f"@{chosen}" if chosen != "none" else "")
-            found[f"{whole}.stderr" if is_error else whole] = float(value)
-            if not is_error and task in rows:
-                found[f"{whole}.n"] = float(rows[task]["effective"])
-    return found
 
 
 STAGE = Stage(

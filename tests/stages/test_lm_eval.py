@@ -15,9 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignment_core.errors import DataError, Stopped, UserError
+from alignment_core.evaluation.lm_eval_process import metrics_of
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
-from alignment_core.stages.lm_eval import metrics_of, pin_tasks, run
+from alignment_core.stages.lm_eval import pin_tasks, run
 
 THERE = importlib.util.find_spec("lm_eval") is not None
 needed = pytest.mark.skipif(not THERE, reason="the extra `lm-eval` is not in `.venv`: `make peers` runs this")

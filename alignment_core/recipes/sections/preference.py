@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
-
-if TYPE_CHECKING:
-    from alignment_core.recipes.sections.training import TrainingConfig
 
 LossType = Literal[
     "sigmoid",
@@ -100,9 +97,9 @@ class DpoLossConfig(Config):
             raise ValueError("`sync_reference` is for losses that compare with a reference: remove it")
         return self
 
-    def check_trained(self, training: TrainingConfig) -> None:
+    def check_trained(self, with_lora: bool) -> None:
         """Raise ValueError if a policy that is trained so cannot be followed by its reference."""
-        if self.sync_reference and training.lora:
+        if self.sync_reference and with_lora:
             raise ValueError(
                 "`loss.sync_reference` mixes whole weights, and `training.lora` trains none: remove one of them"
             )

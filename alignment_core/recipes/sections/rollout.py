@@ -85,7 +85,7 @@ class IterativeDpoConfig(Config):
         check_ranking(self.rewards, self.selection.score, self.prompts, "iterative_dpo")
         if not self.loss.needs_reference:
             self.refuse_unused(("reference",), "with a loss that needs no reference")
-        self.loss.check_trained(self.training)
+        self.loss.check_trained(with_lora=self.training.lora is not None)
         return self
 
 

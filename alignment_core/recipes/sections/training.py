@@ -199,5 +199,5 @@ class DpoConfig(Config):
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> DpoConfig:
         self.training.check_held_out(self.data)
-        self.loss.check_trained(self.training)
+        self.loss.check_trained(with_lora=self.training.lora is not None)
         return self
