@@ -34,6 +34,7 @@ NEVER_COMPUTES = (
     "alignment_core.execution.key",
     "alignment_core.execution.machine_queue",
     "alignment_core.execution.machines",
+    "alignment_core.execution.packages",
     "alignment_core.execution.reasons",
     "alignment_core.execution.restarts",
     "alignment_core.execution.runner",

@@ -40,7 +40,7 @@ def dpo(
     logps = None
     if loss.needs_reference:
         before = f"{label.removesuffix('/dpo')}/reference-logps"
-        logps = reference_logps(before, "dpo", training, policy if reference is None else reference, data, stream)
+        logps = reference_logps(before, "dpo", training, policy, reference, data, stream)
     return submit("dpo", label, config, {"model": policy, "data": data, "reference_logps": logps}, stream)
 
 
@@ -48,17 +48,21 @@ def reference_logps(
     label: str,
     stage: str,
     training: TrainingConfig,
-    reference: Input,
+    policy: Input,
+    reference: Input | None,
     data: Input,
     stream: str = "",
     completions: tuple[str, ...] = PAIRS,
     mismatched: bool = False,
 ) -> Step:
-    """Log-probabilities under ``reference`` of the rows that a stage of the kind ``stage`` takes: of these ``completions``,
-    and of ``mismatched`` ones."""
-    config = ReferenceLogpsConfig(bf16=training.bf16, completions=completions, mismatched=mismatched)
+    """Log-probabilities under ``reference``, or the ``policy`` as its training starts, of the rows that a stage of the kind
+    ``stage`` takes: of these ``completions``, and of ``mismatched`` ones."""
+    in_4bit = reference is None and training.in_4bit
+    config = ReferenceLogpsConfig(
+        bf16=training.bf16, load_in_4bit=in_4bit, completions=completions, mismatched=mismatched
+    )
     if training.max_steps is not None:  # whether that is below an epoch is known once the pairs are there
         trains = StageCall(stage=stage, label=label, config={}, inputs={}, seed=CURRENT.get().seed, stream=stream)
         taken = {"max_steps": training.max_steps, "batch_size": training.batch_size, "order": stage_seed(trains)}
         config = config.model_copy(update=taken)
-    return submit("reference_logps", label, config, {"model": reference, "data": data})
+    return submit("reference_logps", label, config, {"model": policy if reference is None else reference, "data": data})

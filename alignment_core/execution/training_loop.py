@@ -18,7 +18,6 @@ from alignment_core.training.checkpoints import drop_incomplete, drop_older, new
 
 if TYPE_CHECKING:
     from alignment_core.recipes.sections.preference import ReferenceSyncConfig
-    from alignment_core.recipes.sections.training import TrainingConfig
     from alignment_core.training.learner import StepReport
     from alignment_core.training.methods.base import Method
     from alignment_core.training.trainer_ranks import TrainerRanks
@@ -35,7 +34,8 @@ TRAINS = (
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
     *below(
-        "alignment_core.models", "adapters attention flex_trees handle loading microbatch packed prefix_tree saving"
+        "alignment_core.models",
+        "adapters attention flex_trees four_bits handle loading microbatch packed prefix_tree saving",
     ),
     *below(
         "alignment_core.training",
@@ -46,11 +46,6 @@ TRAINS = (
 )
 """What computes in every stage that trains on fixed data, for its :class:`Stage`."""
 TRAINING_PACKAGES = ("deepspeed", "torch", "transformers")
-
-
-def packages_of(training: TrainingConfig) -> tuple[str, ...]:
-    """What a training with these settings follows from beside them."""
-    return ("peft",) if training.lora else ()
 
 
 def train(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import UserError
+from alignment_core.models.four_bits import STATE, is_quantised, plain_weight
 from alignment_core.recipes import LoraConfig
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 """PEFT's name for the one adapter that there is."""
+QUANTISATION = "quantization_config.json"
+"""In the folder of an adapter that was trained beside weights in 4 bits: which, as ``transformers`` says it."""
+NF4 = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+}
 BASE = ".base_layer."
 """What PEFT puts into the name of a parameter of an adapted layer: ``layer.base_layer.weight``."""
 
@@ -40,6 +49,11 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(peft.LoraConfig(**options), model, ADAPTER)
     for name in whole:
+        if any(is_quantised(one) for one in model.get_submodule(name).modules()):
+            raise UserError(
+                f"training.lora.modules_to_save: {name} is in 4 bits (`load_in_4bit`) and cannot be trained whole; embeddings "
+                "and the head can"
+            )
         model.get_submodule(name).requires_grad_(True)
     if train_head:
         head.requires_grad_(True)
@@ -47,7 +61,7 @@ def add_adapters(model: Any, head: nn.Module, config: LoraConfig, seed: int, tra
 
 def _options(config: LoraConfig) -> dict[str, Any]:
     """What PEFT is told of the layers that get an adapter."""
-    return config.model_dump(exclude={"target_modules", "modules_to_save"})
+    return config.model_dump(exclude={"target_modules", "modules_to_save", "load_in_4bit"})
 
 
 def _trained_whole(model: nn.Module, config: LoraConfig) -> list[str]:
@@ -120,7 +134,7 @@ def adapters_of(model: nn.Module, names: Sequence[str]) -> list[str]:
 
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, with DoRA m times the directions of
-    its rows, worked out in fp32.
+    its rows, worked out in fp32. W is what 4 bits say where it is in 4 bits: the result is what was trained.
 
     The adapters of each layer in ``weights`` must be there, too. What is merged lies on the CPU, so that a device holds one
     such weight at a time; all else comes as it is.
@@ -128,6 +142,12 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     found = {}
     for name, tensor in weights.items():
         layer, base, kind = name.rpartition(BASE)
+        parent, is_state, _ = name.rpartition(STATE)
+        if is_state and is_quantised(model.get_submodule(parent)):
+            continue  # the scales of weights in 4 bits
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if name.endswith(".weight") and is_quantised(owner):
+            tensor = plain_weight(owner)
         if base and kind == "weight":
             a, b, *lengths = (weights[one].detach().float() for one in _names(layer) if one in weights)
             scaling: Any = model.get_submodule(layer).scaling
@@ -166,6 +186,8 @@ def save_adapter(
         modules_to_save=whole or None,
         inference_mode=True,
     ).save_pretrained(directory)
+    if config.load_in_4bit:
+        (directory / QUANTISATION).write_text(json.dumps(NF4, indent=2) + "\n")
     written = directory / "adapter_config.json"
     content = json.loads(written.read_text()) | {"target_modules": layers}  # a set: in another order each time
     written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from alignment_core.models.adapters import adapters_of, merged, plain_names
+from alignment_core.models.four_bits import item_bytes
+from alignment_core.models.four_bits import size as numbers_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +58,7 @@ def plan(model: nn.Module, size: int = BUCKET_BYTES) -> list[Share]:
     room = 0
     for name in plain_names(model):
         parameter = model.get_parameter(name)
-        needed = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        needed = (getattr(parameter, "ds_numel", 0) or numbers_of(parameter)) * item_bytes(parameter)
         if needed > size:
             parts = -(-needed // size)
             shares += [Share((name,), number, parts) for number in range(parts)]

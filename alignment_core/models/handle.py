@@ -25,6 +25,9 @@ class Model:
     trust_remote_code: bool = False
     """Whether code that the folder brings may run (the recipe's ``model.trust_remote_code``)."""
 
+    in_4bit: bool = False
+    """Whether it is brought into 4 bits, see :mod:`alignment_core.models.four_bits`."""
+
     @property
     def bf16(self) -> bool:
         """Whether it is stored in half precision."""
@@ -38,6 +41,10 @@ class Model:
 
     def load(self, head: Head, dtype: torch.dtype, head_seed: int | None = None) -> Any:
         """Its weights, see :func:`~alignment_core.models.loading.load_model`."""
+        from alignment_core.models.four_bits import quantise
         from alignment_core.models.loading import load_model
 
-        return load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
+        model = load_model(str(self.path), head, dtype, head_seed, self.trust_remote_code)
+        if self.in_4bit:
+            quantise(model, model.get_output_embeddings() if head == "lm" else model.score)
+        return model

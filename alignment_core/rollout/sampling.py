@@ -24,7 +24,7 @@ class Sampling:
     draws: Draws
     tokenizer: Any
     policy: str
-    """Reference of the policy before the first step."""
+    """Name of the policy before the first step, which no other weights have."""
     stopping: threading.Event
     """Set when the run is being stopped."""
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.models.adapters import NF4, QUANTISATION
+from alignment_core.models.four_bits import round_to_4_bits
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.paths import BEGINS, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """What `peft` calls the files of an adapter."""
+FILES = (CONFIG, WEIGHTS, QUANTISATION)
 
 
 class MergeAdapterConfig(StageConfig):
@@ -42,7 +46,8 @@ def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
         raise UserError(f"model.adapter: {folder}: no such folder ({BEGINS})")
     if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
         raise UserError(f"model.adapter: {folder} has no {missing[0]}; give a folder as `peft` saves it")
-    return MergeAdapterConfig(adapter=name, files={one: digest_of_file(folder / one) for one in (CONFIG, WEIGHTS)})
+    there = [one for one in FILES if (folder / one).is_file()]
+    return MergeAdapterConfig(adapter=name, files={one: digest_of_file(folder / one) for one in there})
 
 
 def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
@@ -66,7 +71,11 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         ) from None
     if not isinstance(adapter, peft.LoraConfig):
         raise UserError(f"model.adapter: {config.adapter} is of the kind {adapter.peft_type}; only LoRA's are merged")
-    model = source.load("score" if adapter.task_type == "SEQ_CLS" else "lm", torch.float32, head_seed=0)
+    is_lm = adapter.task_type != "SEQ_CLS"
+    model = source.load("lm" if is_lm else "score", torch.float32, head_seed=0)
+    if _in_4bit(folder):
+        stored = getattr(torch, checkpoint_dtype(source.path))
+        round_to_4_bits(model, model.get_output_embeddings() if is_lm else model.score, stored)
     adapter.inference_mode, tied = True, model.config.tie_word_embeddings
     try:
         adapted = peft.get_peft_model(model, adapter)
@@ -82,6 +91,15 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         _tie_again(merged)
     save_checkpoint(merged, source.path, context.output)
     return {"parameters": sum(one.numel() for one in merged.parameters())}
+
+
+def _in_4bit(folder: Path) -> bool:
+    """Whether the adapter was trained beside weights in 4 bits. Raises UserError for what cannot be repeated."""
+    if not (folder / QUANTISATION).is_file():
+        return False
+    if (said := json.loads((folder / QUANTISATION).read_text())) != NF4:
+        raise UserError(f"model.adapter: {folder / QUANTISATION} says {said}; only {NF4} can be repeated")
+    return True
 
 
 def _tie_again(model: Any) -> None:
@@ -101,9 +119,7 @@ def _folder(context: StageContext, config: MergeAdapterConfig) -> Path:
         return Path(config.adapter).expanduser()
     import huggingface_hub
 
-    folder = Path(
-        huggingface_hub.snapshot_download(config.adapter, revision=config.commit, allow_patterns=[CONFIG, WEIGHTS])
-    )
+    folder = Path(huggingface_hub.snapshot_download(config.adapter, revision=config.commit, allow_patterns=[*FILES]))
     if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
         raise UserError(
             f"model.adapter: {config.adapter} has no {missing[0]} on the Hub; it is no adapter that `peft` saved"
@@ -127,6 +143,6 @@ STAGE = Stage(
     MergeAdapterConfig,
     run,
     SHOWS,
-    code=below("alignment_core.models", "saving"),
+    code=below("alignment_core.models", "adapters four_bits saving"),
     packages=("peft", "torch", "transformers"),
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from alignment_core.data.steps import STEPS, verdict_ids
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.packages import packages_of
+from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, train
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.process_reward_model import StepsConfig

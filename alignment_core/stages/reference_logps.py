@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ class ReferenceLogpsConfig(StageConfig):
 
     bf16: bool = False
     """Whether it computes in bfloat16, as the policy does that is compared with it."""
+    load_in_4bit: bool = Field(False, exclude_if=lambda used: not used)
+    """Whether its linear layers are in 4 bits, as the policy's are whose adapters begin beside them."""
     max_steps: int | None = None
     """So many steps that training takes at most: of its rows, those of the first steps; None: all. Held-out rows always."""
     batch_size: int = 0
@@ -34,6 +37,9 @@ class ReferenceLogpsConfig(StageConfig):
     mismatched: bool = Field(False, exclude_if=lambda wanted: not wanted)
     """Whether each prompt is also put before the first completion of another row, see
     :mod:`alignment_core.training.mismatched`: the column ``mismatched_logp``."""
+
+    def packages_used(self) -> tuple[str, ...]:
+        return ("bitsandbytes",) if self.load_in_4bit else ()
 
 
 def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
@@ -63,7 +69,8 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
             pairs += [(prompts[number], side[number]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
     with passes.held():
-        logps_BC = passes(context.model("model"), "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
+        model = replace(context.model("model"), in_4bit=config.load_in_4bit)
+        logps_BC = passes(model, "lm", "reference", pairs, config.bf16).reshape(-1, len(names))
     broken = np.flatnonzero(~np.isfinite(logps_BC).all(axis=1))
     if len(broken):
         split, row = rows[broken[0]]
@@ -83,7 +90,9 @@ CODE = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
-    *below("alignment_core.models", "attention flex_trees handle loading microbatch packed prefix_tree saving"),
+    *below(
+        "alignment_core.models", "attention flex_trees four_bits handle loading microbatch packed prefix_tree saving"
+    ),
     *below("alignment_core.training", "batches forward forward_ranks mismatched trainers worker"),
 )
 STAGE = Stage(

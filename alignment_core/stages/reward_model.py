@@ -11,7 +11,8 @@ import numpy as np
 from alignment_core.evaluation.files import HELD_OUT, SPREAD
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.forward_passes import ForwardPasses
-from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.packages import packages_of
+from alignment_core.execution.training_loop import LAST, TRAINING_PACKAGES, TRAINS, train
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import TrainingConfig
 

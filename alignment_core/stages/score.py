@@ -170,7 +170,9 @@ CODE = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
-    *below("alignment_core.models", "attention flex_trees handle loading microbatch packed prefix_tree saving"),
+    *below(
+        "alignment_core.models", "attention flex_trees four_bits handle loading microbatch packed prefix_tree saving"
+    ),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches forward forward_ranks trainers worker"),

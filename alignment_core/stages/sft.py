@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.execution.base import Stage, StageConfig, StageContext
-from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, packages_of, train
+from alignment_core.execution.packages import packages_of
+from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
 from alignment_core.recipes import TrainingConfig
 
 

@@ -115,7 +115,9 @@ CODE = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
-    *below("alignment_core.models", "attention flex_trees handle loading microbatch packed prefix_tree saving"),
+    *below(
+        "alignment_core.models", "attention flex_trees four_bits handle loading microbatch packed prefix_tree saving"
+    ),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches teacher trainers worker"),
     "alignment_core.training.methods.sft",

@@ -10,7 +10,7 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from alignment_core.artifacts.ownership import check_ours
 from alignment_core.cluster.device import Device, zero_stage
 from alignment_core.errors import EnvironmentFault, NumericError, UserError
 from alignment_core.models.adapters import adapters_off, add_adapters, merged, save_adapter
+from alignment_core.models.four_bits import FIELD as IN_4_BITS
+from alignment_core.models.four_bits import size as numbers_of
 from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row
@@ -132,6 +134,8 @@ class Learner:
         self.source, self.training, self.resources, self.device = source, training, resources, device
         self.rank, self.world = rank, world
         self.zero_stage = zero_stage(resources, world)
+        if self.zero_stage == 3 and training.in_4bit:
+            raise UserError(f"{IN_4_BITS}: ZeRO 3 cannot part weights in 4 bits; set resources.zero_stage to 2 or less")
         self.steps = 0
         """Optimiser steps that are in the weights."""
         self.consistent = (
@@ -139,7 +143,7 @@ class Learner:
         )
         self.grad_norm = 0.0
         dtype = torch.bfloat16 if training.bf16 else torch.float32
-        model = source.model.load(source.head, dtype, source.head_seed)
+        model = replace(source.model, in_4bit=training.in_4bit).load(source.head, dtype, source.head_seed)
         if resources.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if training.lora:
@@ -396,4 +400,4 @@ def save_step(
 
 def _size(parameter: torch.Tensor) -> int:
     """Of all of it, also where this rank holds a part."""
-    return getattr(parameter, "ds_numel", parameter.numel())
+    return getattr(parameter, "ds_numel", 0) or numbers_of(parameter)

@@ -95,7 +95,8 @@ class PolicyTrainer:
         elif job.section.kl.coefficient > 0:
             dtype, share = torch.bfloat16 if training.bf16 else torch.float32, resources.attention == "auto"
             share = self.policy.packed.shares if job.reference is None else share
-            self.frozen = load_frozen(job.reference or job.policy, "lm", dtype, device.torch_device, share)
+            start = job.reference or replace(job.policy, in_4bit=training.in_4bit)
+            self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share)
             self.reference = self.frozen
         every = job.section.kl.refresh_every
         self.moving = MovingReference(self.frozen, self.policy, every) if self.frozen and every else None

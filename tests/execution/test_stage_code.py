@@ -81,7 +81,7 @@ def test_a_stage_declares_exactly_the_modules_that_its_function_can_really_impor
 
 
 NOT_OF_THE_STAGE = {
-    "generate": {"deepspeed", "peft"},  # of code of models that training alone runs
+    "generate": {"deepspeed"},  # of code of models that training alone runs
     "reference_logps": {"deepspeed"},  # a group without training
     "judge_pairs": {"torch"},  # which counts devices for the server
     "lm_eval": {"lm_eval"},  # the distribution is called lm-eval
@@ -96,19 +96,19 @@ NOT_OF_THE_STAGE = {
         "torch",
         "transformers",
     },  # where the model is made from scratch: packages_used
-    "rl": {"jinja2", "math_verify", "peft", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
-    "process_reward_model": {"jinja2", "peft"},  # the tokens of verdicts alone; with LoRA alone
-    **{
-        name: {"peft"} for name in ("sft", "dpo", "kto", "reward_model", "continued_pretraining", "distillation")
-    },  # with LoRA alone: packages_used
+    "rl": {"jinja2", "math_verify", "reasoning_gym"},  # prompts come rendered; what verifies is in the config
+    "process_reward_model": {"jinja2"},  # the tokens of verdicts alone
 }
 """Packages that a stage's modules import and that do not count for every call of it."""
+BY_SETTINGS = {"bitsandbytes", "peft"}
+"""These count where a call's settings ask for them (``packages_used``)."""
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_declares_the_packages_that_compute_its_result(name: str) -> None:
     stage = load_stage(name)
-    imported = imported_packages(computing(stage)) - PACKAGES_THAT_DO_NOT_COMPUTE - NOT_OF_THE_STAGE.get(name, set())
+    left_out = PACKAGES_THAT_DO_NOT_COMPUTE | BY_SETTINGS | NOT_OF_THE_STAGE.get(name, set())
+    imported = imported_packages(computing(stage)) - left_out
     assert imported <= set(stage.packages)
 
 

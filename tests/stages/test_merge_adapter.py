@@ -20,12 +20,14 @@ from alignment_core.recipes import LoraConfig, ModelConfig
 from alignment_core.stages.merge_adapter import WEIGHTS, pin_adapter, run
 
 EMBEDDINGS = {"modules_to_save": ("embed_tokens",)}
+IN_4_BITS = {"load_in_4bit": True}
 
 
 def adapter_of(path: Path, folder: Path, head: Head = "lm", **config: Any) -> Any:
     """The model of an adapter that is saved in ``folder``, as if it had been trained."""
-    model = load_model(str(path), head, torch.float32, head_seed=5)
     lora = LoraConfig(r=4, **config)
+    handle = Model(path, Reference(kind="model", digest="a" * 64), in_4bit=lora.load_in_4bit)
+    model = handle.load(head, torch.float32, head_seed=5)
     add_adapters(model, model.lm_head if head == "lm" else model.score, lora, 7, train_head=head != "lm")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -51,7 +53,7 @@ def merge(path: Path, adapter: Path, output: Path) -> Path:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"use_rslora": True}, EMBEDDINGS])
+@pytest.mark.parametrize("config", [{}, {"use_dora": True}, {"use_rslora": True}, EMBEDDINGS, IN_4_BITS])
 def test_what_is_merged_is_what_training_saves_merged(
     config: dict[str, Any], tied: bool, tiny_model: Any, tmp_path: Path
 ) -> None:

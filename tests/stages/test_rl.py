@@ -147,6 +147,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "temperature": {"generation.temperature": 0.5, "kl": {"coefficient": 0.1}, "training.num_train_epochs": 2},
     "LoRA": {"training.lora": {"r": 4}, "kl": {"coefficient": 0.04}},
+    "QLoRA": {"training.lora": {"r": 4, "load_in_4bit": True}, "kl": {"coefficient": 0.04}},
     "TIS": {"mismatch": {"correction": "clip"}},
     "IcePop": {"mismatch": {"correction": "mask", "low": 0.5, "high": 5.0}},
     "trust region": {"mismatch": {"correction": "mask", "level": "sequence", "measure": "kl", "high": 0.01}},

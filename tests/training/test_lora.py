@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 LORA = {"r": 4, "lora_alpha": 8}
 WHOLE = {"modules_to_save": ["embed_tokens"]}
+IN_4_BITS = {"load_in_4bit": True}
 DPO = Dpo(DpoLossConfig(beta=0.3, nll_weight=0.2))
 
 
@@ -79,8 +80,11 @@ def test_steps_are_those_of_plain_torch(make_job: Any, machines: Any, tables: An
 
 @pytest.mark.parametrize(
     ("method", "lora"),
-    [(Sft(), LORA), (RewardModel(), LORA), (DPO, LORA), (Sft(), LORA | {"use_dora": True}), (Sft(), LORA | WHOLE)],
-    ids=["sft", "reward model", "dpo", "sft, DoRA", "sft, embeddings"],
+    [
+        *((Sft(), LORA), (RewardModel(), LORA), (DPO, LORA), (Sft(), LORA | {"use_dora": True}), (Sft(), LORA | WHOLE)),
+        *((RewardModel(), LORA | IN_4_BITS), (Sft(), LORA | IN_4_BITS)),
+    ],
+    ids=["sft", "reward model", "dpo", "sft, DoRA", "sft, embeddings", "reward model, 4 bits", "sft, 4 bits"],
 )
 def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learnt(
     method: Any, lora: Any, make_job: Any, machines: Any, tmp_path: Path
@@ -89,7 +93,7 @@ def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learnt(
     one = trained(machines(1), job, tmp_path / "one")
     before = load_file(job.model.path / "model.safetensors")
     assert max(float((one[name] - before[name]).abs().max()) for name in before if name in one) > 1e-4
-    for stage in (0, 1, 2, 3):
+    for stage in (0, 1, 2) if "load_in_4bit" in lora else (0, 1, 2, 3):
         both = trained(
             machines(2),
             job,
@@ -123,6 +127,7 @@ def test_bf16_learns_as_fp32_does_up_to_its_rounding(
     [
         *((0, False, {}), (1, False, {}), (2, True, {}), (3, False, {}), (0, True, {}), (3, True, {})),
         *((0, False, {"use_dora": True}), (3, True, {"use_dora": True}), (0, False, WHOLE), (3, True, WHOLE)),
+        *((0, False, IN_4_BITS), (2, True, IN_4_BITS)),
     ],
 )
 def test_a_resumed_job_ends_in_the_same_bytes_from_a_checkpoint_of_what_trains(
@@ -154,6 +159,15 @@ def test_fine_tuning_lowers_the_loss(make_job: Any, machines: Any, tmp_path: Pat
             [report] = train(ranks, 1)
             losses.append(report.sums["loss"] / report.normaliser)
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
+
+
+def test_zero_3_is_refused_with_weights_in_4_bits(make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), lora=IN_4_BITS)
+    with (
+        machines(2).trainers() as group,
+        pytest.raises(UserError, match=r"^training\.lora\.load_in_4bit: ZeRO 3 .* set resources\.zero_stage to 2"),
+    ):
+        open_job(group, machines(2), job, tmp_path / "progress", zero_stage=3)
 
 
 def test_layers_that_the_model_has_not_are_the_user_s_error(make_job: Any, machines: Any, tmp_path: Path) -> None:

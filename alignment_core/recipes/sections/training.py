@@ -26,6 +26,9 @@ class LoraConfig(Config):
     """Multiply it by `lora_alpha` / √`r` instead (rsLoRA), so that a high rank learns as fast as a low one."""
     use_dora: bool = Field(False, exclude_if=lambda used: not used)
     """Train the length of each output's weights, too, apart from their direction, which the matrices change (DoRA)."""
+    load_in_4bit: bool = Field(False, exclude_if=lambda used: not used)
+    """Keep the frozen linear layers in 4 bits, an eighth of fp32's memory (QLoRA: NF4 with double quantisation, by
+    `bitsandbytes`, the extra `qlora`). Saved models have the adapters merged into what 4 bits keep of these layers."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Modules that get adapters: every linear layer except the head, or those with these names, such as `q_proj`."""
     modules_to_save: tuple[str, ...] = Field((), exclude_if=lambda names: not names)
@@ -118,6 +121,11 @@ class TrainingConfig(Config):
         if self.early_stopping_patience is not None and self.metric_for_best_model is None:
             raise ValueError("`early_stopping_patience` needs `metric_for_best_model`, which says what is better")
         return self
+
+    @property
+    def in_4bit(self) -> bool:
+        """Whether adapters are trained beside weights in 4 bits."""
+        return self.lora is not None and self.lora.load_in_4bit
 
     def check_held_out(self, data: DataConfig) -> None:
         """Raise ValueError if it asks for measurements that there are no rows for."""

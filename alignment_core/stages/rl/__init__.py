@@ -11,6 +11,7 @@ from typing import Any
 
 from alignment_core.environments.environments import environment_content
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
+from alignment_core.execution.packages import packages_of
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards import base as rewards
@@ -49,7 +50,7 @@ class RlStageConfig(StageConfig):
         return rewards.code_used(self.section.rewards)
 
     def packages_used(self) -> tuple[str, ...]:
-        return (*rewards.packages_used(self.section.rewards), *(("peft",) if self.section.training.lora else ()))
+        return (*rewards.packages_used(self.section.rewards), *packages_of(self.section.training))
 
 
 def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
@@ -69,7 +70,7 @@ CODE = (
     "alignment_core.memory",
     *below(
         "alignment_core.models",
-        "adapters attention buckets flex_trees handle loading microbatch packed prefix_tree saving",
+        "adapters attention buckets flex_trees four_bits handle loading microbatch packed prefix_tree saving",
     ),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),

@@ -190,9 +190,8 @@ class Driver:
         """Let the engines have the weights after so many steps, and look whether these are the ``best``; metrics."""
         with self.sampler.still(step, empty=best is not None):
             with self.watch.part("transfer"):
-                if step == 0:
-                    policy = self.context.references["policy"]
-                    self.engines.load(self.context.inputs["policy"], str(policy))
+                if step == 0 and not self.section.training.in_4bit:
+                    self.engines.load(self.context.inputs["policy"], self.sampling.policy)
                 else:
                     self._transfer(step)
             if best is None:
@@ -203,7 +202,7 @@ class Driver:
 
     def _transfer(self, step: int) -> None:
         """The trainers' weights into the engines, bucket by bucket."""
-        version = version_of(str(self.context.references["policy"]), step)
+        version = version_of(self.sampling.policy, step)
         shares = self.trainers.buckets()
         self.engines.begin_update()
         self.trainers.send(shares, self.engines.group, Engine.take_bucket)

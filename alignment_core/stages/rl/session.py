@@ -65,7 +65,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
         sources,
         closing(environments) if environments else nullcontext(),
     ):
-        sampling = Sampling(engines, environments, draws, tokenizer, str(policy.reference), context.stopping)
+        start = str(policy.reference) + (" in 4 bits" if section.training.in_4bit else "")
+        sampling = Sampling(engines, environments, draws, tokenizer, start, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewarding)) as sampler, _ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)

@@ -1,0 +1,104 @@
+"""QLoRA's frozen weights: linear layers in 4 bits, by ``bitsandbytes``.
+
+Each block of 64 weights is a scale times sixteen values that suit normally distributed weights (NF4), and the scales of 256
+blocks are quantised once more, to 8 bits. Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+FIELD = "training.lora.load_in_4bit"
+STATE = ".weight."
+"""What precedes the names of a weight's scales in a ``state_dict``: ``layer.weight.absmax``."""
+
+
+def quantise(model: Any, head: nn.Module) -> None:
+    """Bring the linear layers of ``model`` other than ``head`` into 4 bits, on the CPU, so that every device works with the
+    same numbers. Experts of a mixture that ``transformers`` keeps in one tensor stay as they are.
+
+    Raises UserError where ``bitsandbytes`` does not load, or there is no such layer.
+    """
+    four = _library().nn
+    for name in _layers(model, head):
+        layer = model.get_submodule(name)
+        options = {"compute_dtype": layer.weight.dtype, "quant_type": "nf4", "device": "meta"}
+        small = four.Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, **options)
+        # On some processors it would compute in bfloat16 where no gradient is asked for, and otherwise not.
+        small.support_avx512bf16_for_cpu = False
+        small.weight = four.Params4bit(layer.weight.data, quant_type="nf4", module=small).to("cpu")
+        small.bias = layer.bias
+        model.set_submodule(name, small)
+    model.is_loaded_in_4bit = True  # by which `peft` knows which of its layers to put beside these
+
+
+def round_to_4_bits(model: Any, head: nn.Module, dtype: torch.dtype) -> None:
+    """Leave of the weights that :func:`quantise` takes, read in this type, what 4 bits keep of them; they stay plain."""
+    four = _library().functional
+    for name in _layers(model, head):
+        weight = model.get_submodule(name).weight.data
+        weight.copy_(
+            four.dequantize_4bit(*four.quantize_4bit(weight.to(dtype), quant_type="nf4", compress_statistics=True))
+        )
+
+
+def _layers(model: nn.Module, head: nn.Module) -> list[str]:
+    from torch import nn
+
+    layers = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head]
+    if not layers:
+        raise UserError(f"{FIELD}: this model has no linear layer apart from its head; train all of its weights")
+    return layers
+
+
+def check_installed() -> None:
+    """Raise UserError where ``bitsandbytes`` is not there."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"{FIELD}: the package bitsandbytes is not installed; install the extra: pip install 'alignment[qlora]'"
+        )
+
+
+def _library() -> Any:
+    check_installed()
+    import bitsandbytes
+
+    if isinstance(bitsandbytes.cextension.lib, bitsandbytes.cextension.ErrorHandlerMockBNBNativeLibrary):
+        raise UserError(
+            f"{FIELD}: bitsandbytes has no library for this machine, see `python -m bitsandbytes`; leave the field out"
+        )
+    return bitsandbytes
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether this is a layer in 4 bits."""
+    return hasattr(getattr(module, "weight", None), "quant_state")
+
+
+def plain_weight(module: nn.Module) -> Tensor:
+    """The weights of a layer in 4 bits as plain numbers, of the type that they had before, where the layer is."""
+    import bitsandbytes
+
+    weight: Any = module.weight
+    plain: Tensor = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+    return plain
+
+
+def size(parameter: Any) -> int:
+    """How many numbers a parameter has, also where they are in 4 bits."""
+    state = getattr(parameter, "quant_state", None)
+    return prod(state.shape) if state else int(parameter.numel())
+
+
+def item_bytes(parameter: Any) -> int:
+    """Bytes of one of its numbers, once it is plain."""
+    state = getattr(parameter, "quant_state", None)
+    return int(state.dtype.itemsize if state else parameter.element_size())
