@@ -58,7 +58,7 @@ class Run:
         after: Step | None = None,
     ) -> Step:
         """Submit a stage as a task; inputs that are None are left out."""
-        config.content()  # what is wrong with it is said now, not when the stage's turn comes
+        config.check()  # what is wrong with it is said now, not when the stage's turn comes
         given = {
             role: [value.future, value.name] if isinstance(value, Step) else str(value)
             for role, value in inputs.items()

@@ -102,7 +102,7 @@ class Plan:
         after: PlannedStage | None = None,
     ) -> PlannedStage:
         """Note a stage. Raises UserError for a config that cannot work."""
-        config.content()
+        config.check()
         given = {role: value for role, value in inputs.items() if value is not None}
         references = {role: value if isinstance(value, Reference) else value.reference for role, value in given.items()}
         known = {role: reference for role, reference in references.items() if reference is not None}

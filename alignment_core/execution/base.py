@@ -59,8 +59,16 @@ class StageConfig(Config):
         return ()
 
     def packages_used(self) -> tuple[str, ...]:
-        """Distributions whose versions decide the result as it is configured, beside those of the :class:`Stage`."""
+        """Distributions whose versions decide the result as it is configured, beside those of the :class:`Stage`.
+
+        Raises UserError for one that is not installed.
+        """
         return ()
+
+    def check(self) -> None:
+        """Raise UserError for what cannot work, such as a package that is not there."""
+        self.content()
+        self.packages_used()
 
     def sampling(self) -> SamplingPlan | None:
         """What the stage samples, if it does: engines are prewarmed for it, and its lengths are checked before a run starts."""
