@@ -174,7 +174,7 @@ def _render(question: Question) -> dict[str, Any]:
     pinned = [_first(source, RENDERED) for source in config.sources]
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
     limits = Limits(config.data, renderer, tokenizer.bos_token_id, config.settings)
-    rows = [row.columns for row in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
+    rows = [columns for _, columns in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
     _judge(ledger, config.data)
     found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
     found |= {"shortened": ledger.shortened.total()}

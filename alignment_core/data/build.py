@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.spool import Spool
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,17 +36,34 @@ PROGRESS_EVERY = 200
 class BuiltDataset:
     """Two tables with the columns of their kind of rows, and what happened on the way to them."""
 
-    train: pyarrow.Table
-    test: pyarrow.Table
+    kind: Kind
+    rows: Spool[dict[str, Any]]
+    """Every row that passed the filters."""
+    numbers: Mapping[str, Sequence[int]]
+    """Which of them are the rows of the tables ``train`` and ``test``."""
     statistics: dict[str, Any]
     prompts: frozenset[str]
     """Digests of the prompts of the training table, see :mod:`alignment_core.data.overlap`."""
 
+    def of(self, table: str) -> Iterator[dict[str, Any]]:
+        """The rows of a table, one at a time."""
+        return self.rows.chosen(self.numbers[table])
 
-@dataclass(frozen=True)
-class _Kept:
-    """A row that passed the filters."""
+    @property
+    def train(self) -> pyarrow.Table:
+        return tables.to_table(self.of("train"), self.kind.columns)
 
+    @property
+    def test(self) -> pyarrow.Table:
+        return tables.to_table(self.of("test"), self.kind.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is remembered of a row that passed the filters; its columns need not fit into memory."""
+
+    number: int
+    """Of the row among all of them."""
     source: int
     example: int
     """Number of the example that it came from: a conversation may give several rows."""
@@ -52,7 +71,6 @@ class _Kept:
     """Of the example's content, before any tokenizer touched it."""
     prompts: tuple[str, ...]
     """Digests of what it has answers to; rows with the same last one are held out together."""
-    columns: dict[str, Any]
 
 
 def build(
@@ -64,18 +82,23 @@ def build(
     on_progress: OnProgress | None = None,
     context: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    scratch: Path | None = None,
 ) -> BuiltDataset:
     """Build the data set of ``config`` from its pinned sources, of the kind of rows with this name. Equal arguments give
     equal tables.
 
     ``on_progress`` is called with (rows read, rows in all if known). ``context`` is the longest sequence that the model
-    takes; ``settings`` are those of the kind of rows. Raises UserError for settings that cannot work with this tokenizer,
-    DataError for rows that cannot be used; both before any training begins.
+    takes; ``settings`` are those of the kind of rows. Rows need not fit into memory: they lie in a file in ``scratch`` (None:
+    where temporary files go), and what is remembered of each takes about a kilobyte. Raises UserError for settings that
+    cannot work with this tokenizer, DataError for rows that cannot be used; both before any training begins.
     """
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
     limits = Limits(config, Renderer(tokenizer, config.chat_template), tokenizer.bos_token_id, settings or {})
-    kept = list(kept_rows(pinned, limits, ledger, kind, seed, on_progress))
+    rows, kept = Spool[dict[str, Any]](scratch), []
+    for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress):
+        rows.append(columns)
+        kept.append(row)
     ledger.check_bad_rows()
     mixed = any(source.source.weight is not None for source in pinned)
     weights = [source.source.weight or 0.0 for source in pinned] if mixed else []
@@ -86,7 +109,7 @@ def build(
         pool, test = _held_out_sources(kept, given, ledger)
     else:
         pool, test = _hold_out(kept, config.test_rows, ledger, kind.together)
-    by_source: list[list[_Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
+    by_source: list[list[Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
     left = [len(rows) or int(number in given) for number, rows in enumerate(by_source)]
     ledger.check_rows_left(left if any(map(len, by_source)) else [0] * len(pinned), mixture=bool(weights))
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
@@ -94,13 +117,15 @@ def build(
     per_source = [_counts(rows, len(pinned)) for rows in (kept, train, test)]
     used = Counter(source for source, _ in set(order))
     per_source.append([len(rows) - used[source] for source, rows in enumerate(by_source)])
-    train_rows, test_rows = [row.columns for row in train], [row.columns for row in test]
-    for rows in (train_rows, test_rows):
-        check_context(rows, kind, context)
+    numbers = {"train": array("q", (row.number for row in train)), "test": array("q", (row.number for row in test))}
+    for table in numbers.values():
+        check_context(rows.chosen(table), kind, context)
+    tokens = statistics.lengths(rows.chosen(numbers["train"]), kind)
     return BuiltDataset(
-        tables.to_table(train_rows, kind.columns),
-        tables.to_table(test_rows, kind.columns),
-        {"kind": kind_name, **ledger.summary(*per_source), "tokens": statistics.lengths(train_rows, kind)},
+        kind,
+        rows,
+        numbers,
+        {"kind": kind_name, **ledger.summary(*per_source), "tokens": tokens},
         frozenset(prompt for row in train for prompt in row.prompts),
     )
 
@@ -111,9 +136,13 @@ def write(built: BuiltDataset, directory: Path) -> None:
     import pyarrow.parquet as pq
 
     directory.mkdir(parents=True, exist_ok=True)
-    for name, table in (("train", built.train), ("test", built.test)):
-        if table.num_rows:
-            pq.write_table(table, directory / f"{name}.parquet", compression="zstd", row_group_size=tables.BLOCK)
+    for name, numbers in built.numbers.items():
+        if not len(numbers):
+            continue
+        layout = tables.schema(built.kind.columns)
+        with pq.ParquetWriter(directory / f"{name}.parquet", layout, compression="zstd") as file:
+            for block in tables.blocks(built.of(name), layout):
+                file.write_batch(block)
     text = json.dumps(built.statistics, indent=2, sort_keys=True, ensure_ascii=False)
     (directory / "statistics.json").write_text(text + "\n", encoding="utf-8")
     overlap.write_prompts(built.prompts, directory)
@@ -126,9 +155,9 @@ def kept_rows(
     kind: Kind,
     seed: int,
     on_progress: OnProgress | None,
-) -> Iterator[_Kept]:
-    """The rows of the table that the sources give, those that are dropped noted in the ``ledger``."""
-    total = _expected_rows(pinned)
+) -> Iterator[tuple[Kept, dict[str, Any]]]:
+    """The rows of the table that the sources give, with their columns; those that are dropped are noted in the ``ledger``."""
+    total, number_of_row = _expected_rows(pinned), 0
     for number, source in enumerate(pinned):
         names_tasks = origin_of(source.source).names_tasks
         read_rows = examples(source, number, ledger, kind, seed, limits.config.prompt_template)
@@ -151,7 +180,8 @@ def kept_rows(
                 else:
                     ledger.shortened[number] += SHORTENED in columns
                     columns = tables.compact({**columns, **made_by}, kind.columns)
-                    yield _Kept(number, example_number, digest, prompts, columns)
+                    yield Kept(number_of_row, number, example_number, digest, prompts), columns
+                    number_of_row += 1
     if on_progress:
         on_progress(ledger.read.total(), total)
 
@@ -196,19 +226,19 @@ def _digests(example: Example, kept: str | None) -> tuple[str, tuple[str, ...]]:
         raise ValueError(f"a message contains a value that JSON cannot represent: {error}") from None
 
 
-def _hold_out(
-    rows: list[_Kept], count: int, ledger: statistics.Ledger, together: str
-) -> tuple[list[_Kept], list[_Kept]]:
+def _hold_out(rows: list[Kept], count: int, ledger: statistics.Ledger, together: str) -> tuple[list[Kept], list[Kept]]:
     """Split off about ``count`` rows as a test set: all rows of the prompts with the smallest digests.
 
     No prompt has rows on both sides. Membership depends on a row's own prompt, so more data moves few rows. A prompt whose
     rows would bring the test set further above ``count`` than it is below stays in training. Of copies of a test row one
     is kept.
     """
-    groups: defaultdict[str, list[_Kept]] = defaultdict(list)
+    if not count:
+        return rows, []
+    groups: defaultdict[str, list[Kept]] = defaultdict(list)
     for row in rows:
         groups[row.prompts[-1]].append(row)
-    test: list[_Kept] = []
+    test: list[Kept] = []
     held: set[str] = set()
     for prompt in sorted(groups):
         distinct, copies = _without_copies(groups[prompt])
@@ -222,7 +252,7 @@ def _hold_out(
         for row in copies:
             ledger.dropped[row.source]["duplicate_of_test"] += 1
     train = [row for row in rows if row.prompts[-1] not in held]
-    if count and not (train and test):
+    if not (train and test):
         raise DataError(
             f"test_rows: cannot hold out {count} of {len(rows)} usable rows: all rows of a {together} go to the same split, "
             f"and with {len(groups)} different {together}s that leaves {'none to train on' if test else 'none to hold out'}"
@@ -230,9 +260,7 @@ def _hold_out(
     return train, test
 
 
-def _held_out_sources(
-    rows: list[_Kept], held_out: set[int], ledger: statistics.Ledger
-) -> tuple[list[_Kept], list[_Kept]]:
+def _held_out_sources(rows: list[Kept], held_out: set[int], ledger: statistics.Ledger) -> tuple[list[Kept], list[Kept]]:
     """The rows to train on, without those that share a prompt with a test row, and those of the sources that are held out."""
     test = [row for row in rows if row.source in held_out]
     if not test:
@@ -248,7 +276,7 @@ def _held_out_sources(
     return train, test
 
 
-def _without_copies(rows: list[_Kept]) -> tuple[list[_Kept], list[_Kept]]:
+def _without_copies(rows: list[Kept]) -> tuple[list[Kept], list[Kept]]:
     """Rows of different examples, and the copies of these; one example may have several rows."""
     first: dict[str, tuple[int, int]] = {}
     for row in rows:
@@ -260,7 +288,7 @@ def _without_copies(rows: list[_Kept]) -> tuple[list[_Kept], list[_Kept]]:
     )
 
 
-def _counts(rows: Sequence[_Kept], sources_in_all: int) -> list[int]:
+def _counts(rows: Sequence[Kept], sources_in_all: int) -> list[int]:
     counts = Counter(row.source for row in rows)
     return [counts[source] for source in range(sources_in_all)]
 

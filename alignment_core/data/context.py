@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +66,19 @@ def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
     return nested or [found]
 
 
-def check_context(rows: Sequence[Mapping[str, Any]], kind: Kind, most: int | None) -> None:
+def check_context(rows: Iterable[Mapping[str, Any]], kind: Kind, most: int | None) -> None:
     """Raise DataError that names the first row of more than ``most`` tokens. A prompt leaves room for one more."""
     if most is None:
         return
-    tokens = [max(head + (1 if tail is None else tail) for head, tail in kind.sequences(row)) for row in rows]
-    longer = [number for number, count in enumerate(tokens) if count > most]
+    read, longer, first = 0, 0, ""
+    for row in rows:
+        read += 1
+        tokens = max(head + (1 if tail is None else tail) for head, tail in kind.sequences(row))
+        if tokens > most:
+            longer += 1
+            first = first or f"{row['source']}: the row has {tokens} tokens"
     if longer:
         raise DataError(
-            f"{rows[longer[0]]['source']}: the row has {tokens[longer[0]]} tokens, but the model takes at most "
-            f"{most} (max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {most} or "
-            "less"
+            f"{first}, but the model takes at most {most} (max_position_embeddings); {longer} of {read} rows are too long: set "
+            f"max_length to {most} or less"
         )

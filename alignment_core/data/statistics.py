@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from alignment_core.data import kinds
@@ -137,12 +138,14 @@ def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
     return warnings
 
 
-def lengths(rows: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, Any]:
+def lengths(rows: Iterable[Mapping[str, Any]], kind: Kind) -> dict[str, Any]:
     """Token counts of the training table: distribution of prompt and completion lengths, total, share of targets, over the
     sequences that training makes of the rows."""
-    sequences = [sequence for row in rows for sequence in kind.sequences(row)]
-    prompts = [prompt for prompt, _ in sequences]
-    completions = [completion for _, completion in sequences if completion is not None]
+    prompts, completions = array("q"), array("q")
+    for prompt, completion in (sequence for row in rows for sequence in kind.sequences(row)):
+        prompts.append(prompt)
+        if completion is not None:
+            completions.append(completion)
     total = sum(prompts) + sum(completions)
     return {
         "prompt": _distribution(prompts),

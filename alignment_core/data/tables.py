@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 BLOCK = 1000
@@ -43,17 +44,20 @@ def compact(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
     return {name: np.asarray(row[name], types[type]) if type in types else row[name] for name, type in columns.items()}
 
 
-def to_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
-    """The ``pyarrow.Table`` of rows that ``compact`` gave."""
+def blocks(rows: Iterable[Mapping[str, Any]], layout: Any) -> Iterator[Any]:
+    """The ``pyarrow.RecordBatch`` of every ``BLOCK`` rows that ``compact`` gave, of this schema."""
     import pyarrow as pa
 
     from alignment_core.columns import array
 
+    left = iter(rows)
+    while block := list(islice(left, BLOCK)):
+        yield pa.record_batch([array([row[field.name] for row in block], field.type) for field in layout], layout)
+
+
+def to_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
+    """The ``pyarrow.Table`` of rows that ``compact`` gave."""
+    import pyarrow as pa
+
     layout = schema(columns)
-    blocks = [
-        pa.record_batch(
-            [array([row[field.name] for row in rows[start : start + BLOCK]], field.type) for field in layout], layout
-        )
-        for start in range(0, len(rows), BLOCK)
-    ]
-    return pa.Table.from_batches(blocks, layout)
+    return pa.Table.from_batches(blocks(rows, layout), layout)

@@ -33,6 +33,7 @@ TRAINS = (
     "alignment_core.files",
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
+    "alignment_core.spool",
     *below(
         "alignment_core.models",
         "adapters attention flex_trees four_bits handle loading microbatch packed prefix_tree saving",
@@ -40,7 +41,7 @@ TRAINS = (
     *below(
         "alignment_core.training",
         "average batches checkpoints learner moving_reference optimizers ranks reference schedule trainer trainer_ranks",
-        "trainers worker",
+        "trainers training_rows worker",
     ),
     "alignment_core.training.methods.base",
 )
@@ -85,6 +86,7 @@ def train(
         seed=context.seed,
         reference=context.model("reference") if "reference" in context.inputs else None,
         sync=sync,
+        scratch=str(context.progress),
     )
     drop_incomplete(context.progress)
     if training.eval_steps and job.test_data is None:

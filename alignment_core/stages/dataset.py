@@ -64,6 +64,7 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             progress,
             context_length(context.inputs["tokenizer"]),
             config.settings,
+            context.progress,
         )
         write(built, context.output)
     rows, warnings = built.statistics["rows"], losses(built.statistics, config.data.mixing)
@@ -85,6 +86,7 @@ def _sources(context: StageContext, config: DatasetConfig) -> tuple[PinnedSource
 SHOWS = {"rows": "train rows"}
 CODE = (
     "alignment_core.columns",
+    "alignment_core.spool",
     *below(
         "alignment_core.data",
         "build conditions context fields formats kinds limits messages mixing origins overlap pin rows_file sources",

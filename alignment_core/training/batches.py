@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import heapq
 import random
+from array import array
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -32,11 +33,11 @@ lines; a longer sequence makes all lines of its pack as long."""
 
 
 @functools.lru_cache(maxsize=4)
-def epoch_order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch)."""
-    order = list(range(rows))
+def epoch_order(rows: int, seed: int, epoch: int) -> array[int]:
+    """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch). Do not change it."""
+    order = array("q", range(rows))
     random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
-    return tuple(order)
+    return order
 
 
 def batch_of_step(step: int, rows: int, batch_size: int, seed: int) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor
 
 from alignment_core.canonical import derive_seed
@@ -12,6 +10,7 @@ from alignment_core.recipes.sections.rl import PretrainingConfig
 from alignment_core.training.batches import batch_of_step
 from alignment_core.training.learner import StepReport, Term
 from alignment_core.training.methods.sft import Sft
+from alignment_core.training.training_rows import training_rows
 
 
 class Pretraining:
@@ -21,12 +20,11 @@ class Pretraining:
     step takes follows from its number and the seed; an epoch takes each row once, and its last batch may be smaller.
     """
 
-    def __init__(self, config: PretrainingConfig, data: Path, seed: int) -> None:
-        import pyarrow.parquet as pq
-
+    def __init__(self, config: PretrainingConfig, data: str, seed: int, scratch: str | None) -> None:
+        """``data`` is a table; its rows lie in a file in ``scratch`` meanwhile."""
         self.config, self.seed = config, derive_seed(seed, "pretraining")
         self.method = Sft()
-        self.rows = self.method.rows(pq.read_table(data))
+        self.rows = training_rows(data, self.method, scratch)
 
     def term(self, step: int, report: StepReport) -> Term:
         """What it adds to optimiser step ``step`` (from 0)."""

@@ -60,6 +60,8 @@ class RlJob:
     """The table of ``section.pretraining``."""
     reference: Model | None = None
     """What the KL is measured to; None: the policy as it starts."""
+    scratch: str | None = None
+    """Folder for rows of ``pretraining`` that are not in memory; None: where temporary files go."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """One rank of it."""
@@ -85,7 +87,7 @@ class PolicyTrainer:
         self.pretraining: Pretraining | None = None
         if job.section.pretraining is not None:
             assert job.pretraining is not None, "the flow builds it"
-            self.pretraining = Pretraining(job.section.pretraining, Path(job.pretraining), job.seed)
+            self.pretraining = Pretraining(job.section.pretraining, job.pretraining, job.seed, job.scratch)
         self.reference: Callable[..., Tensor] | None = None
         self.frozen: PackedModel | None = None
         """The reference's weights, where it has its own."""

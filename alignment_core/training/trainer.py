@@ -31,6 +31,7 @@ from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.ranks import agree, sum_over_ranks
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
+from alignment_core.training.training_rows import training_rows
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class TrainJob:
     reference: Model | None = None
     """What a method compares with that has its reference follow the policy (``sync``), as it starts; None: the policy."""
     sync: ReferenceSyncConfig | None = None
+    scratch: str | None = None
+    """Folder for rows that are not in memory; None: where temporary files go."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
         """One rank of it."""
@@ -59,13 +62,12 @@ class Trainer:
 
     def __init__(self, job: TrainJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job, self.resources, self.device, self.rank, self.world = job, resources, device, rank, world
-        tables = {"train": _read(job.train_data), **({"test": _read(job.test_data)} if job.test_data else {})}
-        self.rows = job.method.rows(tables["train"])
-        self.test_rows = job.method.rows(tables["test"]) if job.test_data else []
-        self.rows_before = {
-            split: job.method.rows_before(table) if isinstance(job.method, BatchMethod) else []
-            for split, table in tables.items()
-        }
+        self.rows = training_rows(job.train_data, job.method, job.scratch)
+        self.test_rows = list(training_rows(job.test_data, job.method, job.scratch)) if job.test_data else []
+        self.rows_before: dict[str, list[Row]] = {"train": [], "test": []}
+        if isinstance(job.method, BatchMethod):
+            tables = {"train": job.train_data, **({"test": job.test_data} if job.test_data else {})}
+            self.rows_before |= {split: job.method.rows_before(_read(table)) for split, table in tables.items()}
         config = job.training
         planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
         self.total_steps = min(planned, config.max_steps or planned)
@@ -154,8 +156,7 @@ class Trainer:
 
     def _numeric_error(self, what: str, numbers: Sequence[int]) -> NumericError:
         """Says which step it was and every row of its batch, with the place in the user's data where that is known."""
-        table = _read(self.job.train_data)
-        sources = table.column("source").to_pylist() if "source" in table.column_names else {}
+        sources = _sources(self.job.train_data)
         rows = ", ".join(f"{number} ({sources[number]})" if sources else str(number) for number in numbers)
         return NumericError(
             f"{what} at step {self.learner.steps} of {self.total_steps}; the rows of its batch are {rows}"
@@ -195,3 +196,11 @@ def _read(path: str) -> Any:
     import pyarrow.parquet
 
     return pyarrow.parquet.read_table(path)
+
+
+def _sources(path: str) -> Any:
+    """Where the rows of a table were read, if it says so."""
+    import pyarrow.parquet
+
+    names = pyarrow.parquet.read_schema(path).names
+    return pyarrow.parquet.read_table(path, columns=["source"])["source"] if "source" in names else None

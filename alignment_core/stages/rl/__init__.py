@@ -68,6 +68,7 @@ CODE = (
     *below("alignment_core.inference", "engine engines options weights"),
     *below("alignment_core.losses", "advantages kl logprobs mismatch policy"),
     "alignment_core.memory",
+    "alignment_core.spool",
     *below(
         "alignment_core.models",
         "adapters attention buckets flex_trees four_bits handle loading microbatch packed prefix_tree saving",
@@ -79,7 +80,7 @@ CODE = (
         "alignment_core.training",
         "average batches checkpoints forward learner moving_reference optimizers policy_ranks pretraining ranks",
         "reinforcement schedule",
-        "step_data trainers worker",
+        "step_data trainers training_rows worker",
     ),
     *below("alignment_core.training.methods", "sft"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),

@@ -49,7 +49,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     environments = _environments(context, section, tokenizer)
     pretraining = _pretraining(context, section)
     critic = critic_of(context, section, tokenizer, prompts, warnings)
-    job = RlJob(section, policy, critic, context.seed, pretraining, _reference(context, tokenizer, prompts))
+    reference, scratch = _reference(context, tokenizer, prompts), str(context.progress)
+    job = RlJob(section, policy, critic, context.seed, pretraining, reference, scratch)
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
     check_length(policy.path, longest, length)

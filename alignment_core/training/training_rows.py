@@ -1,0 +1,38 @@
+"""The rows that a trainer takes, from the table of a data set; they need not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alignment_core.models.microbatch import Row
+from alignment_core.spool import Spool
+
+if TYPE_CHECKING:
+    from alignment_core.training.methods.base import Method
+
+BLOCK = 1000
+"""Rows of the table that are in memory at a time."""
+SHOWN = "text"
+"""The column that people read, and no method."""
+
+
+def training_rows(table: str, method: Method, scratch: str | None) -> Spool[Row]:
+    """What ``method`` makes of each row of the Parquet file ``table``, by number; they lie in a file in ``scratch`` (None:
+    where temporary files go)."""
+    return Spool(Path(scratch) if scratch else None, _rows(table, method))
+
+
+def _rows(table: str, method: Method) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    before = 0
+    with pq.ParquetFile(table) as file:
+        columns = [name for name in file.schema_arrow.names if name != SHOWN]
+        for block in file.iter_batches(BLOCK, columns=columns):
+            for row in method.rows(pa.Table.from_batches([block])):
+                yield replace(row, number=before + row.number)
+            before += block.num_rows

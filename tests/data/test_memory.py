@@ -1,0 +1,69 @@
+"""Data sets that do not fit into memory: what is held there does not grow with the texts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.spool import Spool
+
+MEASURE = """
+import json, random, resource, sys
+from pathlib import Path
+
+import numpy, pandas, pyarrow.parquet
+
+from alignment_core.data.build import build, write
+from alignment_core.data.pin import pin
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.training.methods.sft import Sft
+from alignment_core.training.training_rows import training_rows
+
+folder = Path(sys.argv[1])
+
+
+def use(megabytes):
+    file, out = folder / f"{megabytes}.jsonl", folder / str(megabytes)
+    random.seed(0)
+    with file.open("w") as lines:
+        for _ in range(megabytes * 50):
+            lines.write(json.dumps({"text": "".join(random.choices("abcdefgh ", k=20_000))}) + "\\n")
+    config = DataConfig.model_validate({"sources": [str(file)], "max_length": 1024, "test_rows": 20})
+    write(build(config, [pin(one) for one in config.sources], byte_tokenizer(), "documents", 0), out)
+    rows = training_rows(str(out / "train.parquet"), Sft(), str(folder))
+    assert len(rows) == 20 * (megabytes * 50 - 1) and rows[len(rows) - 1].number == len(rows) - 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+print(json.dumps([use(2), use(10)]))
+"""
+
+
+@pytest.mark.slow
+def test_five_times_the_texts_take_hardly_more_memory(tmp_path: Path) -> None:
+    out = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True)
+    few, many = json.loads(out.stdout.splitlines()[-1])
+    assert many - few < 80, (
+        "8 MB of text are 72 MB of ids and masks as training takes them, and 48 MB as the table has them"
+    )
+
+
+def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
+    def values() -> Iterator[dict[str, object]]:
+        yield from ({"number": number, "text": "ä" * number} for number in range(300))
+
+    spool = Spool(tmp_path, values())
+    assert list(spool) == list(values())
+    assert (len(spool), spool[299], list(spool.chosen([7, 7, 0]))[1]["number"]) == (300, spool[299], 7)
+    spool.append({"number": -1, "text": ""})
+    assert spool[300] == {"number": -1, "text": ""}
+    assert list(tmp_path.iterdir()) == [], "its file has no name, so that a killed run leaves none"
+    for beyond in (-1, 301):
+        with pytest.raises(IndexError):
+            spool[beyond]
