@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from alignment_core.cluster.device import Device
 from alignment_core.columns import parts
 from alignment_core.errors import UserError
 from alignment_core.imports import hidden, uncollected
-from alignment_core.inference.options import BY_DEVICE
+from alignment_core.inference.options import BY_DEVICE, adapter_options
 from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.handle import Model
@@ -142,8 +144,14 @@ class Engine:
             seed=0,
             **BY_DEVICE.get(device.kind, {}),
             **device.engine_options(resources),
+            **adapter_options(resources.max_lora_rank),
         )
         self.llm = _with_options(make, resources.engine_options)
+        if resources.max_lora_rank and device.kind == "cpu" and any(self.llm.collective_rpc("adapts_experts")):
+            raise UserError(
+                "resources.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out, so "
+                "that engines get merged weights"
+            )
         self.policy = str(policy.reference)
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
@@ -152,6 +160,9 @@ class Engine:
         """New weights that it has taken in, and whether :meth:`parity` was asked for after some."""
         self._half = False
         """Whether some of new weights are in it, and not all."""
+        self._adapter: Any = None
+        """Of vLLM: the adapter that what is sampled is sampled with."""
+        self._keeps_base = resources.max_lora_rank is not None
         self._asleep: set[str] = set()
         """What of its memory it gave away."""
         self._tokens = resources.max_tokens_per_microbatch
@@ -168,11 +179,11 @@ class Engine:
     def sleep(self) -> None:
         """Give the GPU's memory away until new weights come: those that it holds are dropped, and what attention remembers.
 
-        On a CPU it only stops sampling.
+        Where only adapters may come, the weights go to the CPU's memory instead. On a CPU it only stops sampling.
         """
         if not self._asleep:
             self.policy = ""
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=1 if self._keeps_base else 2)
             self._asleep = {WEIGHTS, CACHE}
 
     def _wake(self, part: str) -> None:
@@ -188,6 +199,7 @@ class Engine:
         started = time.monotonic()
         self.policy, self._half = "", True  # whatever happens now, the engine must not pass for the old policy
         self._wake(WEIGHTS)
+        self._adapter = None
         self.llm.collective_rpc("load_checkpoint", args=(model,))
         self._holds(policy, 0)
         return time.monotonic() - started
@@ -196,11 +208,29 @@ class Engine:
         """Make ready for new weights, which come in buckets; what is being sampled waits, and one that sleeps wakes up."""
         self.policy, self._half = "", True
         self._wake(WEIGHTS)
+        self._adapter = None
         self.llm.collective_rpc("begin_update")
 
     def take_bucket(self, bucket: Bucket) -> None:
         """Take in some of the new weights."""
         self.llm.collective_rpc("take_bucket", args=(bucket,))
+
+    def take_adapter(self, files: Mapping[str, bytes]) -> None:
+        """Put an adapter, by the names and contents of ``peft``'s files, beside the weights that are there, in place of the one
+        before; what is being sampled waits."""
+        from vllm.lora.request import LoRARequest
+
+        self.policy, self._half = "", True
+        self._wake(WEIGHTS)
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            self.llm.llm_engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+            self._adapter = LoRARequest("policy", 1, folder)
+
+    def use_adapter(self, policy: str, version: int) -> None:
+        """The new adapter is there: what is being sampled goes on with it."""
+        self._holds(policy, version)
 
     def end_update(self, policy: str, version: int) -> None:
         """All new weights are there: what is being sampled goes on with them."""
@@ -236,7 +266,7 @@ class Engine:
             for number in range(len(prompts))
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self.llm.generate(requests, sampling, use_tqdm=False)
+        outputs = self.llm.generate(requests, sampling, use_tqdm=False, lora_request=self._adapter)
         return Completions.of([self._completion(one) for output in outputs for one in output.outputs])
 
     def sample(self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop: int) -> Completions:
@@ -244,7 +274,7 @@ class Engine:
         self._begin_batch(policy)
         sampling = [self._sampling(config, stop, one.seed, max_tokens=one.max_tokens) for one in requests]
         prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests]
-        outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
+        outputs = self.llm.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapter)
         return Completions.of([self._completion(output.outputs[0]) for output in outputs])
 
     def _begin_batch(self, policy: str) -> None:
@@ -266,7 +296,8 @@ class Engine:
         for request in fresh:
             sampling = self._sampling(config, stop, request.seed, max_tokens=request.max_tokens)
             sampling.output_kind = vllm.sampling_params.RequestOutputKind.DELTA
-            self.llm.llm_engine.add_request(request.name, {"prompt_token_ids": list(request.prompt_ids)}, sampling)
+            prompt = {"prompt_token_ids": list(request.prompt_ids)}
+            self.llm.llm_engine.add_request(request.name, prompt, sampling, lora_request=self._adapter)
             self.under_way[request.name] = _UnderWay()
         done: list[tuple[str, Completion]] = []
         deadline = time.monotonic() + seconds

@@ -47,6 +47,10 @@ class Engines:
         """All new weights are there."""
         self.group.all(call(Engine.end_update, policy, version), self.timeout)
 
+    def use_adapter(self, policy: str, version: int) -> None:
+        """The new adapter is there, which ``Engine.take_adapter`` took."""
+        self.group.all(call(Engine.use_adapter, policy, version), self.timeout)
+
     def sleep(self) -> None:
         """Give the GPUs' memory away until new weights come."""
         self.group.all(call(Engine.sleep), self.timeout)

@@ -17,6 +17,13 @@ class WeightUpdate:
     missing: set[str]
     """Parameters that the update under way has not brought yet."""
     receiver: Receiver
+    wrappers: list[tuple[Any, str, Any]]
+    """Layers that are ready for adapters, which are out of the model during an update: (where, name, layer)."""
+
+    def adapts_experts(self) -> bool:
+        """Whether experts of a mixture are among the layers that adapters can be added to."""
+        layers = self.model_runner.get_model().modules()
+        return any("MoE" in type(layer).__name__ and hasattr(layer, "base_layer") for layer in layers)
 
     def load_checkpoint(self, model: str) -> None:
         """Replace all weights by those of the folder ``model`` (safetensors, same architecture)."""
@@ -30,6 +37,7 @@ class WeightUpdate:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         model = self.model_runner.get_model()
+        self.wrappers = _unwrapped(model)
         self.missing = {name for name, _ in model.named_parameters()}
         self.receiver = Receiver()
         _pack_experts_again(model)
@@ -55,8 +63,23 @@ class WeightUpdate:
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_head(model)
+        for parent, name, wrapper in self.wrappers:
+            parent._modules[name] = wrapper
         if self.missing:
             raise RuntimeError(f"a weight update had no weights for {', '.join(sorted(self.missing))}")
+
+
+def _unwrapped(model: Any) -> list[tuple[Any, str, Any]]:
+    """Put the layers that have weights in the place of those around them that add adapters, whose names no checkpoint has."""
+    found = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if hasattr(layer, "base_layer")
+    ]
+    for parent, name, layer in found:
+        parent._modules[name] = layer.base_layer
+    return found
 
 
 def _stored(model: str) -> Iterator[tuple[str, Any]]:

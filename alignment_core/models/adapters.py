@@ -136,7 +136,7 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     """``weights`` of the model as those of one without adapters: W + (lora_alpha / r) B A, with DoRA m times the directions of
     its rows, worked out in fp32. W is what 4 bits say where it is in 4 bits: the result is what was trained.
 
-    The adapters of each layer in ``weights`` must be there, too. What is merged lies on the CPU, so that a device holds one
+    Where ``weights`` lack the adapters of a layer it stays W. What is merged lies on the CPU, so that a device holds one
     such weight at a time; all else comes as it is.
     """
     found = {}
@@ -148,7 +148,7 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
         owner = model.get_submodule(name.rpartition(".")[0])
         if name.endswith(".weight") and is_quantised(owner):
             tensor = plain_weight(owner)
-        if base and kind == "weight":
+        if base and kind == "weight" and _names(layer)[0] in weights:
             a, b, *lengths = (weights[one].detach().float() for one in _names(layer) if one in weights)
             scaling: Any = model.get_submodule(layer).scaling
             whole = tensor.detach().float().addmm(b, a, alpha=scaling[ADAPTER])

@@ -81,20 +81,21 @@ class Sender:
         self._whole: Bucket = ()
         """Of these parameters, kept between the buckets that have a part of them."""
 
-    def bucket(self, share: Share) -> Bucket:
-        """These weights under the names that a checkpoint has them by, adapters merged in; nothing on other ranks than 0."""
+    def bucket(self, share: Share, merge: bool = True) -> Bucket:
+        """These weights under the names that a checkpoint has them by; nothing on other ranks than 0. Adapters are merged in,
+        unless the weights beside them are asked for."""
         if share.number == 0 or share.names != self._names:
-            self._names, self._whole = share.names, self._gathered(share.names)
+            self._names, self._whole = share.names, self._gathered(share.names, merge)
         bucket = _part(self._whole, share.number, share.parts)
         if share.number == share.parts - 1:
             self._names, self._whole = (), ()
         return bucket
 
-    def _gathered(self, names: Sequence[str]) -> Bucket:
+    def _gathered(self, names: Sequence[str], merge: bool) -> Bucket:
         from transformers.core_model_loading import revert_weight_conversion
 
         parameters = dict(self.model.named_parameters())
-        chosen = {name: parameters[name] for name in [*names, *adapters_of(self.model, names)]}
+        chosen = {name: parameters[name] for name in [*names, *(adapters_of(self.model, names) if merge else ())]}
         whole: Any = contextlib.nullcontext()
         if self.zero_stage == 3:
             import deepspeed

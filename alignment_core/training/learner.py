@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -302,6 +304,23 @@ class Learner:
                 head = None if self.source.head == "lm" else "score"
                 save_adapter(model, weights, self.training.lora, head, str(self.source.model.reference), adapter)
         torch.distributed.barrier()
+
+    def adapter(self) -> dict[str, bytes]:
+        """The adapter that it trains, as :func:`save_adapter` writes it, by file; nothing on other ranks than the first."""
+        assert self.training.lora, "there is none"
+        self.check_sound()
+        model, whole = self.packed.model, nullcontext()
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        if self.zero_stage == 3:
+            import deepspeed
+
+            whole = deepspeed.zero.GatheredParameters([*trained.values()])
+        with whole, tempfile.TemporaryDirectory() as folder:
+            if self.rank != 0:
+                return {}
+            base = str(self.source.model.reference)
+            save_adapter(model, trained, self.training.lora, None, base, Path(folder))
+            return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
     def layout(self) -> dict[str, Any]:
         """What a checkpoint must share with the learner that resumes from it."""

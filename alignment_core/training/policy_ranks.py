@@ -43,10 +43,16 @@ class PolicyRanks(OpenJob[PolicyTrainer]):
         """Which of the policy's weights travel together."""
         return self._first(PolicyTrainer.buckets)
 
-    def send(self, shares: Sequence[Share], to: ActorGroup[U], receive: Callable[[U, Bucket], object]) -> None:
-        """These weights from rank 0 to the method ``receive`` of all actors of ``to``."""
-        calls = (call(TrainWorker.do, call(PolicyTrainer.bucket, share)) for share in shares)
+    def send(
+        self, shares: Sequence[Share], to: ActorGroup[U], receive: Callable[[U, Bucket], object], merge: bool = True
+    ) -> None:
+        """These weights, adapters merged in or left out, from rank 0 to the method ``receive`` of all actors of ``to``."""
+        calls = (call(TrainWorker.do, call(PolicyTrainer.bucket, share, merge)) for share in shares)
         self.group.relay(calls, to, receive, self.timeout)
+
+    def send_adapter(self, to: ActorGroup[U], receive: Callable[[U, dict[str, bytes]], object]) -> None:
+        """The policy's adapter from rank 0 to the method ``receive`` of all actors of ``to``."""
+        self.group.relay([call(TrainWorker.do, call(PolicyTrainer.adapter))], to, receive, self.timeout)
 
     def export(self, name: str, directory: Path) -> None:
         """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder."""

@@ -272,10 +272,14 @@ class PolicyTrainer:
             torch.cuda.empty_cache()
         return buckets.plan(self.policy.packed.model)
 
-    def bucket(self, share: Share) -> Bucket:
-        """These weights of the policy; nothing on other ranks than the first."""
+    def bucket(self, share: Share, merge: bool = True) -> Bucket:
+        """These weights of the policy, adapters merged in or left out; nothing on other ranks than the first."""
         self.policy.check_sound()
-        return self.sender.bucket(share)
+        return self.sender.bucket(share, merge)
+
+    def adapter(self) -> dict[str, bytes]:
+        """The policy's adapter, its files by name; nothing on other ranks than the first."""
+        return self.policy.adapter()
 
     def export(self, name: str, directory: str) -> None:
         """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder."""

@@ -168,6 +168,10 @@ def test_a_night_needs_no_section_of_its_own(load):
             ["rl.kl={coefficient: 0.1, refresh_every: 2}", "rl.training.lora={r: 2}"],
             "`rl.kl.refresh_every` copies whole weights",
         ),
+        (
+            ["rl.training.lora={r: 16}", "resources.max_lora_rank=8"],
+            "`rl.training.lora.r` is 16, above `resources.max_lora_rank` 8: raise that, or leave it out",
+        ),
         (["rl.rewards.0={weight: 2}"], "`verifier`; this has none"),
         (["rl.rewards.0={verifer: math}"], "`verifier`; this has none; did you mean `verifier`?"),
         (["rl.rewards.0.wieght=2"], "rl.rewards.0.wieght: unknown field; did you mean 'weight'?"),

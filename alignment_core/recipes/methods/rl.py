@@ -43,6 +43,16 @@ class RlRecipe(BaseRecipe):
                 reward.check(best, "rl.best.prompts")
         return self
 
+    @model_validator(mode="after")
+    def _fits_into_engines(self) -> RlRecipe:
+        lora, most = self.rl.training.lora, self.resources.max_lora_rank
+        if lora and most is not None and lora.is_addable and lora.r > most:
+            raise ValueError(
+                f"`rl.training.lora.r` is {lora.r}, above `resources.max_lora_rank` {most}: raise that, or leave it out, so "
+                "that engines get merged weights"
+            )
+        return self
+
 
 METHOD = Method(
     RlRecipe,

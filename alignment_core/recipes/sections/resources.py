@@ -34,7 +34,7 @@ OURS_OF_VLLM = (
     ),
     *("logprobs_mode", "worker_extension_cls", "disable_log_stats", "use_tqdm_on_load", "enforce_eager", "block_size"),
     *("enable_chunked_prefill", "tensor_parallel_size", "distributed_executor_backend", "gpu_memory_utilization"),
-    *("enable_sleep_mode", "kv_cache_memory_bytes"),
+    *("enable_sleep_mode", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
 )
 """Arguments of ``vllm.LLM`` that this project sets itself."""
 
@@ -86,6 +86,12 @@ class ResourcesConfig(Config):
     """Fraction of a GPU's memory for each engine."""
     kv_cache_mib: int = Field(256, ge=16)
     """Size of each CPU engine's key-value cache, in MiB."""
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = Field(
+        None, exclude_if=lambda rank: rank is None
+    )
+    """Give engines the adapters of `rl.training.lora` as they are, of this rank at most, by vLLM's LoRA support: after a step
+    only they travel, and bf16 rounds nothing of them away; a token takes longer. Default: engines get merged weights, as they
+    always do with DoRA and `modules_to_save`, which vLLM cannot add."""
     parity_check: Literal["first", "always", "never"] = "first"
     """When to check, after an engine received new weights, that its log-probabilities of a few tokens match those of
     `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into

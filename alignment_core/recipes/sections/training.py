@@ -38,6 +38,11 @@ class LoraConfig(Config):
     """Dropout probability of the adapters' inputs. The dropout mask depends on the number of trainers and
     on `max_tokens_per_microbatch`."""
 
+    @property
+    def is_addable(self) -> bool:
+        """Whether a layer's output is that of its weights plus that of its adapter, and nothing else is trained."""
+        return not self.use_dora and not self.modules_to_save
+
 
 class TrainingConfig(Config):
     """The optimiser and its schedule; nothing here depends on the number of devices."""

@@ -49,10 +49,16 @@ class Driver:
     watch: Stopwatch
     kl_coefficient: float = field(init=False)
     values: ValueScale = field(init=False)
+    gives_adapters: bool = field(init=False)
+    """Whether engines are given the policy's adapter, and not all of its weights."""
+    engines_have_start: bool = field(init=False, default=False)
+    """Whether the engines had the weights beside the adapter from this driver."""
 
     def __post_init__(self) -> None:
         self.values = ValueScale(self.section.critic is not None and self.section.critic.normalise)
         self.kl_coefficient = self.section.kl.coefficient
+        lora, most = self.section.training.lora, self.context.resources.max_lora_rank
+        self.gives_adapters = lora is not None and most is not None and lora.is_addable
 
     def run(self) -> dict[str, Any]:
         """All steps that are left, and the models that come of them; metrics."""
@@ -190,9 +196,11 @@ class Driver:
         """Let the engines have the weights after so many steps, and look whether these are the ``best``; metrics."""
         with self.sampler.still(step, empty=best is not None):
             with self.watch.part("transfer"):
-                if step == 0 and not self.section.training.in_4bit:
-                    self.engines.load(self.context.inputs["policy"], self.sampling.policy)
-                else:
+                if step == 0 or (self.gives_adapters and not self.engines_have_start):
+                    self._start()
+                if step and self.gives_adapters:
+                    self._give_adapter(step)
+                elif step:
                     self._transfer(step)
             if best is None:
                 return {}
@@ -200,13 +208,26 @@ class Driver:
             with self.watch.part("best"):
                 return best.look(step, self.sampling, self.rewarding.sources, export)
 
-    def _transfer(self, step: int) -> None:
-        """The trainers' weights into the engines, bucket by bucket."""
+    def _start(self) -> None:
+        """The policy before the first step into the engines: in 4 bits the trainers alone have it."""
+        if self.section.training.in_4bit:
+            self._transfer(0, merge=False)
+        else:
+            self.engines.load(self.context.inputs["policy"], self.sampling.policy)
+        self.engines_have_start = True
+
+    def _transfer(self, step: int, merge: bool = True) -> None:
+        """The trainers' weights into the engines, bucket by bucket; their adapters are merged in or left out."""
         version = version_of(self.sampling.policy, step)
         shares = self.trainers.buckets()
         self.engines.begin_update()
-        self.trainers.send(shares, self.engines.group, Engine.take_bucket)
+        self.trainers.send(shares, self.engines.group, Engine.take_bucket, merge)
         self.engines.end_update(version, step)
+
+    def _give_adapter(self, step: int) -> None:
+        """The trainers' adapter into the engines, which have the weights beside it."""
+        self.trainers.send_adapter(self.engines.group, Engine.take_adapter)
+        self.engines.use_adapter(version_of(self.sampling.policy, step), step)
 
     @contextmanager
     def _saved_if_stopped(self, step: int) -> Iterator[None]:
