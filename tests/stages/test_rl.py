@@ -191,7 +191,7 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
         "training": {**section["training"], "learning_rate": 1e-2, "lora": {"r": 4}},
     }
     resources = resources.model_copy(update={"zero_stage": zero_stage})
-    made, result = run(section)
+    made, result = run(section, resources=resources)
     assert result.metrics["mismatch"] < 1e-6, "the engine samples from the policy that is trained"
     before = load_file(tiny_model() / "model.safetensors")
     for name in ("policy", "average", "best", "critic"):
