@@ -54,9 +54,9 @@ class PolicyRanks(OpenJob[PolicyTrainer]):
         """The policy's adapter from rank 0 to the method ``receive`` of all actors of ``to``."""
         self.group.relay([call(TrainWorker.do, call(PolicyTrainer.adapter))], to, receive, self.timeout)
 
-    def export(self, name: str, directory: Path) -> None:
-        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder."""
-        self._all(PolicyTrainer.export, name, str(directory))
+    def export(self, name: str, directory: Path, adapter: Path | None = None) -> None:
+        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, with LoRA its adapter."""
+        self._all(PolicyTrainer.export, name, str(directory), str(adapter) if adapter else None)
 
     def save_progress(self, progress: Path, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step, with what the driver wants back."""

@@ -281,10 +281,12 @@ class PolicyTrainer:
         """The policy's adapter, its files by name; nothing on other ranks than the first."""
         return self.policy.adapter()
 
-    def export(self, name: str, directory: str) -> None:
-        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder."""
+    def export(self, name: str, directory: str, adapter: str | None = None) -> None:
+        """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and what LoRA trained
+        into the folder ``adapter``, if one is given."""
         average = name == "average"
-        self.learners["policy" if average else name].export(Path(directory), average)
+        beside = Path(adapter) if adapter else None
+        self.learners["policy" if average else name].export(Path(directory), average, beside)
 
     def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step below ``directory``, with what the driver wants back."""

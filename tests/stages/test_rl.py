@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from alignment_core.data.messages import user
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError
+from alignment_core.models.loading import load_model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.stages.rl.driver import Driver
@@ -199,6 +201,11 @@ def test_adapters_of_policy_and_critic_train_and_the_engine_follows(
         moved = {one for one, weight in before.items() if not torch.equal(weight, after[one])}
         assert moved == {one for one in before if "proj" in one}, name
         assert after.keys() - before.keys() == ({"score.weight"} if name == "critic" else set())
+    beside = peft.PeftModel.from_pretrained(load_model(str(tiny_model()), "lm", torch.float32), made["adapter"]).eval()
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        expected = load_model(str(made["policy"]), "lm", torch.float32).eval()(ids).logits
+        torch.testing.assert_close(beside(ids).logits, expected, atol=1e-4, rtol=1e-4)
     rows = pq.read_table(made["trajectories"] / "step-000001.parquet").to_pylist()
     assert all(np.abs(np.subtract(row["reference_logps"], row["old_logps"])).max() > 1e-4 for row in rows)
 

@@ -103,7 +103,7 @@ class TrainingConfig(Config):
     number of trainers change it slightly. Not part of the stage's key while 0."""
     lora: LoraConfig | None = Field(None, exclude_if=lambda lora: lora is None)
     """Train LoRA adapters (and a new head) instead of all weights. Saved models are complete, with the adapters merged
-    in; those of SFT, DPO and reward models are an output `adapter` as well, which `peft` loads. Not part of the stage's key
+    in; the adapters themselves are an output `adapter` as well, which `peft` loads. Not part of the stage's key
     while unset."""
     bf16: bool = False
     """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""

@@ -12,6 +12,7 @@ from typing import Any
 from alignment_core.environments.environments import environment_content
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
 from alignment_core.execution.packages import packages_of
+from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rewards import base as rewards
@@ -19,7 +20,14 @@ from alignment_core.stages.rl.names import AVERAGE, BEST, CRITIC, FIELD, POLICY,
 
 RESULTS = {"last": POLICY, "average": AVERAGE, "best": BEST}
 """The output that is the run's policy, by ``rl.result``."""
-OUTPUTS = {POLICY: "model", AVERAGE: "model", BEST: "model", CRITIC: "critic", TRAJECTORIES: "trajectories"}
+OUTPUTS = {
+    POLICY: "model",
+    AVERAGE: "model",
+    BEST: "model",
+    CRITIC: "critic",
+    ADAPTER: "adapter",  # of the policy after the last step
+    TRAJECTORIES: "trajectories",
+}
 
 
 class RlStageConfig(StageConfig):

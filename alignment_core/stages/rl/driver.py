@@ -17,6 +17,7 @@ from alignment_core.execution.stopwatch import Stopwatch
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.engines import Engines
 from alignment_core.losses.kl import adapted_coefficient
+from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rl import RlConfig
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.experience import add_advantages, step_data, step_rewards
@@ -98,7 +99,8 @@ class Driver:
         """Write the models."""
         models = {POLICY: True, CRITIC: self.section.critic, AVERAGE: self.section.ema}
         for name in [name for name, there in models.items() if there]:
-            self.trainers.export(name, self.context.outputs[name])
+            adapter = self.context.outputs[ADAPTER] if name == POLICY else None
+            self.trainers.export(name, self.context.outputs[name], adapter)
 
     def _warnings(self, differ: bool) -> list[str]:
         """What people should know; ``differ``: whether the rewards of any step did."""
