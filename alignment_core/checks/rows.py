@@ -185,7 +185,7 @@ def _render(question: Question) -> dict[str, Any]:
         return found | {"unseen": f"the filters drop all of the first {found['read']} rows; later rows were not read"}
     drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
     if drawn:  # otherwise the mixture may never come to a row that is too long
-        check_context(rows, kind, question.context)
+        check_context([kind.sequences(row) for row in rows], question.context, lambda place: rows[place]["source"])
     if not kind.asked:
         return found | {"whole": whole}
     lengths = sorted(len(row["prompt_ids"]) for row in rows)

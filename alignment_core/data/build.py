@@ -7,6 +7,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from alignment_core.data import formats, kinds, mixing, overlap, sources, statis
 from alignment_core.data.conditions import conditioned
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import KEPT, Example, Kind
+from alignment_core.data.kinds import KEPT, Example, Kind, Lengths
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
@@ -71,6 +72,7 @@ class Kept:
     """Of the example's content, before any tokenizer touched it."""
     prompts: tuple[str, ...]
     """Digests of what it has answers to; rows with the same last one are held out together."""
+    sequences: Sequence[Lengths]
 
 
 def build(
@@ -119,8 +121,9 @@ def build(
     per_source.append([len(rows) - used[source] for source, rows in enumerate(by_source)])
     numbers = {"train": array("q", (row.number for row in train)), "test": array("q", (row.number for row in test))}
     for table in numbers.values():
-        check_context(rows.chosen(table), kind, context)
-    tokens = statistics.lengths(rows.chosen(numbers["train"]), kind)
+        lengths = [kept[number].sequences for number in table]
+        check_context(lengths, context, partial(_source, rows, table))
+    tokens = statistics.lengths(row.sequences for row in train)
     return BuiltDataset(
         kind,
         rows,
@@ -128,6 +131,11 @@ def build(
         {"kind": kind_name, **ledger.summary(*per_source), "tokens": tokens},
         frozenset(prompt for row in train for prompt in row.prompts),
     )
+
+
+def _source(rows: Spool[dict[str, Any]], table: Sequence[int], place: int) -> str:
+    """Where a row of a table was read."""
+    return str(rows[table[place]]["source"])
 
 
 def write(built: BuiltDataset, directory: Path) -> None:
@@ -180,7 +188,8 @@ def kept_rows(
                 else:
                     ledger.shortened[number] += SHORTENED in columns
                     columns = tables.compact({**columns, **made_by}, kind.columns)
-                    yield Kept(number_of_row, number, example_number, digest, prompts), columns
+                    sequences = kind.sequences(columns)
+                    yield Kept(number_of_row, number, example_number, digest, prompts, sequences), columns
                     number_of_row += 1
     if on_progress:
         on_progress(ledger.read.total(), total)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.errors import DataError
 
 if TYPE_CHECKING:
-    from alignment_core.data.kinds import Kind
+    from alignment_core.data.kinds import Lengths
 
 log = logging.getLogger(__name__)
 COUNTED_BY_VLLM = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
@@ -66,19 +66,15 @@ def _scalings(shape: dict[str, Any]) -> list[dict[str, Any]]:
     return nested or [found]
 
 
-def check_context(rows: Iterable[Mapping[str, Any]], kind: Kind, most: int | None) -> None:
-    """Raise DataError that names the first row of more than ``most`` tokens. A prompt leaves room for one more."""
+def check_context(rows: Sequence[Sequence[Lengths]], most: int | None, source: Callable[[int], str]) -> None:
+    """Raise DataError that names the first of the ``rows``, by what ``source`` says of its number, that has a sequence of more
+    than ``most`` tokens. A prompt leaves room for one more."""
     if most is None:
         return
-    read, longer, first = 0, 0, ""
-    for row in rows:
-        read += 1
-        tokens = max(head + (1 if tail is None else tail) for head, tail in kind.sequences(row))
-        if tokens > most:
-            longer += 1
-            first = first or f"{row['source']}: the row has {tokens} tokens"
+    tokens = [max(head + (1 if tail is None else tail) for head, tail in sequences) for sequences in rows]
+    longer = [number for number, count in enumerate(tokens) if count > most]
     if longer:
         raise DataError(
-            f"{first}, but the model takes at most {most} (max_position_embeddings); {longer} of {read} rows are too long: set "
-            f"max_length to {most} or less"
+            f"{source(longer[0])}: the row has {tokens[longer[0]]} tokens, but the model takes at most {most} "
+            f"(max_position_embeddings); {len(longer)} of {len(tokens)} rows are too long: set max_length to {most} or less"
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from alignment_core.data import kinds
-from alignment_core.data.kinds import Kind
+from alignment_core.data.kinds import Kind, Lengths
 from alignment_core.data.limits import REASONS
 from alignment_core.data.pin import PinnedSource
 from alignment_core.errors import DataError
@@ -138,11 +138,11 @@ def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
     return warnings
 
 
-def lengths(rows: Iterable[Mapping[str, Any]], kind: Kind) -> dict[str, Any]:
-    """Token counts of the training table: distribution of prompt and completion lengths, total, share of targets, over the
-    sequences that training makes of the rows."""
+def lengths(rows: Iterable[Sequence[Lengths]]) -> dict[str, Any]:
+    """Token counts of a table: distribution of prompt and completion lengths, total, share of targets, over the sequences that
+    training makes of the rows."""
     prompts, completions = array("q"), array("q")
-    for prompt, completion in (sequence for row in rows for sequence in kind.sequences(row)):
+    for prompt, completion in (sequence for sequences in rows for sequence in sequences):
         prompts.append(prompt)
         if completion is not None:
             completions.append(completion)

@@ -90,10 +90,10 @@ def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixi
 )
 def test_a_row_as_long_as_the_context_passes_and_one_token_more_is_refused(name, columns, tokens):
     kind = kinds.load(name)
-    rows = [compact({**columns, "source": "rows.jsonl:7"}, kind.columns)]
-    check_context(rows, kind, tokens)
+    rows = [kind.sequences(compact({**columns, "source": "rows.jsonl:7"}, kind.columns))]
+    check_context(rows, tokens, ["rows.jsonl:7"].__getitem__)
     with pytest.raises(DataError, match=r"^rows\.jsonl:7: the row has 9 tokens, but the model takes at most 8 "):
-        check_context(rows, kind, tokens - 1)
+        check_context(rows, tokens - 1, ["rows.jsonl:7"].__getitem__)
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}

@@ -24,6 +24,10 @@ KEPT = "columns"
 KINDS = Group("alignment.kinds", "alignment_core.data.kinds", "KIND", "kind of rows", "alignment_core.data.kinds:Kind")
 
 
+Lengths = tuple[int, int | None]
+"""Of a sequence: the tokens that precede the targets, and the targets; None where a policy is to answer."""
+
+
 class Example(Protocol):
     """A dataclass that holds a row as it was read, before any tokenizer saw it; its fields are what JSON can hold."""
 
@@ -77,9 +81,8 @@ class Kind(ABC):
     """The random stream by which its rows are drawn and shuffled; by default its name."""
 
     @abstractmethod
-    def sequences(self, row: Mapping[str, Any]) -> Sequence[tuple[int, int | None]]:
-        """The sequences that a model makes of a row of the table: the tokens that precede the targets, and the targets; None
-        where a policy is to answer."""
+    def sequences(self, row: Mapping[str, Any]) -> Sequence[Lengths]:
+        """How long the sequences are that a model makes of a row of the table."""
 
     def of_problem(self, problem: Problem) -> dict[str, Any]:
         """A row, in the native format, from a problem of a built-in task. Raises UserError if there is none."""
