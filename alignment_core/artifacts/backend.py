@@ -1,8 +1,11 @@
-"""What storage must offer to hold a store: the few primitives that a new backend module implements."""
+"""What storage must offer to hold a store: the few primitives that a new backend module implements.
+
+Nothing in it needs a shared file system: an object is created or replaced whole, on a condition that the storage itself
+checks, and all times are the storage's own.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,26 +14,31 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One stored object. ``modified`` is in seconds since the epoch."""
+    """One stored object. ``modified`` is in seconds since the epoch by the clock that ``Backend.now`` reads; ``version``
+    changes whenever the object is replaced by other bytes."""
 
     path: str
     size: int
     modified: float
+    version: str
 
 
 class Backend(Protocol):
-    """Whole objects under plain relative paths; no partial object is ever visible.
+    """Whole objects under plain relative paths; no partial object is ever visible, and what was acknowledged stays.
 
     Every method raises EnvironmentFault when the storage is full or access is denied, InfrastructureError when it does not
-    answer, and StoreError for a path that would leave the root.
+    answer, and StoreError for a path that would leave the root. May be pickled, forked and used from several threads.
     """
 
     @property
     def uri(self) -> str:
         """What ``open_store`` accepts to open the same place again."""
 
-    def put_new(self, path: str, source: bytes | Path) -> bool:
-        """Create ``path`` atomically and durably; False, and nothing changed, when it exists already."""
+    def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
+        """Create ``path`` atomically and durably if it does not exist, or replace it if it has the version ``replaces``.
+
+        Returns the new version; None, and nothing changed, when the condition does not hold: of several writers one wins.
+        """
 
     def read(self, path: str) -> bytes:
         """The bytes of a small object. Raises NotFound."""
@@ -43,16 +51,19 @@ class Backend(Protocol):
         was. Raises NotFound."""
 
     def stat(self, path: str) -> Object | None:
-        """Size and time of an object; None when there is none."""
-
-    def touch(self, path: str) -> bool:
-        """Renew the object's modification time, so that the garbage collector spares it; False when it is gone."""
+        """Size, time and version of an object; None when there is none."""
 
     def list(self, prefix: str) -> Iterator[Object]:
         """The objects below ``prefix``, which is empty or ends in '/', in order of their paths."""
 
-    def delete(self, path: str, unmodified_since: float = math.inf) -> bool:
-        """Delete unless it was modified after ``unmodified_since``; True when it is gone (or never was).
+    def delete(self, path: str) -> None:
+        """Delete an object. What is gone, or never was, is no error."""
 
-        Of this and a ``touch`` at the same moment one comes first, whatever ends the process between two of its steps.
-        """
+    def now(self) -> float:
+        """The storage's clock, in seconds since the epoch, as ``Object.modified`` tells it."""
+
+    def unfinished(self) -> Iterator[Object]:
+        """Uploads that began, by whomever, and have not become objects. They take room until they end or are dropped."""
+
+    def drop(self, upload: Object) -> None:
+        """Give up one of the ``unfinished`` uploads."""

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.manifest import FileEntry
 from alignment_core.artifacts.paths import blob_path, suspect_path
 from alignment_core.artifacts.reference import Reference
@@ -33,24 +33,20 @@ class Content:
         self._verified: dict[tuple[int, int, int, int], str] = {}  # (device, inode, size, mtime) -> SHA-256
 
     def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> None:
-        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there and renew its time.
+        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there.
 
         ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
         """
         path = blob_path(entry.sha256)
         for _ in range(_ATTEMPTS):
-            if self.backend.put_new(path, source):
+            existing = self.backend.stat(path)
+            if existing is not None and not self._is_damaged(entry, existing):
+                return
+            if self.backend.put(path, source, replaces=existing.version if existing else None):
                 if _identity(source.lstat()) != _identity(hashed):
                     self.backend.delete(path)
                     raise StoreError(f"{source} changed while it was being published: publish it again")
                 self.backend.delete(suspect_path(entry.sha256))
-                return
-            existing = self.backend.stat(path)
-            if existing is None:
-                continue
-            if self._is_damaged(entry):
-                self.backend.delete(path, unmodified_since=existing.modified)
-            elif self.backend.touch(path):
                 return
         raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
 
@@ -75,7 +71,7 @@ class Content:
             raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
         if problem:
             with contextlib.suppress(EnvironmentFault):  # a full disk takes no mark
-                self.backend.put_new(suspect_path(entry.sha256), b"corrupt")
+                self.backend.put(suspect_path(entry.sha256), b"corrupt")
             raise Corrupt(f"{name} in {self.backend.uri} {problem}; {MAKE_IT_AGAIN}")
 
     def is_intact(self, entry: FileEntry) -> bool:
@@ -98,10 +94,9 @@ class Content:
             self._verified[identity] = entry.sha256
         return None
 
-    def _is_damaged(self, entry: FileEntry) -> bool:
+    def _is_damaged(self, entry: FileEntry, found: Object) -> bool:
         """Compare an existing blob's size, and its bytes when a reader suspected them; a false alarm is cleared."""
-        found = self.backend.stat(blob_path(entry.sha256))
-        if found is not None and found.size != entry.size:
+        if found.size != entry.size:
             return True
         if self.backend.stat(suspect_path(entry.sha256)) is None:
             return False

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import math
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
 from alignment_core.artifacts.workspace import names, open_lock
-from alignment_core.errors import NotFound, StoreError
+from alignment_core.errors import EnvironmentFault, NotFound, StoreError
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
 _IMPOSSIBLE = (
@@ -31,6 +31,8 @@ _IMPOSSIBLE = (
     errno.EPERM,
 )
 _CHUNK = 1 << 20
+_CLOCK_OF_FILES = 5
+"""CLOCK_REALTIME_COARSE, linux/time.h: what the kernel dates files by. It runs some milliseconds behind the others."""
 
 
 class FolderBackend:
@@ -44,22 +46,38 @@ class FolderBackend:
     def uri(self) -> str:
         return str(self.root)
 
-    def put_new(self, path: str, source: bytes | Path) -> bool:
+    def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         target = self._locate(path)
         with explained("write", target):
             self._make_directory(target.parent)
-            if os.path.lexists(target):
+            if replaces is None and os.path.lexists(target):
                 _sync_directory(target.parent)  # its writer may not have come this far
-                return False
+                return None
             with self._temporary() as temporary:
                 _write(temporary, source)
-                try:
-                    os.link(temporary, target)  # atomic and exclusive, unlike a rename
-                    created = True
-                except FileExistsError:
-                    created = False
+                moved = (
+                    self._create(temporary, target) if replaces is None else self._replace(temporary, target, replaces)
+                )
             _sync_directory(target.parent)
-            return created
+            return moved
+
+    def _create(self, temporary: Path, target: Path) -> str | None:
+        try:
+            os.link(temporary, target)  # atomic and exclusive, unlike a rename
+        except FileExistsError:
+            return None
+        return _version(temporary.lstat())
+
+    def _replace(self, temporary: Path, target: Path, version: str) -> str | None:
+        with self._alone():
+            try:
+                if _version(target.lstat()) != version:
+                    return None
+            except FileNotFoundError:
+                return None
+            made = _version(temporary.lstat())
+            os.rename(temporary, target)
+            return made
 
     def read(self, path: str) -> bytes:
         target = self._locate(path)
@@ -93,38 +111,42 @@ class FolderBackend:
             return None
         if not stat.S_ISREG(found.st_mode):
             raise StoreError(f"{target} is not a regular file: something else wrote into the store")
-        return Object(path, found.st_size, found.st_mtime)
-
-    def touch(self, path: str) -> bool:
-        target = self._locate(path)
-        with explained("renew", target), self._locked(fcntl.LOCK_SH):
-            try:
-                os.utime(target, follow_symlinks=False)
-            except FileNotFoundError:
-                return False
-        return True
+        return Object(path, found.st_size, found.st_mtime, _version(found))
 
     def list(self, prefix: str) -> Iterator[Object]:
         yield from self._walk(self._locate(prefix.removesuffix("/")) if prefix else self.root)
 
-    def delete(self, path: str, unmodified_since: float = math.inf) -> bool:
+    def delete(self, path: str) -> None:
         target = self._locate(path)
-        aged = unmodified_since < math.inf
-        with explained("delete", target), self._locked(fcntl.LOCK_EX) if aged else contextlib.nullcontext():
-            try:
-                if target.lstat().st_mtime > unmodified_since:
-                    return False
+        with explained("delete", target):
+            if not os.path.lexists(target):
+                return
+            with self._alone(), contextlib.suppress(FileNotFoundError):
                 target.unlink()
-            except FileNotFoundError:
-                return True  # never was, or another collector was faster
-            _sync_directory(target.parent)
-            return True
+                _sync_directory(target.parent)
+
+    def now(self) -> float:
+        """The time that the file system gives to a new file; this machine's, where nothing can be written."""
+        if not (self.root / TEMPORARY).is_dir():
+            return time.clock_gettime(_CLOCK_OF_FILES)
+        try:
+            with explained("create a temporary file in", self.root), self._temporary() as temporary:
+                return temporary.stat().st_mtime
+        except EnvironmentFault:
+            return time.clock_gettime(_CLOCK_OF_FILES)
+
+    def unfinished(self) -> Iterator[Object]:
+        """None: what writers leave lies in ``tmp/`` beside other temporary files, with a lock that tells whether they live."""
+        yield from ()
+
+    def drop(self, upload: Object) -> None:
+        raise StoreError(f"{self.uri} has no upload {upload.path}")
 
     @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
-        """Renewing an object's time and deleting it for its age exclude each other: what was renewed is there."""
+    def _alone(self) -> Iterator[None]:
+        """Replacing an object that has a version and deleting it exclude each other."""
         with open_lock(self.root / LOCK) as lock:
-            fcntl.flock(lock, how)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @contextmanager
@@ -155,7 +177,7 @@ class FolderBackend:
                 with contextlib.suppress(FileNotFoundError):  # deleted since the scan
                     found_stat = entry.stat(follow_symlinks=False)
                     path = Path(entry.path).relative_to(self.root).as_posix()
-                    yield Object(path, found_stat.st_size, found_stat.st_mtime)
+                    yield Object(path, found_stat.st_size, found_stat.st_mtime, _version(found_stat))
 
     def _locate(self, path: str) -> Path:
         try:
@@ -178,6 +200,10 @@ class FolderBackend:
             directory.mkdir(parents=True, exist_ok=True)
             _sync_directory(directory.parent)
         self._durable.add(directory)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def _write(path: Path, source: bytes | Path) -> None:

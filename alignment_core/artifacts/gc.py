@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts import tags
-from alignment_core.artifacts.paths import BLOBS, MANIFESTS, PRUNED, STAGES, SUSPECTS, blob_path, stage_path
+from alignment_core.artifacts.backend import Object
+from alignment_core.artifacts.leases import Held
+from alignment_core.artifacts.paths import (
+    BLOBS,
+    COLLECTOR,
+    FORMAT,
+    MANIFESTS,
+    PRUNED,
+    STAGES,
+    SUSPECTS,
+    USES,
+    blob_path,
+    stage_path,
+)
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
-from alignment_core.errors import Corrupt, NotFound, UserError
+from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
 
 _CLOCK_OF_FILES = 5
 """CLOCK_REALTIME_COARSE, linux/time.h: what the kernel dates files by. It runs some milliseconds behind the others."""
+
+_TREES = ("cache", "progress", "temporary")
 
 
 class Garbage(BaseModel):
@@ -23,7 +40,9 @@ class Garbage(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    what: str = Field(description="blob, manifest, suspicion, mark, cache, progress, temporary, or a pruned kind")
+    what: str = Field(
+        description="blob, manifest, suspicion, mark, use, upload, cache, progress, temporary, or a pruned kind"
+    )
     path: str = Field(description="path inside the store, or inside its local side; of what is pruned, the reference")
     size: int = Field(description="bytes that deleting it frees")
 
@@ -52,74 +71,118 @@ class GcReport(BaseModel):
 
 
 def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> GcReport:
-    """Collect what is unreachable and was not modified for ``older_than`` seconds.
+    """Collect what is unreachable and was not put for ``older_than`` seconds of the store's clock.
 
-    Roots are the stage records (their outputs and inputs) and every move of every tag. Publishers may work at the same
-    time: what those of this machine put or renew since they began stays, however young ``older_than`` lets things go;
-    for those of other machines it has to be longer than a publication takes. ``Backend.delete`` looks at the time again
-    when it deletes. Raises Corrupt, and deletes nothing, when a root or the manifest of a root cannot be
-    read: what it keeps alive is then unknown.
+    Roots are the stage records (their outputs and inputs), every move of every tag, and the leases of publications: what
+    somebody is about to refer to stays, however young ``older_than`` lets things go. Publishers anywhere may go on; one
+    that begins during a deletion waits for its end. Whatever ends a collector, the next one finishes. Raises Corrupt, and
+    deletes nothing, when a root or the manifest of a root cannot be read: what it keeps alive is then unknown.
     """
-    now = time.clock_gettime(_CLOCK_OF_FILES)
-    before = math.nextafter(min(now - older_than, store.workspace.published_since()), 0.0)
-    collection = _Collection(store, delete, before)
-    collection.artifacts()
-    collection.local_trees()
-    return GcReport(deleted=delete, garbage=tuple(collection.garbage), kept=collection.kept)
+    if not delete or store.backend.stat(FORMAT) is None:  # a store that is not there yet is not made for this
+        return _Collection(store, None, older_than).run(delete)
+    with collector(store, older_than) as (held, freed):
+        report = _Collection(store, held, older_than).run(delete)
+        return report.model_copy(update={"garbage": (*freed, *report.garbage)})
+
+
+@contextlib.contextmanager
+def collector(store: Store, older_than: float = 3600.0) -> Iterator[tuple[Held, list[Garbage]]]:
+    """Be the one that deletes from a store, after others that do; publishers that begin meanwhile wait.
+
+    Yields the lease, and what had to go already because the disk was too full for it.
+    """
+    with contextlib.ExitStack() as stack:
+        freed: list[Garbage] = []
+        try:
+            held = stack.enter_context(store.leases.holding(COLLECTOR))
+        except EnvironmentFault:
+            freed = _make_room(store, older_than)
+            held = stack.enter_context(store.leases.holding(COLLECTOR))
+        yield held, freed
+
+
+def _make_room(store: Store, older_than: float) -> list[Garbage]:
+    """Delete one thing after the other until there is room for a lease. Until then no publisher has room for one either,
+    so that none begins to rely on what goes."""
+    found = _Collection(store, None, older_than)
+    found.run(delete=True)
+    trees = [item for item in found.garbage if item.what in _TREES]
+    objects = [item for item in found.garbage if item.what not in _TREES]
+    for number, item in enumerate(objects):
+        with contextlib.suppress(EnvironmentFault), store.leases.holding(COLLECTOR):
+            return trees + objects[:number]
+        store.backend.delete(item.path)
+    return trees + objects
 
 
 class _Collection:
-    def __init__(self, store: Store, delete: bool, before: float) -> None:
-        self.store, self.delete, self.before = store, delete, before
+    """One look at a store. It deletes objects only if it holds the collector's lease."""
+
+    def __init__(self, store: Store, held: Held | None, older_than: float) -> None:
+        self.store, self.held = store, held
+        self.before = math.nextafter(store.backend.now() - older_than, 0.0)
+        self.before_here = math.nextafter(time.clock_gettime(_CLOCK_OF_FILES) - older_than, 0.0)
+        self.leased, self.leases_over = store.leases.protected(self.before)
         self.garbage: list[Garbage] = []
         self.kept = 0
         self.kept_digests: set[str] = set()
 
+    def run(self, delete: bool) -> GcReport:
+        self.artifacts()
+        self.local_trees(delete)
+        return GcReport(deleted=delete, garbage=tuple(self.garbage), kept=self.kept)
+
     def artifacts(self) -> None:
-        # Candidates are listed before the roots are read: what is published meanwhile is not among them.
         backend = self.store.backend
-        manifests, blobs, suspects, marks = (
-            list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS, PRUNED)
+        manifests, blobs, suspects, marks, uses = (
+            list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS, PRUNED, USES)
         )
         roots = self._roots()
         kept_blobs: set[str] = set()
         orphans = []
         for found in manifests:
             digest = Path(found.path).stem
-            if digest in roots or found.modified > self.before:
+            if digest in roots or digest in self.leased or found.modified > self.before:
                 self._keep(digest, kept_blobs, must_read=digest in roots)
             else:
                 orphans.append(found)
         for found in orphans:  # manifests go first, so that none ever refers to a blob that is gone
-            if not self._collect("manifest", found.path, found.size):
-                self._keep(Path(found.path).stem, kept_blobs, must_read=False)  # reused just now
+            self._collect("manifest", found)
         present = {found.path for found in blobs}
         for found in blobs:
-            garbage = found.path not in kept_blobs and found.modified <= self.before
-            if garbage and self._collect("blob", found.path, found.size):
+            spared = found.path in kept_blobs or Path(found.path).name in self.leased
+            if not spared and self._collect("blob", found):
                 present.remove(found.path)
         for found in suspects:
-            if blob_path(Path(found.path).name) not in present and found.modified <= self.before:
-                self._collect("suspicion", found.path, found.size)
-        for found in marks:
-            if Path(found.path).name not in self.kept_digests and found.modified <= self.before:
-                self._collect("mark", found.path, found.size)
+            if blob_path(Path(found.path).name) not in present:
+                self._collect("suspicion", found)
+        for what, listed in (("mark", marks), ("use", uses)):
+            for found in listed:
+                if Path(found.path).name not in self.kept_digests | self.leased:
+                    self._collect(what, found)
+        for found in self.leases_over if self.held is not None else ():
+            backend.delete(found.path)  # no garbage that anyone should hear of
+        for found in backend.unfinished():
+            if found.modified <= self.before and Path(found.path).name not in self.leased:
+                self._note("upload", found)
+                if self.held is not None:
+                    backend.drop(found)
 
-    def local_trees(self) -> None:
+    def local_trees(self, delete: bool) -> None:
         """Caches of artifacts that are gone, progress of finished stages, leftovers of crashed processes."""
         workspace = self.store.workspace
         for tree in entries(workspace.cache):
             if tree.name not in self.kept_digests:
-                self._collect_tree("cache", tree)
+                self._collect_tree("cache", tree, delete)
         for tree in entries(workspace.all_progress):
             if self._is_finished(tree.name):
                 with workspace.held(tree.name) as free:
                     if free:
-                        self._collect_tree("progress", tree)
+                        self._collect_tree("progress", tree, delete)
         for tree in entries(workspace.temporary):
             with abandoned(tree) as free:
                 if free:
-                    self._collect_tree("temporary", tree)
+                    self._collect_tree("temporary", tree, delete)
 
     def _roots(self) -> set[str]:
         references = {move.to for move in tags.all_moves(self.store.backend)}
@@ -144,21 +207,28 @@ class _Collection:
         except UserError:
             return False
 
-    def _collect(self, what: str, path: str, size: int) -> bool:
-        if self.delete and not self.store.backend.delete(path, unmodified_since=self.before):
+    def _collect(self, what: str, found: Object) -> bool:
+        """Take an object that nothing refers to; False where it is too young."""
+        if found.modified > self.before:
             return False
-        self.garbage.append(Garbage(what=what, path=path, size=size))
+        self._note(what, found)
+        if self.held is not None:
+            self.held.check()
+            self.store.backend.delete(found.path)
         return True
 
-    def _collect_tree(self, what: str, tree: Path) -> None:
+    def _note(self, what: str, found: Object) -> None:
+        self.garbage.append(Garbage(what=what, path=found.path, size=found.size))
+
+    def _collect_tree(self, what: str, tree: Path, delete: bool) -> None:
         try:
             if not is_mine(tree):
                 return
             newest, size = time_and_size(tree)
         except FileNotFoundError:
             return
-        if newest > self.before:
+        if newest > self.before_here:
             return
         self.garbage.append(Garbage(what=what, path=tree.relative_to(self.store.workspace.root).as_posix(), size=size))
-        if self.delete:
+        if delete:
             self.store.workspace.discard(tree)

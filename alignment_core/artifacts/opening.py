@@ -45,7 +45,7 @@ def check_backend(backend: Backend, writes: bool = True) -> None:
                 )
         if not writes:
             return
-        backend.put_new(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
+        backend.put(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
     try:
         version = json.loads(backend.read(FORMAT))["format"]
     except (ValueError, KeyError, TypeError):
@@ -62,10 +62,11 @@ def check_backend(backend: Backend, writes: bool = True) -> None:
 def _probe(backend: Backend) -> None:
     probe = f"{TEMPORARY}probe-{uuid.uuid4().hex}"
     try:
-        if not backend.put_new(probe, b"first") or backend.put_new(probe, b"second"):
+        first = backend.put(probe, b"first")
+        if first is None or backend.put(probe, b"second") or backend.put(probe, b"second", replaces="another"):
             raise EnvironmentFault(
                 f"{backend.uri} ignores conditional writes, so that two writers could overwrite each other: "
-                "use storage that can create an object only if it is absent"
+                "use storage that can create an object only if it is absent, and replace it only if it is the one that was read"
             )
     finally:
         backend.delete(probe)

@@ -18,8 +18,27 @@ PROGRESS = "progress/"
 CACHE = "cache/"
 TEMPORARY = "tmp/"
 RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
-LOCK = "lock"  # of the folder backend: between who renews an object's time and who deletes it for its age
-LAYOUT = (FORMAT, BLOBS, MANIFESTS, STAGES, TAGS, SUSPECTS, PRUNED, PROGRESS, CACHE, TEMPORARY, RESULTS, LOCK)
+LEASES = "leases/"  # who publishes, collects or claims something right now: artifacts/leases.py
+PUBLICATIONS = f"{LEASES}publications/"
+COLLECTOR = f"{LEASES}collector.json"
+USES = "uses/"  # when something that may be pruned was last wanted
+LOCK = "lock"  # of the folder backend: between who replaces an object that has a version and who deletes it
+LAYOUT = (
+    FORMAT,
+    BLOBS,
+    MANIFESTS,
+    STAGES,
+    TAGS,
+    SUSPECTS,
+    PRUNED,
+    PROGRESS,
+    CACHE,
+    TEMPORARY,
+    RESULTS,
+    LEASES,
+    USES,
+    LOCK,
+)
 
 _TAG_PART = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _MOVE = re.compile(r"[0-9]{8}\.json")
@@ -71,6 +90,10 @@ def suspect_path(digest: str) -> str:
 
 def pruned_path(digest: str) -> str:
     return f"{PRUNED}{digest}"
+
+
+def use_path(digest: str) -> str:
+    return f"{USES}{digest}"
 
 
 def stage_path(key: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 from alignment_core.artifacts import tags
-from alignment_core.artifacts.gc import Garbage
+from alignment_core.artifacts.gc import Garbage, collector
+from alignment_core.artifacts.leases import Held
 from alignment_core.artifacts.manifest import Manifest
-from alignment_core.artifacts.paths import PRUNED, blob_path, manifest_path, pruned_path
+from alignment_core.artifacts.paths import PRUNED, blob_path, manifest_path, pruned_path, use_path
 from alignment_core.artifacts.reference import PRUNABLE
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import entries, is_mine, time_and_size
@@ -37,8 +39,18 @@ def prune(
     if progress_days is not None:
         found += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
     if rollouts_days is not None:
-        found += _prune_rollouts(store, time.time() - rollouts_days * DAY, delete, used)
+        with contextlib.ExitStack() as stack:
+            held = None
+            if delete and _prunable(store):
+                held, freed = stack.enter_context(collector(store))
+                found += freed
+            found += _prune_rollouts(store, store.backend.now() - rollouts_days * DAY, held, used)
     return found
+
+
+def _prunable(store: Store) -> bool:
+    """Whether there is anything that may be pruned, or is left of what was: otherwise nobody has to wait for a look."""
+    return any(manifest.kind in PRUNABLE for manifest in store.artifacts())
 
 
 def _prune_progress(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
@@ -57,24 +69,31 @@ def _prune_progress(store: Store, before: float, delete: bool, used: Collection[
     return found
 
 
-def _prune_rollouts(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
+def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collection[str]) -> list[Garbage]:
+    """Deletes if it holds the collector's lease."""
+    leased, _ = store.leases.protected(before)
     marked = {Path(stored.path).name for stored in store.backend.list(PRUNED)}
     manifests = list(store.artifacts())  # unreadable ones are left out: publishing them again brings all of their blobs
     tagged = {move.to for move in tags.all_moves(store.backend)}
     chosen, needed = [], set[str]()
     for manifest in manifests:
-        free = manifest.reference not in tagged and str(manifest.reference) not in used
+        free = (
+            manifest.reference not in tagged and str(manifest.reference) not in used and manifest.digest not in leased
+        )
         prunable = manifest.kind in PRUNABLE and free
-        if manifest.digest in marked or (prunable and _is_old(store, manifest, before)):
+        if (manifest.digest in marked and manifest.digest not in leased) or (
+            prunable and _is_old(store, manifest, before)
+        ):
             chosen.append(manifest)
         else:
             needed |= {entry.sha256 for entry in manifest.files}
-    found = []
+    found, delete = [], held is not None
+    needed |= leased
     for manifest in chosen:
         if delete and not _marked_and_unused(store, manifest, before, manifest.digest in marked):
             continue
         blobs = {entry.sha256: entry.size for entry in manifest.files if entry.sha256 not in needed}
-        size = sum(size for blob, size in blobs.items() if _drop(store, blob, before, delete))
+        size = sum(size for blob, size in blobs.items() if _drop(store, blob, held))
         needed |= blobs.keys()  # told once
         if size or manifest.digest not in marked:
             found.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
@@ -88,22 +107,24 @@ def _marked_and_unused(store: Store, manifest: Manifest, before: float, marked: 
     """Mark an artifact, and look again whether nobody uses it.
 
     The mark comes first, so that whatever ends this process leaves either a whole artifact or a marked one. Who wants to
-    use the artifact renews its manifest first and looks for the mark then (``Store.find``), so that one of the two sees
+    use the artifact notes the use first and looks for the mark then (``Store.find``), so that one of the two sees
     the other. The mark is never taken back here, but by a publisher, who has put all of the blobs.
     """
     if not marked:
-        store.backend.put_new(pruned_path(manifest.digest), b"pruned")
+        store.backend.put(pruned_path(manifest.digest), b"pruned")
     return _is_old(store, manifest, before)
 
 
 def _is_old(store: Store, manifest: Manifest, before: float) -> bool:
-    stored = store.backend.stat(manifest_path(manifest.digest))
-    return stored is not None and stored.modified <= before
+    times = [store.backend.stat(path) for path in (manifest_path(manifest.digest), use_path(manifest.digest))]
+    return times[0] is not None and all(stored is None or stored.modified <= before for stored in times)
 
 
-def _drop(store: Store, blob: str, before: float, delete: bool) -> bool:
-    """Whether a blob is there and goes; one that a publisher renewed meanwhile stays."""
-    stored = store.backend.stat(blob_path(blob))
-    if stored is None or stored.modified > before:
+def _drop(store: Store, blob: str, held: Held | None) -> bool:
+    """Whether a blob is there; it goes if the collector's lease is held."""
+    if store.backend.stat(blob_path(blob)) is None:
         return False
-    return store.backend.delete(stored.path, unmodified_since=before) if delete else True
+    if held is not None:
+        held.check()
+        store.backend.delete(blob_path(blob))
+    return True

@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import re
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,14 +19,24 @@ from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.leases import Leases
 from alignment_core.artifacts.manifest import FileEntry, Manifest
-from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path
+from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path, use_path
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.reference import PRUNABLE, Reference
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
 from alignment_core.canonical import canonical_json
-from alignment_core.errors import MAKE_IT_AGAIN, Conflict, Corrupt, NotFound, StoreError, UnknownName, UserError
+from alignment_core.errors import (
+    MAKE_IT_AGAIN,
+    Conflict,
+    Corrupt,
+    EnvironmentFault,
+    NotFound,
+    StoreError,
+    UnknownName,
+    UserError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +52,11 @@ class _Files:
     directory: Path
     before: dict[str, os.stat_result]
     manifest: Manifest
+
+    @property
+    def digests(self) -> set[str]:
+        """Of the manifest and of all blobs."""
+        return {self.manifest.digest, *(entry.sha256 for entry in self.manifest.files)}
 
     @classmethod
     def of(cls, directory: Path, kind: str) -> _Files:
@@ -60,6 +76,7 @@ class Store:
         self.backend = backend
         self.workspace = workspace
         self.content = Content(backend, workspace)
+        self.leases = Leases(backend)
 
     @property
     def uri(self) -> str:
@@ -82,7 +99,7 @@ class Store:
         if provenance is not None:
             return self.publish_outputs({kind: (directory, kind)}, provenance)[kind]
         files = _Files.of(directory, kind)
-        with self.workspace.publishes():
+        with self.leases.publication(files.digests, lasting=True):
             return self._publish(files)
 
     def publish_outputs(
@@ -95,7 +112,8 @@ class Store:
         returned, so that everyone goes on with one result. The first name is the default output. See :meth:`publish`.
         """
         files = {name: _Files.of(directory, kind) for name, (directory, kind) in outputs.items()}
-        with self.workspace.publishes():
+        digests = set[str]().union(*(one.digests for one in files.values()))
+        with self.leases.publication(digests, lasting=False):
             references = {name: self._publish(one) for name, one in files.items()}
             fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
             return self._put_record(Provenance(**fields, outputs=references))
@@ -205,7 +223,7 @@ class Store:
                 if reference.kind in PRUNABLE:
                     if number > 0 and name not in needs:
                         continue
-                    self.backend.touch(manifest_path(reference.digest))  # before the look at the mark, see retention
+                    self._note_use(reference)  # before the look at the mark, see retention
                 if self.is_pruned(reference):
                     log.info("the stage with key %s has to run again: %s was pruned", key[:12], reference.short)
                     return None
@@ -264,36 +282,30 @@ class Store:
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(put, manifest.files))
         self._put_manifest(manifest)
-        # A collector that had listed a reused object before this publisher touched it may have deleted it since.
+        # What was there may have been found damaged, or was taken by a collector that was stopped for minutes.
         for entry in manifest.files:
             if not self.content.is_intact(entry):
                 put(entry)
-        self._put_manifest(manifest)
+        if manifest.kind in PRUNABLE:
+            self._note_use(manifest.reference)
         self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
         return manifest.reference
 
     def _put_manifest(self, manifest: Manifest) -> None:
         path, data = manifest_path(manifest.digest), canonical_json(manifest)
         for _ in range(_ATTEMPTS):
-            if self.backend.put_new(path, data):
+            if self.backend.put(path, data):
                 return
             existing = self.backend.stat(path)
-            if existing is None:
-                continue
-            try:
-                same = self.backend.read(path) == data
-            except NotFound:
-                continue  # collected since the look
-            if not same:
-                self.backend.delete(path, unmodified_since=existing.modified)
-            elif self.backend.touch(path):
-                return
+            with suppress(NotFound):  # deleted since the look
+                if existing and (self.backend.read(path) == data or self.backend.put(path, data, existing.version)):
+                    return
         raise StoreError(f"{path} in {self.uri} changes faster than it can be written")
 
     def _put_record(self, record: Provenance) -> dict[str, Reference]:
         path, data = stage_path(record.key), record.model_dump_json(indent=2).encode()
         for _ in range(_ATTEMPTS):
-            if self.backend.put_new(path, data):
+            if self.backend.put(path, data):
                 return record.outputs
             existing = self.backend.stat(path)
             first = self.find(record.key, needs=record.outputs)
@@ -308,9 +320,22 @@ class Store:
                             reference.short,
                         )
                 return first.outputs
-            if existing is not None:
-                self.backend.delete(path, unmodified_since=existing.modified)
+            if existing is not None and self.backend.put(path, data, replaces=existing.version):
+                return record.outputs
         raise Conflict(f"the record of stage key {record.key} changes faster than it can be written")
+
+    def _note_use(self, reference: Reference) -> None:
+        """Let the days count from now that a retention policy gives to what may be pruned."""
+        path = use_path(reference.digest)
+        for _ in range(_ATTEMPTS):  # who loses to others that note the same has been noted by them
+            existing = self.backend.stat(path)
+            data = uuid.uuid4().hex.encode()  # other bytes, so that it is another version
+            try:
+                if self.backend.put(path, data, replaces=existing.version if existing else None):
+                    return
+            except EnvironmentFault as error:  # one may look at a store that is full, or somebody else's
+                log.debug("%s", error)
+                return
 
     def manifest_at(self, digest: str) -> Manifest:
         path = manifest_path(digest)

@@ -80,7 +80,7 @@ def move(
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             back_to=back_to,
         )
-        if backend.put_new(tag_path(name, entry.number), entry.model_dump_json(indent=2).encode()):
+        if backend.put(tag_path(name, entry.number), entry.model_dump_json(indent=2).encode()):
             return entry
         current = history(backend, name)[-1].to
     raise Conflict(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import shutil
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +19,7 @@ from alignment_core.artifacts.ownership import make_private
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
 
 _LOCK = "lock"
-_SCRATCH, _PUBLISH, _DISCARD = "scratch-", "publish-", "discard-"
+_SCRATCH, _DISCARD = "scratch-", "discard-"
 _YOUNG_SECONDS = 60.0
 """More than a living process needs from the making of a temporary directory to the lock in it."""
 
@@ -36,9 +35,9 @@ class Workspace:
         self.all_progress = root / PROGRESS
 
     @contextmanager
-    def scratch(self, prefix: str = _SCRATCH) -> Iterator[Path]:
+    def scratch(self) -> Iterator[Path]:
         """A fresh directory, removed at the end. Its lock tells the collector that the owner lives."""
-        holder, lock = self._locked_directory(prefix)
+        holder, lock = self._locked_directory()
         try:
             with lock:
                 fresh = holder / "files"
@@ -48,11 +47,11 @@ class Workspace:
         finally:
             remove_tree(holder)
 
-    def _locked_directory(self, prefix: str) -> tuple[Path, BinaryIO]:
+    def _locked_directory(self) -> tuple[Path, BinaryIO]:
         with explained("create a temporary directory in", self.temporary):
             self.temporary.mkdir(parents=True, exist_ok=True)
             while True:
-                holder = Path(tempfile.mkdtemp(prefix=prefix, dir=self.temporary))
+                holder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.temporary))
                 try:
                     holder.chmod(0o755)  # other users' collectors look at the lock, and at no more
                     lock = (holder / _LOCK).open("wb")
@@ -63,20 +62,6 @@ class Workspace:
                 if names(holder / _LOCK, lock.fileno()):
                     return holder, lock
                 lock.close()  # a collector found it before it was locked
-
-    def publishes(self) -> AbstractContextManager[Path]:
-        """Says, as long as it is open, that objects are put that nothing refers to yet."""
-        return self.scratch(_PUBLISH)
-
-    def published_since(self) -> float:
-        """When the one that publishes for the longest began; infinity where nobody does."""
-        began = math.inf
-        for holder in entries(self.temporary):
-            if holder.name.startswith(_PUBLISH):
-                with abandoned(holder) as free, contextlib.suppress(FileNotFoundError):
-                    if not free:
-                        began = min(began, holder.lstat().st_mtime)
-        return began
 
     def progress(self, key: str) -> Path:
         """The directory for in-stage checkpoints of a stage key, created when it is missing, for this user alone: checkpoints

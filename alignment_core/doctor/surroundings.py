@@ -56,9 +56,9 @@ def store_probe(uri: str | None) -> Answer:
     store, began = open_store(uri), time.monotonic()
     path, content = f"{TEMPORARY}doctor-{uuid.uuid4().hex}", os.urandom(1024)
     try:
-        if not store.backend.put_new(path, content):
+        if not store.backend.put(path, content):
             return "failed", f"{store.uri} reports a new object as existing: it cannot hold a store"
-        if store.backend.put_new(path, b"second"):
+        if store.backend.put(path, b"second"):
             return "failed", f"{store.uri} let a second writer overwrite the first: choose another place"
         if store.backend.read(path) != content:
             return "failed", f"{store.uri} returned different bytes than were written: choose another place"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
-from alignment_core.artifacts.paths import BLOBS, MANIFESTS
+from alignment_core.artifacts.paths import BLOBS, LEASES, MANIFESTS, USES
 from tests.processes import ended, in_child
 
 KEY = "a" * 64
@@ -40,9 +40,9 @@ def draft() -> Callable[..., ProvenanceDraft]:
 
 
 def age(store: Store, days: float) -> None:
-    """Let all blobs and manifests be so many days old."""
+    """Let all blobs, manifests, uses and leases be so many days old."""
     then = time.time() - days * 86400
-    for prefix in (BLOBS, MANIFESTS):
+    for prefix in (BLOBS, MANIFESTS, USES, LEASES):
         for found in store.backend.list(prefix):
             os.utime(Path(store.workspace.root, found.path), (then, then))
 

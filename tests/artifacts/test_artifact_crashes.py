@@ -189,7 +189,7 @@ def test_a_damaged_cache_is_replaced_from_the_store(store, write):
 def test_a_false_alarm_is_cleared_without_writing_the_blob_again(store, write, draft):
     model = store.publish(write("d"), "model", draft())
     entry = store.manifest(model).files[0]
-    store.backend.put_new(f"suspects/{entry.sha256}", b"")
+    store.backend.put(f"suspects/{entry.sha256}", b"")
     inode = (store.backend.root / blob_path(entry.sha256)).stat().st_ino
     assert store.find(KEY) is None
     store.publish(write("d"), "model", draft())
@@ -249,6 +249,6 @@ def test_a_file_that_is_larger_than_the_free_space_is_not_begun(tmp_path, monkey
     with pytest.raises(
         EnvironmentFault, match=r"weights needs 1\.0 MiB in .*, which has 0\.5 MiB left: the disk is full"
     ):
-        store.backend.put_new("blobs/one", source)
+        store.backend.put("blobs/one", source)
     assert copied == []
     assert store.backend.stat("blobs/one") is None

@@ -183,7 +183,7 @@ def test_a_record_of_an_earlier_version_has_one_output_by_the_name_of_its_kind(s
     policy = store.publish(write("part", {"model": "w"}), "model")
     for key, stage, output, inputs in ((KEY, "rl", run, {}), (OTHER_KEY, "part", policy, {"whole": str(run)})):
         told = {"key": key, "stage": stage, "label": stage, "inputs": inputs, "output": str(output)}
-        store.backend.put_new(stage_path(key), json.dumps(told).encode())
+        store.backend.put(stage_path(key), json.dumps(told).encode())
     record = store.find(KEY)
     assert record.outputs == {"rl-run": run}
     assert record.output == run

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from alignment_core.artifacts import Store
-from alignment_core.artifacts.paths import BLOBS, MANIFESTS
 from alignment_core.artifacts.retention import prune
 from alignment_core.checks.plan import Plan
 from alignment_core.errors import UserError
@@ -19,6 +16,7 @@ from alignment_core.execution.key import key_of
 from alignment_core.journal import StageLine
 from tasks.graph import CURRENT, artifact, submit
 from tasks.stage import _call
+from tests.artifacts.conftest import age
 from tests.stages.calls import offer, run_alone
 
 OUTPUTS = {"policy": "model", "best": "model", "trajectories": "trajectories"}
@@ -60,10 +58,7 @@ def planned(store: Store) -> Iterator[Plan]:
 
 
 def drop_trajectories(store: Store) -> None:
-    then = time.time() - 2 * 86400
-    for prefix in (BLOBS, MANIFESTS):
-        for found in store.backend.list(prefix):
-            os.utime(store.backend.root / found.path, (then, then))  # type: ignore[attr-defined]
+    age(store, 2)
     assert [one.what for one in prune(store, None, 1, delete=True)] == ["trajectories"]
 
 

@@ -1,0 +1,196 @@
+"""Leases: who works with what, as objects of the store, timed by the store's own clock.
+
+A holder renews its lease while it works. Of a holder on this machine the kernel tells at once whether it lives; one on
+another machine is taken for dead when its lease is older than it said, whatever the clocks of the machines say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from alignment_core.artifacts.alive import Process
+from alignment_core.artifacts.backend import Backend, Object
+from alignment_core.artifacts.paths import COLLECTOR, PUBLICATIONS
+from alignment_core.errors import Conflict, InfrastructureError, NotFound, UserError
+
+log = logging.getLogger(__name__)
+
+SECONDS = 60.0
+"""How long a holder on another machine is believed to live after its last sign."""
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
+
+
+class Lease(BaseModel):
+    """What a holder says of itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    owner: str = Field(description="who it is, for people")
+    process: Process = Field(description="the process that renews it")
+    seconds: float = Field(gt=0, description="time to live from the last renewal, by the store's clock")
+    protects: tuple[str, ...] = Field(default=(), description="digests that the collector leaves alone")
+    renewals: int = Field(default=0, ge=0, description="how often it was renewed")
+    ended: bool = Field(default=False, description="whether its holder is done, and what it protects is only young")
+
+
+class Held:
+    """A lease that this process holds, renewed by a thread until ``release``."""
+
+    def __init__(self, backend: Backend, path: str, lease: Lease, version: str, began: float) -> None:
+        self.backend, self.path, self.lease = backend, path, lease
+        self._version, self._renewed = version, began
+        self._over, self._lost = threading.Event(), False
+        self._thread = threading.Thread(target=self._renew_often, name=f"lease {path}", daemon=True)
+        self._thread.start()
+
+    def is_lost(self) -> bool:
+        """Whether others may take this holder for dead by now."""
+        return self._lost or time.monotonic() - self._renewed > self.lease.seconds * 2 / 3
+
+    def check(self) -> None:
+        """Raise Conflict if the lease is lost: what it was for must stop."""
+        if self.is_lost():
+            raise Conflict(
+                f"{self.path} in {self.backend.uri} was not renewed in time, so that others may have gone on without "
+                f"this process: was it stopped, or the store away, for {self.lease.seconds:.0f} seconds? Start it again"
+            )
+
+    def release(self, remove: bool = True) -> None:
+        """Stop renewing, and free what it holds; without ``remove`` the lease is left to the collector, which spares what it
+        protects while it is young."""
+        self._over.set()
+        self._thread.join()
+        if not remove:
+            self._write(ended=True)
+        elif not self._lost:
+            self.backend.delete(self.path)
+
+    def _renew_often(self) -> None:
+        while not self._lost and not self._over.wait(self.lease.seconds / 6):
+            try:
+                self._write()
+            except Exception as error:  # the next try may succeed; `check` notices when none does
+                log.warning("a lease could not be renewed: %s", error)
+
+    def _write(self, ended: bool = False) -> None:
+        began = time.monotonic()
+        lease = self.lease.model_copy(update={"renewals": self.lease.renewals + 1, "ended": ended})
+        version = self.backend.put(self.path, lease.model_dump_json().encode(), replaces=self._version)
+        if version is None:
+            self._lost = True
+        else:
+            self._version, self._renewed, self.lease = version, began, lease
+
+
+class Leases:
+    """The leases of one store."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def take(self, path: str, owner: str = "", protects: Collection[str] = (), seconds: float = SECONDS) -> Held | None:
+        """Hold the lease at ``path``; None when somebody who lives holds it."""
+        lease = Lease(
+            owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
+            process=Process.this(),
+            seconds=seconds,
+            protects=tuple(sorted(protects)),
+        )
+        began, data = time.monotonic(), lease.model_dump_json().encode()
+        version = self.backend.put(path, data)
+        if version is None:
+            stored = self.backend.stat(path)
+            if stored is None or self._lives(stored):
+                return None
+            began = time.monotonic()
+            version = self.backend.put(path, data, replaces=stored.version)
+        return None if version is None else Held(self.backend, path, lease, version, began)
+
+    @contextmanager
+    def holding(
+        self, path: str, owner: str = "", waits: Callable[[str | None], None] = lambda _: None
+    ) -> Iterator[Held]:
+        """Hold the lease at ``path`` as soon as nobody else does. ``waits`` is called with who holds it, and with None when
+        the wait is over."""
+        waiting, pauses = False, _pauses()
+        while (held := self.take(path, owner)) is None:
+            if not waiting and (other := self.holder(path)) is not None:
+                waiting = True
+                waits(other.owner)
+            time.sleep(next(pauses))
+        try:
+            if waiting:
+                waits(None)
+            yield held
+        finally:
+            held.release()
+
+    def holder(self, path: str) -> Lease | None:
+        """The lease at ``path``, if its holder lives."""
+        stored = self.backend.stat(path)
+        return self.read(stored) if stored is not None and self._lives(stored) else None
+
+    def read(self, stored: Object) -> Lease | None:
+        """The lease in an object; None when it is gone, or none."""
+        try:
+            return Lease.model_validate_json(self.backend.read(stored.path))
+        except (NotFound, ValidationError):
+            return None
+
+    @contextmanager
+    def publication(self, digests: Collection[str], lasting: bool) -> Iterator[None]:
+        """Tells the collector, before anything is put or relied on, which objects are about to be referred to.
+
+        It counts for a while after the publication if it is ``lasting``: nothing may refer to an artifact without a
+        record yet.
+        """
+        held = self.take(f"{PUBLICATIONS}{uuid.uuid4().hex}.json", protects=digests)
+        assert held is not None
+        done, pauses = False, _pauses()
+        try:
+            while self.holder(COLLECTOR):  # one that has looked at the leases before this one was there
+                time.sleep(next(pauses))
+            yield
+            done = True
+        finally:
+            with contextlib.ExitStack() as quiet:
+                if not done:  # the error that ends the publication is the one to tell
+                    quiet.enter_context(contextlib.suppress(UserError, InfrastructureError))
+                held.release(remove=not (done and lasting))
+
+    def protected(self, before: float) -> tuple[set[str], list[Object]]:
+        """The digests that publications need which live or whose lease is younger than ``before``; and the other leases."""
+        digests, over = set[str](), []
+        for stored in self.backend.list(PUBLICATIONS):
+            lease = self.read(stored)
+            if lease is not None and (stored.modified > before or self._lives(stored, lease)):
+                digests |= set(lease.protects)
+            else:
+                over.append(stored)
+        return digests, over
+
+    def _lives(self, stored: Object, lease: Lease | None = None) -> bool:
+        lease = lease or self.read(stored)
+        if lease is None or lease.ended:
+            return False
+        lives = lease.process.lives()
+        return self.backend.now() - stored.modified <= lease.seconds if lives is None else lives
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between two looks: longer and longer, and by chance, so that nobody is always too late."""
+    pause = _SHORTEST_WAIT
+    while True:
+        yield random.uniform(0.5, 1.0) * pause
+        pause = min(2 * pause, _LONGEST_WAIT)

@@ -1,0 +1,175 @@
+"""Leases: one holder at a time, the dead found out at once or by the store's clock, and publishers beside a collector."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+from alignment_core.artifacts import Store, collect, open_store
+from alignment_core.artifacts.alive import Process
+from alignment_core.artifacts.leases import Lease, Leases
+from alignment_core.artifacts.paths import COLLECTOR, PUBLICATIONS
+from alignment_core.errors import Conflict
+from tests.processes import ended, in_child, wait_until
+
+PATH = "leases/test.json"
+ELSEWHERE = Process(home="another-boot-1-2", name="a" * 32)
+
+
+def written_elsewhere(store: Store, seconds: float = 60.0) -> None:
+    assert store.backend.put(PATH, Lease(owner="run 7", process=ELSEWHERE, seconds=seconds).model_dump_json().encode())
+
+
+def test_one_of_many_holds_it_and_its_end_frees_it(store: Store) -> None:
+    held = store.leases.take(PATH, "the first")
+    assert held is not None
+    assert store.leases.take(PATH) is None
+    holder = store.leases.holder(PATH)
+    assert holder is not None
+    assert holder.owner == "the first"
+    held.release()
+    assert store.leases.holder(PATH) is None
+    again = store.leases.take(PATH)
+    assert again is not None
+    again.release()
+
+
+def test_a_holder_that_died_here_is_followed_at_once(store: Store) -> None:
+    def holds() -> None:
+        assert store.leases.take(PATH)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(in_child(holds)) == -signal.SIGKILL
+    began = time.monotonic()
+    with store.leases.holding(PATH):
+        assert time.monotonic() - began < 5, "no time to live had to pass"
+
+
+def test_a_child_does_not_keep_its_parent_alive(store: Store) -> None:
+    """A holder that forks and dies leaves a child, which must not count as the holder."""
+    ready, over = os.pipe(), os.pipe()
+
+    def holds() -> None:
+        assert store.leases.take(PATH)
+        if os.fork() == 0:
+            os.write(ready[1], b"!")
+            os.close(over[1])
+            os.read(over[0], 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(in_child(holds)) == -signal.SIGKILL
+    os.read(ready[0], 1)
+    assert store.leases.holder(PATH) is None
+    os.close(over[1])
+
+
+def test_a_holder_elsewhere_lives_as_long_as_it_said_by_the_stores_clock(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_elsewhere(store, seconds=60)
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + 9e9)  # the clock of a machine that is far ahead
+    assert store.leases.take(PATH) is None
+    monkeypatch.setattr(store.backend, "now", lambda: now + 50)
+    assert store.leases.take(PATH) is None
+    monkeypatch.setattr(store.backend, "now", lambda: now + 70)
+    held = store.leases.take(PATH)
+    assert held is not None
+    held.release()
+
+
+def test_of_many_that_follow_one_wins(store: Store) -> None:
+    written_elsewhere(store, seconds=1e-9)
+    start, won = threading.Barrier(16), []
+
+    def follows() -> None:
+        start.wait()
+        if held := store.leases.take(PATH):
+            won.append(held)
+
+    threads = [threading.Thread(target=follows) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (held,) = won
+    held.check()
+    held.release()
+
+
+def test_who_lost_a_lease_hears_of_it_and_does_not_take_it_from_its_follower(store: Store) -> None:
+    held = store.leases.take(PATH, seconds=0.6)
+    assert held is not None
+    stored = store.backend.stat(PATH)
+    assert stored is not None
+    other = Lease(owner="the next", process=ELSEWHERE, seconds=60)
+    while not store.backend.put(PATH, other.model_dump_json().encode(), replaces=stored.version):
+        stored = store.backend.stat(PATH)  # it was renewed just now
+        assert stored is not None
+    assert wait_until(held.is_lost, 30)
+    with pytest.raises(Conflict, match="others may have gone on without this process"):
+        held.check()
+    held.release()
+    holder = store.leases.holder(PATH)
+    assert holder is not None
+    assert holder.owner == "the next"
+
+
+def test_who_cannot_renew_hears_of_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = store.leases.take(PATH, seconds=0.3)
+    assert held is not None
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(store.backend, "put", fails)
+    assert wait_until(held.is_lost, 30)
+    with pytest.raises(Conflict, match="not renewed in time"):
+        held.check()
+    held.release()
+
+
+def test_a_store_with_leases_travels(store: Store) -> None:
+    assert isinstance(pickle.loads(pickle.dumps(store)).leases, Leases)
+
+
+# ------------------------------------------------------------------ collectors
+
+
+def test_a_publisher_waits_for_a_collector_that_deletes_and_not_for_one_that_died(store: Store, write) -> None:  # type: ignore[no-untyped-def]
+    reference = store.publish(write("d"), "model")
+    with store.leases.holding(COLLECTOR):
+        publisher = in_child(lambda: open_store(store.uri).publish(write("d"), "model"))
+        deadline = time.monotonic() + 30
+        while len(list(store.backend.list(PUBLICATIONS))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert os.waitpid(publisher, os.WNOHANG) == (0, 0), "it has said what it needs, and waits"
+    assert ended(publisher) == 0
+    assert store.verify(reference) == []
+
+    def collector_that_dies() -> None:
+        with store.leases.holding(COLLECTOR):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(in_child(collector_that_dies)) == -signal.SIGKILL
+    store.publish(write("e", {"n": "1"}), "model")
+
+
+def test_a_publisher_anywhere_keeps_what_it_needs_from_a_collector(store: Store, write) -> None:  # type: ignore[no-untyped-def]
+    reference = store.publish(write("d"), "model")
+    for found in store.backend.list(PUBLICATIONS):
+        store.backend.delete(found.path)
+    blobs = [entry.sha256 for entry in store.manifest(reference).files]
+    lease = Lease(owner="elsewhere", process=ELSEWHERE, seconds=3600, protects=(reference.digest, *blobs))
+    store.backend.put(f"{PUBLICATIONS}theirs.json", lease.model_dump_json().encode())
+    assert collect(store, delete=True, older_than=-1).garbage == ()
+    store.backend.delete(f"{PUBLICATIONS}theirs.json")
+    assert len(collect(store, delete=True, older_than=-1).of("blob")) == 2
