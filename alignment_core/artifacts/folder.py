@@ -173,7 +173,7 @@ class FolderBackend:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
+            elif entry.is_file(follow_symlinks=False) and Path(entry.path) != self.root / LOCK:
                 with contextlib.suppress(FileNotFoundError):  # deleted since the scan
                     found_stat = entry.stat(follow_symlinks=False)
                     path = Path(entry.path).relative_to(self.root).as_posix()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.folder import FolderBackend
-from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY
+from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY, check_path
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import Workspace
+from alignment_core.canonical import digest_of
 from alignment_core.errors import EnvironmentFault, StoreError, UserError
 from alignment_core.home import align_home
 
@@ -19,7 +23,9 @@ FORMAT_VERSION = 1
 
 
 def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
-    """The store at a folder path or ``file://`` URI; None: ``$ALIGN_HOME/store``.
+    """The store at a folder path, a ``file://`` or an ``s3://bucket/prefix`` URI.
+
+    None: the one that ``$ALIGN_STORE`` names, or ``$ALIGN_HOME/store``.
 
     It is created when it is missing, and a write shows that it can be used. Without ``writes`` nothing is written, so that
     one may look at a store on a full disk, and free room there: a missing one is empty.
@@ -27,21 +33,56 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     Raises UserError for a path that is not a store or of an unsupported kind, EnvironmentFault when it
     cannot hold a store.
     """
+    if uri == "":
+        raise UserError("the store has an empty name: name a folder, or leave the name out")
+    uri = uri or os.environ.get("ALIGN_STORE") or align_home() / "store"
+    scheme, separator, _ = str(uri).partition("://")
+    if separator and scheme not in _OPENERS:
+        raise UserError(
+            f"{uri}: there are no {scheme}:// stores; name a folder, or a URI that begins with "
+            f"{', '.join(f'{known}://' for known in sorted(_OPENERS))}"
+        )
+    backend, workspace = _OPENERS[scheme if separator else "file"](uri)
+    check_backend(backend, writes)
+    return Store(backend, workspace)
+
+
+def _open_folder(uri: str | Path) -> tuple[Backend, Workspace]:
     root = _folder(uri)
     if root.exists() and not root.is_dir():
         raise UserError(f"{root} is a file: a store is a folder")
     backend = FolderBackend(root)
-    check_backend(backend, writes)
-    return Store(backend, Workspace(backend.root))
+    return backend, Workspace(backend.root)
+
+
+def _open_s3(uri: str | Path) -> tuple[Backend, Workspace]:
+    from alignment_core.artifacts.s3 import S3Backend  # botocore takes a while to import
+
+    bucket, _, prefix = str(uri).removeprefix("s3://").strip("/").partition("/")
+    try:
+        check_path(f"{bucket}/{prefix}" if prefix else bucket)
+    except ValueError as error:
+        raise UserError(f"{uri}: write s3://bucket or s3://bucket/prefix; {error}") from None
+    backend = S3Backend(bucket, f"{prefix}/" if prefix else "")
+    return backend, _workspace_of(backend)
+
+
+def _workspace_of(backend: Backend) -> Workspace:
+    """Where this machine keeps what belongs to a store that is not on its file system."""
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", backend.uri).strip("-")
+    return Workspace(align_home() / "stores" / f"{readable[:80]}-{digest_of(backend.uri)[:8]}")
+
+
+_OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {"file": _open_folder, "s3": _open_s3}
 
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
-    """Refuse a folder that holds something else, a store of another format, or that ignores conditional writes."""
+    """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
     if backend.stat(FORMAT) is None:
         for found in backend.list(""):
             if not found.path.startswith(LAYOUT):
                 raise UserError(
-                    f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new folder"
+                    f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
                 )
         if not writes:
             return
@@ -72,21 +113,12 @@ def _probe(backend: Backend) -> None:
         backend.delete(probe)
 
 
-def _folder(uri: str | Path | None) -> Path:
-    if uri is None:
-        return align_home() / "store"
+def _folder(uri: str | Path) -> Path:
     if isinstance(uri, Path):
         return uri.expanduser().absolute()
     if "://" not in uri:
-        if not uri:
-            raise UserError("the store has an empty name: name a folder")
         return Path(uri).expanduser().absolute()
     parts = urlsplit(uri)
-    if parts.scheme != "file":
-        raise UserError(
-            f"{uri}: {parts.scheme}:// stores are not supported so far, only folders; "
-            "name a folder path or a file:// URI"
-        )
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise UserError(f"{uri}: a file URI has three slashes and an absolute path, such as file:///data/store")
     return Path(unquote(parts.path))

@@ -71,7 +71,7 @@ def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
         (RECIPE, ["--set", "seed"], "--set seed: write it as path=value"),
         (RECIPE, ["--set", "tracking.wandb.mode=online"], "tracking.wandb.project: is missing and has no default"),
         ("method: [", [], "recipe.yaml:1:10: not valid YAML"),
-        (RECIPE, ["--store", "s3://bucket"], "s3:// stores are not supported so far"),
+        (RECIPE, ["--store", "ftp://bucket"], "there are no ftp:// stores; name a folder, or a URI that begins with"),
     ],
     ids=["unknown field", "override", "tracking", "yaml", "store"],
 )
