@@ -16,6 +16,7 @@ from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
+from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
 from alignment_core.artifacts.workspace import names, open_lock
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
@@ -194,7 +195,7 @@ class FolderBackend:
             return
         if directory != self.root:
             self._make_directory(directory.parent)
-            directory.mkdir(exist_ok=True)
+            make_like_parent(directory)
             _sync_directory(directory.parent)
         elif not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)

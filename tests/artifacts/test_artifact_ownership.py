@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -109,6 +110,9 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
     assert in_children(owner(publish)) == [0]
     lock = home / "store" / "lock"
     lock.unlink(missing_ok=True)
+    for folder in (home / "store" / "leases", home / "alive"):
+        shutil.rmtree(folder)
+    assert in_children(publish) == [0]
     collect(open_store(), delete=True, older_than=-1)
     assert in_children(use_machine) == [0]
     assert lock.stat().st_uid == 0

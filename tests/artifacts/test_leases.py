@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +51,16 @@ def test_a_holder_that_died_here_is_followed_at_once(store: Store) -> None:
     began = time.monotonic()
     with store.leases.holding(PATH):
         assert time.monotonic() - began < 5, "no time to live had to pass"
+
+
+def test_what_says_that_a_process_lives_goes_with_it(home: Path) -> None:
+    code = "from alignment_core.artifacts.alive import Process; assert Process.this().lives()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert list((home / "alive").iterdir()) == []
+    subprocess.run([sys.executable, "-c", f"{code}; import os; os.kill(os.getpid(), 9)"], check=False)
+    (killed,) = (home / "alive").iterdir()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not killed.exists(), "the next one clears it away"
 
 
 def test_a_child_does_not_keep_its_parent_alive(store: Store) -> None:
