@@ -20,6 +20,8 @@ TEMPORARY = "tmp/"
 RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
 LEASES = "leases/"  # who publishes, collects or claims something right now: artifacts/leases.py
 PUBLICATIONS = f"{LEASES}publications/"
+RUNNING = f"{LEASES}stages/"
+NIGHTS = f"{LEASES}nights/"
 COLLECTOR = f"{LEASES}collector.json"
 USES = "uses/"  # when something that may be pruned was last wanted
 LOCK = "lock"  # of the folder backend: between who replaces an object that has a version and who deletes it
@@ -94,6 +96,16 @@ def pruned_path(digest: str) -> str:
 
 def use_path(digest: str) -> str:
     return f"{USES}{digest}"
+
+
+def running_path(key: str) -> str:
+    """The lease of whoever runs a stage."""
+    return f"{RUNNING}{check_key(key)}.json"
+
+
+def night_path(digest: str) -> str:
+    """The lease of the night that works with a batch of rows."""
+    return f"{NIGHTS}{digest}.json"
 
 
 def stage_path(key: str) -> str:

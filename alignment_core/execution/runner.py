@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.artifacts import Provenance, ProvenanceDraft, Store, Workspace
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.artifacts.paths import running_path
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
@@ -93,7 +95,7 @@ def run_stage(request: StageRequest) -> StageResult:
         check_same_code(call, key)
     if (found := cached_result(store, call, key)) is not None:
         return found
-    with _claimed(store.workspace, key.value, request.machines, request.ticket) as progress, serving(key.files):
+    with _claimed(store, key.value, request.machines, request.ticket) as progress, serving(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
         meter = Meter(request.ticket)
@@ -107,8 +109,12 @@ def run_stage(request: StageRequest) -> StageResult:
 
 
 @contextmanager
-def _claimed(workspace: Workspace, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
-    """The key for this caller alone. A run that waits for another's stage keeps nothing that this one may wait for."""
+def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
+    """The key for this caller alone, of all that use the store. A run that waits for another's stage keeps nothing that this
+    one may wait for.
+
+    Who loses the lease, because the store was away for too long, computes on: the first whole result of a key counts.
+    """
     with ExitStack() as deferring:
 
         def waits(reason: str | None) -> None:
@@ -117,7 +123,14 @@ def _claimed(workspace: Workspace, key: str, machines: WarmMachines, ticket: Tic
                 deferring.enter_context(machines.deferring())
             ticket.waits(reason)
 
-        with workspace.claim(key, waits, str(ticket.run)) as progress:
+        def waits_elsewhere(owner: str | None) -> None:
+            waits(owner and f"the same stage in {owner}")
+
+        owner = f"{ticket.run} on {socket.gethostname()}"
+        with (
+            store.workspace.claim(key, waits, str(ticket.run)) as progress,
+            store.leases.holding(running_path(key), owner, waits_elsewhere),
+        ):
             yield progress
 
 
