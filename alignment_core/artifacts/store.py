@@ -168,7 +168,7 @@ class Store:
         problems = []
         for entry in manifest.files:
             try:
-                self.content.verify(reference, entry)
+                self.content.verify(reference.short, entry)
             except (Corrupt, NotFound) as error:
                 problems.append(str(error))
         return problems
@@ -368,7 +368,7 @@ class Store:
                 for entry in manifest.files:
                     (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(lambda e: self.content.get(manifest.reference, e, fresh / e.path), manifest.files))
+                list(pool.map(lambda e: self.content.get(manifest.reference.short, e, fresh / e.path), manifest.files))
             adopt_tree(fresh, final)
 
     def _cached(self, manifest: Manifest, directory: Path) -> bool:

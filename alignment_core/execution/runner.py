@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.artifacts.paths import running_path
+from alignment_core.artifacts.places import placed
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
@@ -147,14 +148,14 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
 
     with store.workspace.scratch() as folder:
-        folders = {name: folder / name for name in stage.outputs}
+        folders = {name: placed(store, folder / name) for name in stage.outputs}
         for one in folders.values():
             one.mkdir()
         context = StageContext(
-            inputs={role: store.fetch(reference) for role, reference in call.inputs.items()},
+            inputs={role: placed(store, store.fetch(reference)) for role, reference in call.inputs.items()},
             references=dict(call.inputs),
             outputs=folders,
-            progress=progress,
+            progress=placed(store, progress),
             seed=stage_seed(call),
             resources=request.resources,
             machines=request.machines,
