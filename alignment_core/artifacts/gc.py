@@ -19,12 +19,14 @@ from alignment_core.artifacts.paths import (
     FORMAT,
     MANIFESTS,
     PRUNED,
+    SNAPSHOTS,
     STAGES,
     SUSPECTS,
     USES,
     blob_path,
     stage_path,
 )
+from alignment_core.artifacts.snapshots import files_of
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
 from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
@@ -41,7 +43,7 @@ class Garbage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     what: str = Field(
-        description="blob, manifest, suspicion, mark, use, upload, cache, progress, temporary, or a pruned kind"
+        description="blob, manifest, suspicion, mark, use, upload, snapshot, cache, progress, temporary, or a pruned kind"
     )
     path: str = Field(description="path inside the store, or inside its local side; of what is pruned, the reference")
     size: int = Field(description="bytes that deleting it frees")
@@ -73,8 +75,9 @@ class GcReport(BaseModel):
 def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> GcReport:
     """Collect what is unreachable and was not put for ``older_than`` seconds of the store's clock.
 
-    Roots are the stage records (their outputs and inputs), every move of every tag, and the leases of publications: what
-    somebody is about to refer to stays, however young ``older_than`` lets things go. Publishers anywhere may go on; one
+    Roots are the stage records (their outputs and inputs), every move of every tag, snapshots of the progress of stages that
+    are not finished, and the leases of publications: what somebody is about to refer to stays, however young ``older_than``
+    lets things go. Publishers anywhere may go on; one
     that begins during a deletion waits for its end. Whatever ends a collector, the next one finishes. Raises Corrupt, and
     deletes nothing, when a root or the manifest of a root cannot be read: what it keeps alive is then unknown.
     """
@@ -148,6 +151,9 @@ class _Collection:
                 orphans.append(found)
         for found in orphans:  # manifests go first, so that none ever refers to a blob that is gone
             self._collect("manifest", found)
+        for found in list(backend.list(SNAPSHOTS)):
+            if not (self._is_finished(Path(found.path).stem) and self._collect("snapshot", found)):
+                kept_blobs |= {blob_path(entry.sha256) for entry in files_of(self.store, found.path)}
         present = {found.path for found in blobs}
         for found in blobs:
             spared = found.path in kept_blobs or Path(found.path).name in self.leased

@@ -15,6 +15,7 @@ TAGS = "tags/"
 SUSPECTS = "suspects/"  # blobs that a reader found corrupt: find() distrusts them, publish() heals them
 PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their manifests and records stay
 PROGRESS = "progress/"
+SNAPSHOTS = "snapshots/"  # what the progress of stages that are not finished consists of: artifacts/snapshots.py
 CACHE = "cache/"
 TEMPORARY = "tmp/"
 RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
@@ -34,6 +35,7 @@ LAYOUT = (
     SUSPECTS,
     PRUNED,
     PROGRESS,
+    SNAPSHOTS,
     CACHE,
     TEMPORARY,
     RESULTS,
@@ -106,6 +108,10 @@ def running_path(key: str) -> str:
 def night_path(digest: str) -> str:
     """The lease of the night that works with a batch of rows."""
     return f"{NIGHTS}{digest}.json"
+
+
+def snapshot_path(key: str) -> str:
+    return f"{SNAPSHOTS}{check_key(key)}.json"
 
 
 def stage_path(key: str) -> str:

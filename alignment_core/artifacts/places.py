@@ -56,7 +56,7 @@ def home_id() -> str:
 
 def is_here(path: Path, home: str) -> bool:
     """Whether a path that was sent by the machine with this ``home_id`` is on a file system that both have."""
-    return home == home_id() or not isinstance(path, Placed) or _is_shared(_store_of(path))
+    return home == home_id() or not isinstance(path, Placed) or _store_of(path).holds_workspace
 
 
 def is_artifact(path: Path) -> bool:
@@ -74,7 +74,7 @@ def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
         return None
     if not folder.is_dir():
         return ()
-    entries = put_files(_store_of(folder), folder, lasting=True)
+    entries = _put_files(_store_of(folder), folder)
     remove_tree(folder)
     with contextlib.suppress(OSError):
         for parent in folder.parents:  # made when the path arrived; the first one that holds something ends this
@@ -84,15 +84,18 @@ def send(folder: Path, home: str) -> tuple[FileEntry, ...] | None:
 
 def share(folder: Path) -> tuple[FileEntry, ...]:
     """Put what lies in a folder of this machine into the store, for others to :func:`receive`; it stays here."""
-    return () if _is_shared(_store_of(folder)) else put_files(_store_of(folder), folder, lasting=True)
+    return () if _store_of(folder).holds_workspace else _put_files(_store_of(folder), folder)
 
 
-def put_files(store: Store, folder: Path, lasting: bool, paths: Iterable[str] | None = None) -> tuple[FileEntry, ...]:
-    """Put the files of a folder (those at these ``paths``) into the store as blobs; ``lasting`` is that of a publication."""
+def _put_files(store: Store, folder: Path) -> tuple[FileEntry, ...]:
+    """Put the files of a folder into the store as blobs, which nothing refers to yet."""
     with explained("read", folder):
         before = files_below(folder)
-        files = entries_of(folder, before if paths is None else paths)
-    with store.leases.publication({entry.sha256 for entry in files}, lasting), ThreadPoolExecutor(_THREADS) as pool:
+        files = entries_of(folder, before)
+    with (
+        store.leases.publication({entry.sha256 for entry in files}, lasting=True),
+        ThreadPoolExecutor(_THREADS) as pool,
+    ):
         list(pool.map(lambda entry: store.content.put(entry, folder / entry.path, before[entry.path]), files))
     return files
 
@@ -139,11 +142,6 @@ def _store_of(path: Path) -> Store:
     return _open(_uris[_root_of(path)])
 
 
-def _is_shared(store: Store) -> bool:
-    """Whether the workspace is in the store itself, a folder that all who use it have."""
-    return str(store.workspace.root) == store.uri
-
-
 def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     """The path here. Raises what ``open_store`` and ``Store.fetch`` do."""
     if home == home_id():
@@ -155,7 +153,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
         fetched = store.fetch(store.manifest_at(parts[0]).reference)
         return Placed(fetched, *parts[1:])
     path = Placed(store.workspace.root, relative)
-    if not _is_shared(store):
+    if not store.holds_workspace:
         if f"{kind}/" == PROGRESS and parts:
             store.workspace.progress(parts[0])
         with explained("create", path.parent):

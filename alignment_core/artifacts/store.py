@@ -83,6 +83,11 @@ class Store:
         """What ``open_store`` accepts to open the same store, here or in another process."""
         return self.backend.uri
 
+    @property
+    def holds_workspace(self) -> bool:
+        """Whether the workspace lies in the store itself: a folder, which all machines that use it have."""
+        return str(self.workspace.root) == self.uri
+
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.artifacts.paths import running_path
 from alignment_core.artifacts.places import placed
+from alignment_core.artifacts.snapshots import StoredProgress
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
@@ -99,14 +100,26 @@ def run_stage(request: StageRequest) -> StageResult:
     with _claimed(store, key.value, request.machines, request.ticket) as progress, serving(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
-        meter = Meter(request.ticket)
+        meter, stored = Meter(request.ticket), _stored_progress(request, key)
+        if stored is not None:
+            stored.pull(progress)
 
         def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
             return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
-        result = with_restarts(call.label, request.resources, request.stopping, attempt)
+        with stored.mirrored(progress, request.resources.progress_seconds) if stored else nullcontext():
+            result = with_restarts(call.label, request.resources, request.stopping, attempt)
         store.workspace.drop_progress(key.value)
+        if stored is not None:
+            stored.drop()
         return result
+
+
+def _stored_progress(request: StageRequest, key: StageKey) -> StoredProgress | None:
+    """What the store keeps of the stage's progress, if the recipe wants that and the progress is not in the store anyway."""
+    if request.resources.progress == "local" or request.store.holds_workspace:
+        return None
+    return StoredProgress(request.store, key.value, request.resources.trust_progress)
 
 
 @contextmanager
