@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -179,7 +179,7 @@ class _Collection:
         workspace = self.store.workspace
         for tree in entries(workspace.cache):
             if tree.name not in self.kept_digests:
-                self._collect_tree("cache", tree, delete)
+                self._collect_tree("cache", tree, delete, lambda tree: self.store.cache.evict(tree.name))
         for tree in entries(workspace.all_progress):
             if self._is_finished(tree.name):
                 with workspace.held(tree.name) as free:
@@ -226,7 +226,10 @@ class _Collection:
     def _note(self, what: str, found: Object) -> None:
         self.garbage.append(Garbage(what=what, path=found.path, size=found.size))
 
-    def _collect_tree(self, what: str, tree: Path, delete: bool) -> None:
+    def _collect_tree(
+        self, what: str, tree: Path, delete: bool, remove: Callable[[Path], bool | None] | None = None
+    ) -> None:
+        """``remove`` may say False: somebody uses it."""
         try:
             if not is_mine(tree):
                 return
@@ -235,6 +238,6 @@ class _Collection:
             return
         if newest > self.before_here:
             return
+        if delete and (remove or self.store.workspace.discard)(tree) is False:
+            return
         self.garbage.append(Garbage(what=what, path=tree.relative_to(self.store.workspace.root).as_posix(), size=size))
-        if delete:
-            self.store.workspace.discard(tree)

@@ -17,6 +17,7 @@ PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their ma
 PROGRESS = "progress/"
 SNAPSHOTS = "snapshots/"  # what the progress of stages that are not finished consists of: artifacts/snapshots.py
 CACHE = "cache/"
+HOLDS = "holds/"  # locks of those who use what is in the cache: artifacts/cache.py
 TEMPORARY = "tmp/"
 RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
 LEASES = "leases/"  # who publishes, collects or claims something right now: artifacts/leases.py
@@ -37,6 +38,7 @@ LAYOUT = (
     PROGRESS,
     SNAPSHOTS,
     CACHE,
+    HOLDS,
     TEMPORARY,
     RESULTS,
     LEASES,

@@ -26,6 +26,8 @@ _uris: dict[Path, str] = {}
 """Stores that this process knows, by the root of their workspace."""
 _stores: dict[str, Store] = {}
 """Those that it has opened."""
+_held = contextlib.ExitStack()
+"""What arrived stays for as long as this process, an actor, lives."""
 
 
 class Placed(PosixPath):
@@ -150,7 +152,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     store = _open(uri)
     kind, *parts = Path(relative).parts or ("",)
     if f"{kind}/" == CACHE and parts:
-        fetched = store.fetch(store.manifest_at(parts[0]).reference)
+        fetched = store.fetch(store.manifest_at(parts[0]).reference, _held)
         return Placed(fetched, *parts[1:])
     path = Placed(store.workspace.root, relative)
     if not store.holds_workspace:

@@ -120,7 +120,7 @@ def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collec
             found.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
         cached = store.workspace.cache / manifest.digest
         if delete and cached.exists() and is_mine(cached):
-            store.workspace.discard(cached)
+            store.cache.evict(manifest.digest)
     return found
 
 

@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.cache import Cache
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.leases import Leases
@@ -77,6 +78,7 @@ class Store:
         self.workspace = workspace
         self.content = Content(backend, workspace)
         self.leases = Leases(backend)
+        self.cache = Cache(workspace, bounded=not self.holds_workspace)
 
     @property
     def uri(self) -> str:
@@ -121,16 +123,25 @@ class Store:
         with self.leases.publication(digests, lasting=False):
             references = {name: self._publish(one) for name, one in files.items()}
             fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
-            return self._put_record(Provenance(**fields, outputs=references))
+            made = self._put_record(Provenance(**fields, outputs=references))
+        for one in files.values():
+            self.cache.keep(one.manifest.digest, one.directory)
+        return made
 
-    def fetch(self, reference: Reference) -> Path:
-        """A read-only directory with the artifact's files, every byte verified.
+    def fetch(self, reference: Reference, until: ExitStack | None = None) -> Path:
+        """A read-only directory with the artifact's files, every byte verified. It stays until that is closed; without it,
+        until room is needed for other artifacts, or the collector finds that nothing refers to it any more.
 
         Bytes that this Store object has verified before are recognised by inode, size and time. Raises NotFound or
         Corrupt, naming the blob and the file.
         """
+        with ExitStack() as meanwhile:
+            self.cache.hold(reference.digest, until or meanwhile)
+            return self._fetch(reference)
+
+    def _fetch(self, reference: Reference) -> Path:
         manifest = self.manifest(reference)
-        final = self.workspace.cache / reference.digest
+        final = self.cache.folder(reference.digest)
         for _ in range(_ATTEMPTS):
             if final.is_dir():
                 if self._cached(manifest, final):
@@ -366,6 +377,7 @@ class Store:
 
     def _materialise(self, manifest: Manifest, final: Path) -> None:
         """Build the verified directory under a temporary name and move it into place in one step."""
+        self.cache.make_room(manifest.size)
         with self.workspace.scratch() as scratch:
             fresh = scratch / "artifact"
             with explained("write", fresh):

@@ -160,12 +160,12 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         """Of this attempt, without waits, as in its cost."""
         return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
 
-    with store.workspace.scratch() as folder:
+    with store.workspace.scratch() as folder, ExitStack() as held:
         folders = {name: placed(store, folder / name) for name in stage.outputs}
         for one in folders.values():
             one.mkdir()
         context = StageContext(
-            inputs={role: placed(store, store.fetch(reference)) for role, reference in call.inputs.items()},
+            inputs={role: placed(store, store.fetch(reference, held)) for role, reference in call.inputs.items()},
             references=dict(call.inputs),
             outputs=folders,
             progress=placed(store, progress),
