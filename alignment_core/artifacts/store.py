@@ -128,6 +128,24 @@ class Store:
             self.cache.keep(one.manifest.digest, one.directory)
         return made
 
+    def adopt(self, manifest: Manifest, pruned: bool = False) -> None:
+        """Make an artifact of blobs that are here, or tell of a ``pruned`` one whose bytes are not. For who publishes."""
+        mark = pruned_path(manifest.digest)
+        if pruned:
+            self.backend.put(mark, b"pruned")  # first: nobody shall take it for whole
+        self._put_manifest(manifest)
+        if not pruned:
+            for entry in manifest.files:
+                if not self.content.is_intact(entry):
+                    raise NotFound(f"{self.uri} has lost blob {entry.sha256} meanwhile: do it again")
+            if manifest.kind in PRUNABLE:
+                self._note_use(manifest.reference)
+            self.backend.delete(mark)
+
+    def adopt_record(self, record: Provenance) -> None:
+        """Know a stage's record of another store; one that is here and whole stays."""
+        self._put_record(record)
+
     def fetch(self, reference: Reference, until: ExitStack | None = None) -> Path:
         """A read-only directory with the artifact's files, every byte verified. It stays until that is closed; without it,
         until room is needed for other artifacts, or the collector finds that nothing refers to it any more.
