@@ -1,18 +1,15 @@
 """In-stage progress in the store: a stage whose machine is gone goes on elsewhere, from what its folder last held.
 
-A snapshot lists the files of a stage's progress folder, whose bytes are blobs, so that each push sends only what is new. Some
-of the files are pickles, and to read one is to run what is in it: they are taken from a snapshot only if it bears the mark of
-this machine's own key, or if the recipe trusts the store.
+A snapshot lists the files of a stage's progress folder, whose bytes are blobs, so that each push sends only what is new. To
+read a pickle is to run what is in it, and whoever may write into a store could put one there: none is sent, and none is taken.
+What training leaves for the store is in safetensors (``training/portable.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,13 +26,11 @@ from alignment_core.artifacts.paths import snapshot_path
 from alignment_core.artifacts.places import get_files
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import files_below, remove_tree
-from alignment_core.canonical import canonical_json
 from alignment_core.errors import AlignmentError, NotFound
-from alignment_core.home import align_home
 
 log = logging.getLogger(__name__)
 
-_LOCK, _MARK, _KEY = "lock", ".snapshot", "snapshots.key"
+_LOCK, _MARK = "lock", ".snapshot"
 _CHECKPOINT, _COMPLETE = "step-", "complete.json"
 PLAIN = frozenset({".json", ".jsonl", ".log", ".npy", ".npz", ".parquet", ".safetensors", ".txt", ".md", ""})
 """Suffixes of files that nothing unpickles."""
@@ -49,17 +44,13 @@ class Snapshot(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     files: tuple[FileEntry, ...] = Field(description="the files; their bytes are blobs")
-    mark: str = Field(
-        description="HMAC-SHA256 over the stage key and the files, by the key of the machine that wrote them"
-    )
 
 
 class StoredProgress:
     """The snapshot of one stage key, for whoever holds the claim on it."""
 
-    def __init__(self, store: Store, key: str, trusted: bool) -> None:
-        """``trusted``: whether checkpoints that another machine wrote may be unpickled."""
-        self.store, self.key, self.path, self.trusted = store, key, snapshot_path(key), trusted
+    def __init__(self, store: Store, key: str) -> None:
+        self.store, self.key, self.path = store, key, snapshot_path(key)
         self._entries: dict[tuple[str, int, int], FileEntry] = {}
         self._pushed: Mapping[str, os.stat_result] = {}
         self._exists = False
@@ -73,23 +64,16 @@ class StoredProgress:
         snapshot = _read(self.store, self.path)
         if snapshot is None:
             return
-        mine = self.trusted or hmac.compare_digest(snapshot.mark, _mark_of(self.key, snapshot.files))
-        files = snapshot.files if mine else _without_pickles(snapshot.files)
+        files = tuple(entry for entry in snapshot.files if _is_plain(entry.path))
         if len(files) < len(snapshot.files):
-            log.warning(
-                "another machine wrote the checkpoints of this stage in %s, and they are not unpickled here: set "
-                "resources.trust_progress if all who may write into the store are trusted; the stage goes on without them",
-                self.store.uri,
-            )
-            if any(folder.glob(f"{_CHECKPOINT}*")):
-                return  # this machine's own, however old
+            log.warning("%s in %s lists what may be pickles: the stage begins anew", self.path, self.store.uri)
+            return
         with explained("read", folder):
             for path in folder.iterdir():
                 if path.name != _LOCK:
                     remove_tree(path)
         get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
-        if len(files) == len(snapshot.files):
-            self._note(folder, found)
+        self._note(folder, found)
 
     def push(self, folder: Path) -> bool:
         """Make the snapshot what ``folder`` holds; False where that changed meanwhile, so that a later try is needed."""
@@ -103,7 +87,7 @@ class StoredProgress:
                 list(pool.map(lambda one: self.store.content.put(one, folder / one.path, files[one.path]), entries))
                 if settled(folder).keys() != files.keys():
                     return False
-                found = self._write(Snapshot(files=entries, mark=_mark_of(self.key, entries)))
+                found = self._write(Snapshot(files=entries))
         except (FileNotFoundError, NotFound):
             return False  # a checkpoint made room for the next one
         self._pushed = files
@@ -176,24 +160,22 @@ def files_of(store: Store, path: str) -> tuple[FileEntry, ...]:
 
 
 def settled(folder: Path) -> dict[str, os.stat_result]:
-    """The files of a progress folder that count by now: complete checkpoints, and what has its final name."""
-    found = files_below(folder)
-    complete = {path.partition("/")[0] for path in found if path.endswith(f"/{_COMPLETE}")}
+    """The files of a progress folder that count by now and that others may read: complete checkpoints without pickles, and what
+    has its final name."""
+    found = {path: stat for path, stat in files_below(folder).items() if path not in (_LOCK, _MARK)}
+    checkpoints = {path.partition("/")[0] for path in found if path.startswith(_CHECKPOINT) and "/" in path}
+    counts = {one for one in checkpoints if f"{one}/{_COMPLETE}" in found}
+    counts -= {path.partition("/")[0] for path in found if not _is_plain(path)}
+    return {
+        path: stat
+        for path, stat in found.items()
+        if _is_plain(path) and ((top := path.partition("/")[0]) in counts or top not in checkpoints)
+    }
 
-    def counts(path: str) -> bool:
-        parts = path.split("/")
-        if path in (_LOCK, _MARK) or any(part.endswith(".partial") for part in parts):
-            return False
-        return len(parts) == 1 or not parts[0].startswith(_CHECKPOINT) or parts[0] in complete
 
-    return {path: stat for path, stat in found.items() if counts(path)}
-
-
-def _without_pickles(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
-    """Without the files that may be pickles, and without checkpoints that hold one."""
-    doubtful = {entry.path for entry in files if Path(entry.path).suffix not in PLAIN}
-    folders = {path.partition("/")[0] for path in doubtful if path.startswith(_CHECKPOINT)}
-    return tuple(entry for entry in files if entry.path not in doubtful and entry.path.partition("/")[0] not in folders)
+def _is_plain(path: str) -> bool:
+    """Whether nothing unpickles the file, and it has its final name."""
+    return Path(path).suffix in PLAIN and ".partial/" not in path
 
 
 def _read(store: Store, path: str) -> Snapshot | None:
@@ -208,23 +190,3 @@ def _read_mark(folder: Path) -> str:
     with contextlib.suppress(OSError):
         return (folder / _MARK).read_text()
     return ""
-
-
-def _mark_of(key: str, files: tuple[FileEntry, ...]) -> str:
-    content = canonical_json({"key": key, "files": [entry.model_dump() for entry in files]})
-    return hmac.new(_machine_key(), content, hashlib.sha256).hexdigest()
-
-
-def _machine_key() -> bytes:
-    """A secret of this ALIGN_HOME, made when it is first needed."""
-    path = align_home() / _KEY
-    with explained("read", path):
-        while True:
-            with contextlib.suppress(FileNotFoundError):
-                return path.read_bytes()
-            partial = path.with_suffix(f".{secrets.token_hex(4)}")
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)
-            partial.unlink()

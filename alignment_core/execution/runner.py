@@ -119,7 +119,7 @@ def _stored_progress(request: StageRequest, key: StageKey) -> StoredProgress | N
     """What the store keeps of the stage's progress, if the recipe wants that and the progress is not in the store anyway."""
     if request.resources.progress == "local" or request.store.holds_workspace:
         return None
-    return StoredProgress(request.store, key.value, request.resources.trust_progress)
+    return StoredProgress(request.store, key.value)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from tests.crash.recipe import command
 from tests.processes import processes_of
 from tests.servers.s3 import S3Server
 
-PROGRESS = ["--set", "resources.progress=store", "--set", "resources.trust_progress=true"]
+PROGRESS = ["--set", "resources.progress=store"]
 MOST_LOSSES_OF_A_RUN = 6
 """After them a run is left alone, so that many results are compared."""
 
