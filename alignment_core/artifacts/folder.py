@@ -166,6 +166,7 @@ class FolderBackend:
                     path.unlink(missing_ok=True)
 
     def _walk(self, directory: Path) -> Iterator[Object]:
+        below = os.path.join(self.root, "")
         try:
             with explained("list", directory), os.scandir(directory) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
@@ -174,10 +175,9 @@ class FolderBackend:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False) and Path(entry.path) != self.root / LOCK:
+            elif entry.is_file(follow_symlinks=False) and (path := entry.path[len(below) :]) != LOCK:
                 with contextlib.suppress(FileNotFoundError):  # deleted since the scan
                     found_stat = entry.stat(follow_symlinks=False)
-                    path = Path(entry.path).relative_to(self.root).as_posix()
                     yield Object(path, found_stat.st_size, found_stat.st_mtime, _version(found_stat))
 
     def _locate(self, path: str) -> Path:

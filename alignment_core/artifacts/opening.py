@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,7 @@ from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY, check_path
 from alignment_core.artifacts.store import Store
-from alignment_core.artifacts.workspace import Workspace
-from alignment_core.canonical import digest_of
+from alignment_core.artifacts.workspace import Workspace, local_name
 from alignment_core.errors import EnvironmentFault, StoreError, UserError
 from alignment_core.home import align_home
 
@@ -69,8 +67,7 @@ def _open_s3(uri: str | Path) -> tuple[Backend, Workspace]:
 
 def _workspace_of(backend: Backend) -> Workspace:
     """Where this machine keeps what belongs to a store that is not on its file system."""
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", backend.uri).strip("-")
-    return Workspace(align_home() / "stores" / f"{readable[:80]}-{digest_of(backend.uri)[:8]}")
+    return Workspace(align_home() / "stores" / local_name(backend.uri))
 
 
 _OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {"file": _open_folder, "s3": _open_s3}

@@ -13,16 +13,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.index import Index, Summary
 from alignment_core.artifacts.leases import Leases
-from alignment_core.artifacts.manifest import FileEntry, Manifest
-from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path, use_path
-from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
+from alignment_core.artifacts.manifest import FileEntry, Manifest, parse_manifest
+from alignment_core.artifacts.paths import (
+    MANIFESTS,
+    PRUNED,
+    STAGES,
+    TAGS,
+    check_tag,
+    manifest_path,
+    pruned_path,
+    stage_path,
+    use_path,
+)
+from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft, parse_record
 from alignment_core.artifacts.reference import PRUNABLE, Reference
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
@@ -77,6 +86,7 @@ class Store:
         self.workspace = workspace
         self.content = Content(backend, workspace)
         self.leases = Leases(backend)
+        self.index = Index(backend)
 
     @property
     def uri(self) -> str:
@@ -148,11 +158,13 @@ class Store:
 
     def artifacts(self) -> Iterator[Manifest]:
         """Every artifact of the store; ``.reference`` is its name. Corrupt manifests are logged and left out."""
-        for found in self.backend.list(MANIFESTS):
-            try:
-                yield self.manifest_at(Path(found.path).stem)
-            except (Corrupt, NotFound) as error:
-                log.warning("%s", error)
+        with self.index.view(MANIFESTS) as view:
+            yield from view.manifests()
+
+    def summaries(self) -> list[Summary]:
+        """Every artifact in short, with what made it."""
+        with self.index.view(MANIFESTS, STAGES) as view:
+            return view.summaries({Path(mark.path).name for mark in self.backend.list(PRUNED)})
 
     def verify(self, reference: Reference) -> list[str]:
         """Read every byte of an artifact in the store (not the cache) and list what is wrong; empty means intact.
@@ -236,23 +248,21 @@ class Store:
             return None
         return record
 
-    def records(self) -> Iterator[Provenance]:
-        """Every stage record, in order of the keys. Unreadable ones are logged and left out."""
-        for found in self.backend.list(STAGES):
-            try:
-                yield self.record_at(found.path)
-            except (Corrupt, NotFound) as error:
-                log.warning("%s", error)
+    def records(self, stage: str | None = None) -> Iterator[Provenance]:
+        """Every record, or those of one stage, in order of the keys. Unreadable ones are logged and left out."""
+        with self.index.view(STAGES) as view:
+            yield from view.records(stage)
 
     def provenance(self, reference: Reference) -> list[Provenance]:
         """Who made an artifact: one record, none for an import, several when stages made the same bytes."""
-        return [record for record in self.records() if record.names_of(reference)]
+        with self.index.view(STAGES) as view:
+            return view.makers(reference)
 
     # ---------------------------------------------------------------- tags
 
     def tag(self, name: str) -> Reference | None:
         """The artifact that a tag names; None when there is no such tag."""
-        moves = tags.history(self.backend, name)
+        moves = self.tag_history(name)
         return moves[-1].to if moves else None
 
     def move_tag(self, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
@@ -265,11 +275,13 @@ class Store:
 
     def tag_history(self, name: str) -> list[TagMove]:
         """The moves of a tag, oldest first."""
-        return tags.history(self.backend, name)
+        with self.index.view(f"{TAGS}{check_tag(name)}/") as view:
+            return [move for move in view.moves() if move.name == name]
 
     def tags(self) -> dict[str, Reference]:
         """Every tag and the artifact that it names."""
-        return {move.name: move.to for move in tags.all_moves(self.backend)}
+        with self.index.view(TAGS) as view:
+            return {move.name: move.to for move in view.moves()}
 
     # ---------------------------------------------------------------- inside
 
@@ -339,25 +351,14 @@ class Store:
 
     def manifest_at(self, digest: str) -> Manifest:
         path = manifest_path(digest)
-        if self.backend.stat(path) is None:
-            raise NotFound(f"{self.uri} has no artifact sha256:{digest}")
-        data = self.backend.read(path)
         try:
-            manifest = Manifest.model_validate_json(data)
-        except ValidationError as error:
-            raise Corrupt(f"{path} in {self.uri} is not a manifest: {error}") from error
-        if manifest.digest != digest or canonical_json(manifest) != data:
-            raise Corrupt(f"{path} in {self.uri} does not have the digest in its name")
-        return manifest
+            data = self.backend.read(path)
+        except NotFound as error:
+            raise NotFound(f"{self.uri} has no artifact sha256:{digest}") from error
+        return parse_manifest(self.uri, path, data)
 
     def record_at(self, path: str) -> Provenance:
-        try:
-            record = Provenance.model_validate_json(self.backend.read(path))
-        except ValidationError as error:
-            raise Corrupt(f"{path} in {self.uri} is not a stage record: {error}") from error
-        if stage_path(record.key) != path:
-            raise Corrupt(f"{path} in {self.uri} is the record of another stage key, {record.key}")
-        return record
+        return parse_record(self.uri, path, self.backend.read(path))
 
     def _materialise(self, manifest: Manifest, final: Path) -> None:
         """Build the verified directory under a temporary name and move it into place in one step."""
