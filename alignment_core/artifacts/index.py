@@ -90,11 +90,11 @@ class View:
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
-    def records(self, stage: str | None = None) -> Iterator[Provenance]:
-        """The stage records, or those of one stage, in order of the keys. Unreadable ones are logged and left out."""
+    def records(self, *stages: str) -> Iterator[Provenance]:
+        """All stage records, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""
         self._log_problems(STAGES)
-        where, values = ("stage = ?", (stage,)) if stage is not None else ("TRUE", ())
-        for path, data in self._contents("records", where, *values):
+        where = f"stage IN ({', '.join('?' * len(stages))})" if stages else "TRUE"
+        for path, data in self._contents("records", where, *stages):
             yield parse_record(self._backend.uri, path, data)
 
     def makers(self, reference: Reference) -> list[Provenance]:

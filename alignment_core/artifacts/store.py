@@ -248,10 +248,10 @@ class Store:
             return None
         return record
 
-    def records(self, stage: str | None = None) -> Iterator[Provenance]:
-        """Every record, or those of one stage, in order of the keys. Unreadable ones are logged and left out."""
+    def records(self, *stages: str) -> Iterator[Provenance]:
+        """Every record, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""
         with self.index.view(STAGES) as view:
-            yield from view.records(stage)
+            yield from view.records(*stages)
 
     def provenance(self, reference: Reference) -> list[Provenance]:
         """Who made an artifact: one record, none for an import, several when stages made the same bytes."""
