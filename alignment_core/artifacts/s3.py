@@ -73,7 +73,7 @@ class S3Backend:
             with explained("read", source):
                 size = source.stat().st_size
             if size > PART:
-                return self._put_parts(path, source, size, replaces)
+                return self._put_large(path, source, size, replaces)
             with explained("read", source):
                 source = source.read_bytes()
         writer = uuid.uuid4().hex
@@ -156,21 +156,26 @@ class S3Backend:
 
     # ---------------------------------------------------------------- inside
 
+    def _put_large(self, path: str, source: Path, size: int, replaces: str | None) -> str | None:
+        """Send a file in parts, again if the upload is gone: somebody ended or dropped it, or the server forgot it."""
+        with self._told("write", path):
+            for attempt in range(ATTEMPTS):
+                if replaces is None and self._head(path) is not None:
+                    return None  # before all of it is sent in vain
+                try:
+                    return self._put_parts(path, source, size, replaces)
+                except ClientError as error:
+                    if code_of(error) not in NO_UPLOAD or attempt + 1 == ATTEMPTS:
+                        raise
+        raise AssertionError("the last try returns or raises")
+
     def _put_parts(self, path: str, source: Path, size: int, replaces: str | None) -> str | None:
         """Send a large file in parts, several at a time. Parts that an earlier upload of the path left are not sent again, if
         they have the same bytes."""
-        if replaces is None and self.stat(path) is not None:
-            return None  # before all of it is sent in vain
         key = self._key(path)
         length = max(PART, -(-size // _PARTS))
-        with self._told("write", path), explained("read", source), source.open("rb") as file:
-            begun = [upload for upload in self._uploads(key) if upload.path == path]
-            if begun:
-                upload = max(begun, key=lambda one: one.modified).version
-                there = self._parts(key, upload)
-            else:
-                answer = self._client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
-                upload, there = answer["UploadId"], {}
+        with explained("read", source), source.open("rb") as file:
+            upload, there = self._upload(path)
 
             def send(start: int) -> dict[str, Any]:
                 with self._connection.parts:
@@ -182,24 +187,26 @@ class S3Backend:
                     answer = self._client.upload_part(Bucket=self.bucket, Key=key, UploadId=upload, Body=data, **part)
                     return part | {"ETag": answer["ETag"]}
 
-            try:
-                parts = _all_of(send, range(0, size, length))
-                request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
-                return self._conditionally("complete_multipart_upload", path, request, replaces, _etag_of(parts))
-            except ClientError as error:
-                if code_of(error) not in NO_UPLOAD:
-                    raise
-                return None  # another publisher of the same bytes ended it
+            parts = _all_of(send, range(0, size, length))
+        request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
+        return self._conditionally("complete_multipart_upload", path, request, replaces, _etag_of(parts))
+
+    def _upload(self, path: str) -> tuple[str, dict[int, dict[str, Any]]]:
+        """An upload of a path and the parts that it has: the youngest that was begun and did not end, or a new one."""
+        key = self._key(path)
+        begun = [upload for upload in self._uploads(key) if upload.path == path]
+        if begun:
+            upload = max(begun, key=lambda one: one.modified).version
+            pages = self._client.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=key, UploadId=upload)
+            return upload, {part["PartNumber"]: part for page in pages for part in page.get("Parts", ())}
+        answer = self._client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
+        return answer["UploadId"], {}
 
     def _uploads(self, prefix: str) -> Iterator[Object]:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
         for upload in (upload for page in pages for upload in page.get("Uploads", ())):
             path = upload["Key"].removeprefix(self.prefix)
             yield Object(path, 0, upload["Initiated"].timestamp(), upload["UploadId"])
-
-    def _parts(self, key: str, upload: str) -> dict[int, dict[str, Any]]:
-        pages = self._client.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=key, UploadId=upload)
-        return {part["PartNumber"]: part for page in pages for part in page.get("Parts", ())}
 
     def _conditionally(
         self, call: str, path: str, request: dict[str, Any], replaces: str | None, mine: str

@@ -20,7 +20,6 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
-from botocore.parsers import ResponseParserError
 
 from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
 
@@ -111,8 +110,6 @@ def told(action: str, uri: str, path: str) -> Iterator[None]:
             f"{sentence}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give "
             "this machine a role"
         ) from error
-    except ResponseParserError as error:
-        raise InfrastructureError(f"{sentence}: the answer is no whole XML document") from error
     except (ConnectionError, HTTPClientError, *BROKEN_OFF) as error:
         raise InfrastructureError(f"{sentence}: the server does not answer ({error})") from error
     except BotoCoreError as error:

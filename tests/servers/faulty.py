@@ -219,20 +219,22 @@ def _pass_back(
     fault: Fault, request: Request, answer: _Head, from_server: BufferedReader, client: socket.socket
 ) -> bool:
     """Send an answer to the client; False if it was cut or shortened."""
-    if fault.short is not None and "content-length" in answer.fields:
-        name, length = answer.fields["content-length"]
-        answer.fields["content-length"] = (name, str(min(int(length), fault.short)))
-    client.sendall(answer.encoded())
+    length = answer.fields.get("content-length")
+    if fault.short is not None and length is not None:
+        shorter = (length[0], str(min(int(length[1]), fault.short)))
+        client.sendall(_Head(answer.first, answer.fields | {"content-length": shorter}).encoded())
+    else:
+        client.sendall(answer.encoded())
     for piece in answer.body(from_server):
         end = request.down + len(piece)
-        for limit in (fault.cut_answer, fault.short):
-            if limit is not None and end > limit:
-                client.sendall(answer.framed(piece[: limit - request.down]))
-                request.down = limit
-                if limit == fault.short:
-                    client.sendall(answer.end())
-                time.sleep(0.01)  # so that a reset does not overtake the bytes
-                return False
+        if fault.cut_answer is not None and end > fault.cut_answer:
+            client.sendall(answer.framed(piece[: fault.cut_answer - request.down]))
+            request.down = fault.cut_answer
+            time.sleep(0.01)  # so that the reset does not overtake the bytes
+            return False
+        if fault.short is not None:
+            piece = piece[: max(0, fault.short - request.down)]
+            end = request.down + len(piece)
         if fault.flip is not None and request.down <= fault.flip < end:
             changed = bytearray(piece)
             changed[fault.flip - request.down] ^= 1
