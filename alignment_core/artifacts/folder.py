@@ -48,6 +48,10 @@ class FolderBackend:
     def uri(self) -> str:
         return str(self.root)
 
+    @property
+    def endpoint(self) -> str:
+        return ""
+
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         target = self._locate(path)
         with explained("write", target):

@@ -71,17 +71,22 @@ class Index:
 
     def view(self, *prefixes: str) -> View:
         """What the store holds below the prefixes now."""
-        return View(self.backend, self.path, prefixes)
+        with ThreadPoolExecutor(max(1, len(prefixes))) as pool:
+            listed = list(
+                pool.map(lambda prefix: {one.path: one.version for one in self.backend.list(prefix)}, prefixes)
+            )
+        return self.view_of(dict(zip(prefixes, listed, strict=True)))
+
+    def view_of(self, listed: dict[str, dict[str, str]]) -> View:
+        """What the store holds according to listings: versions by path by prefix."""
+        return View(self.backend, self.path, listed)
 
 
 class View:
     """The store below some prefixes, as it was listed when the view was made. It closes itself when nobody has it any more."""
 
-    def __init__(self, backend: Backend, path: Path, prefixes: tuple[str, ...]) -> None:
-        self._backend, self._path = backend, path
-        with ThreadPoolExecutor(max(1, len(prefixes))) as pool:
-            listed = list(pool.map(lambda prefix: {one.path: one.version for one in backend.list(prefix)}, prefixes))
-        self._listed = dict(zip(prefixes, listed, strict=True))
+    def __init__(self, backend: Backend, path: Path, listed: dict[str, dict[str, str]]) -> None:
+        self._backend, self._path, self._listed = backend, path, listed
         self._db = self._settled()
 
     def __enter__(self) -> View:
@@ -97,6 +102,14 @@ class View:
         for path, data in self._contents("records", where, *stages):
             yield parse_record(self._backend.uri, path, data)
 
+    def recorded(self, keys: Collection[str]) -> list[Provenance]:
+        """The records with these keys, as far as there are any."""
+        return [
+            parse_record(self._backend.uri, path, data)
+            for key in keys
+            for path, data in self._contents("records", "key = ?", key)
+        ]
+
     def makers(self, reference: Reference) -> list[Provenance]:
         """The records that name an artifact among their outputs, in order of the keys."""
         return self._records_with("outputs", reference)
@@ -110,6 +123,11 @@ class View:
         self._log_problems(MANIFESTS)
         for path, data in self._contents("manifests", "TRUE"):
             yield parse_manifest(self._backend.uri, path, data)
+
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Path and bytes of every listed object."""
+        for prefix in self._listed:
+            yield from self._contents("objects", "path >= ? AND path < ?", *_between(prefix))
 
     def moves(self) -> Iterator[TagMove]:
         """Every listed move of a tag; per tag, oldest first. Raises Corrupt for one that cannot be read."""

@@ -29,6 +29,7 @@ CREATE TABLE inputs (id INTEGER NOT NULL REFERENCES objects ON DELETE CASCADE, r
 CREATE TABLE manifests (id INTEGER PRIMARY KEY REFERENCES objects ON DELETE CASCADE, reference TEXT NOT NULL,
     files INTEGER NOT NULL, bytes INTEGER NOT NULL);
 CREATE INDEX versions ON objects (path, version);
+CREATE INDEX keys ON records (key);
 CREATE INDEX stages ON records (stage);
 CREATE INDEX makers ON outputs (reference);
 CREATE INDEX users ON inputs (reference);

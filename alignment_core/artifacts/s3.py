@@ -68,6 +68,10 @@ class S3Backend:
     def uri(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
+    @property
+    def endpoint(self) -> str:
+        return str(self._client.meta.endpoint_url)
+
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         if isinstance(source, Path):
             with explained("read", source):

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5  # of operations that lose only when another process does the same work at the same moment
 _THREADS = 8
+_LOOKS = 16  # that take a round trip each
 _PREFIX = re.compile(r"(?:(?P<kind>[a-z][a-z0-9_-]*)@sha256:)?(?P<digest>[0-9a-f]{4,64})")
 
 
@@ -72,6 +73,10 @@ class _Files:
         directory = Path(directory)
         with explained("read", directory):
             return cls(directory, files_below(directory), Manifest.of_directory(directory, kind))
+
+
+class _Pruned(Exception):
+    """The bytes of an artifact were dropped on purpose."""
 
 
 class Store:
@@ -231,22 +236,38 @@ class Store:
         path = stage_path(key)
         try:
             record = self.record_at(path)
-            for number, (name, reference) in enumerate(record.outputs.items()):
-                if reference.kind in PRUNABLE:
-                    if number > 0 and name not in needs:
-                        continue
-                    self._note_use(reference)  # before the look at the mark, see retention
-                if self.is_pruned(reference):
-                    log.info("the stage with key %s has to run again: %s was pruned", key[:12], reference.short)
-                    return None
-                for entry in self.manifest(reference).files:
-                    if not self.content.is_intact(entry):
-                        raise Corrupt(f"blob {entry.sha256} of {entry.path} in {reference.short} is missing or damaged")
+            with ThreadPoolExecutor(_LOOKS) as pool:
+                self._check_whole(record, needs, pool)
+        except _Pruned as error:
+            log.info("the stage with key %s has to run again: %s", key[:12], error)
+            return None
         except (Corrupt, NotFound) as error:
             if self.backend.stat(path) is not None:
                 log.warning("the stage with key %s has to run again: %s", key[:12], error)
             return None
         return record
+
+    def _check_whole(self, record: Provenance, needs: Collection[str], pool: ThreadPoolExecutor) -> None:
+        """Raise _Pruned, Corrupt or NotFound where an output that counts is not whole. Whatever can be asked at once, is."""
+        outputs = enumerate(record.outputs.items())
+        counted = [one for place, (name, one) in outputs if place == 0 or name in needs or one.kind not in PRUNABLE]
+        prunable = [one for one in counted if one.kind in PRUNABLE]
+        used = pool.map(self._note_use, prunable)
+        manifests = pool.map(self.manifest, counted)
+        list(used)  # before the look at the marks, see retention
+        for reference, pruned in zip(prunable, pool.map(self.is_pruned, prunable), strict=True):
+            if pruned:
+                raise _Pruned(f"{reference.short} was pruned")
+        files = [(reference, entry) for reference, one in zip(counted, manifests, strict=True) for entry in one.files]
+        intact = pool.map(lambda file: self.content.is_intact(file[1]), files)
+        for (reference, entry), whole in zip(files, intact, strict=True):
+            if not whole:
+                raise Corrupt(f"blob {entry.sha256} of {entry.path} in {reference.short} is missing or damaged")
+
+    def recorded(self, keys: Collection[str]) -> dict[str, Provenance]:
+        """The records of finished stages by their keys, as far as there are any, whether or not the outputs are whole."""
+        with self.index.view(STAGES) as view:
+            return {record.key: record for record in view.recorded(keys)}
 
     def records(self, *stages: str) -> Iterator[Provenance]:
         """Every record, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""

@@ -75,7 +75,9 @@ def _of_other_versions(store: Store, call: StageCall, key: StageKey) -> Provenan
             and all(then[name] == here[name] or name in call.accept for name in here)
         )
 
-    latest = sorted(filter(fits, store.records(key.parts["stage"])), key=lambda record: record.finished_at, reverse=True)
+    latest = sorted(
+        filter(fits, store.records(key.parts["stage"])), key=lambda record: record.finished_at, reverse=True
+    )
     return next(filter(None, (store.find(record.key, call.needs) for record in latest)), None)
 
 
