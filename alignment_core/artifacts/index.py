@@ -95,6 +95,10 @@ class View:
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the store could not be listed or read
+            self._db.close()  # it refers to itself, and would wait for the garbage collector
+
     def records(self, *stages: str) -> Iterator[Provenance]:
         """All stage records, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""
         self._log_problems(STAGES)

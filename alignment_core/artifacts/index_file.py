@@ -51,9 +51,6 @@ class Connection(sqlite3.Connection):
         if self.lock is not None:
             self.lock.close()
 
-    def __del__(self) -> None:
-        self.close()
-
 
 def connect(path: Path) -> Connection:
     """Open an index, made if there is none. Raises sqlite3.Error or OSError where it cannot be used."""
