@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _THREADS = 16
 _READ_AT_ONCE = 512  # objects; what is written at once, too
 _SHOWN_AT_ONCE = 512
+_MOST = (1 << 63) - 1  # that SQLite counts to; a manifest may say anything
 _ATTEMPTS = 5  # to find the file as it was listed, while other processes write into it what they have listed
 
 
@@ -320,5 +321,5 @@ def _insert(db: Connection, path: str, version: str, said: _Said) -> None:
         inputs = [(number, role, str(used)) for role, used in record.inputs.items()]
         db.executemany("INSERT INTO inputs VALUES (?, ?, ?)", inputs)
     if (manifest := said.manifest) is not None:
-        row = (number, str(manifest.reference), len(manifest.files), manifest.size)
+        row = (number, str(manifest.reference), len(manifest.files), min(manifest.size, _MOST))
         db.execute("INSERT INTO manifests VALUES (?, ?, ?, ?)", row)

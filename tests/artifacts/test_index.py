@@ -314,7 +314,7 @@ def test_a_process_that_is_killed_while_it_fills_it_does_no_harm(
                     os.kill(os.getpid(), signal.SIGKILL)
             return real(backend, path)
 
-        FolderBackend.read = counted  # type: ignore[method-assign]
+        FolderBackend.read = counted  # type: ignore[method-assign, assignment]
         folder.summaries()
 
     assert in_children(dies) == [-signal.SIGKILL]

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.servers.s3 import S3Server
 
 RUNS, ROUNDS = 200, 5
 """With the ten artifacts of a round: 10,000 artifacts, the last ones of a run some 20 stages behind its first ones."""
-QUERIES, QUERIES_OF_OPENED = 100, 20
+QUERIES, OPENED = 100, 40
 ROUND = {
     "rollouts": ("generate", ("policy", "data")),
     "scores": ("score", ("rollouts", "reward")),
@@ -99,25 +100,30 @@ def measured(uri: str) -> dict[str, Any]:
     """Seconds for an index that has to be made, and then what questions take; each begins with a listing of the store."""
     store = open_store(uri, writes=False)
     took: dict[str, Any] = {"artifacts": RUNS * ROUNDS * len(ROUND)}
-    took["first index"] = round(_seconds(store.summaries), 2)
+    took["first index"] = {name: round(cost, 2) for name, cost in _cost(store.summaries).items()}
     makers = [record.output for record in store.records()]
     chosen = random.Random(0).sample(makers, QUERIES)
     deepest = _artifact("card", f"{RUNS - 1}-{ROUNDS - 1}").reference
     took["ancestors of the last"] = len(ancestors(Graph.of(store), deepest))
-    took["ancestors, ms"] = _spread([_seconds(lambda one=one: Graph.of(store).up(one)) for one in chosen])
-    opened = [(Graph.of(store), one) for one in chosen[:QUERIES_OF_OPENED]]
-    took["ancestors in an open graph, ms"] = _spread(
-        [_seconds(lambda each=each: each[0].up(each[1])) for each in opened]
-    )
+    took["ancestors, ms"] = _spread([_cost(partial(_up, store, one)) for one in chosen])
+    opened = [(Graph.of(store), one) for one in chosen[:OPENED]]
+    took["ancestors in an open graph, ms"] = _spread([_cost(partial(graph.up, one)) for graph, one in opened])
     opened.clear()
     run_id = _journal(store)
-    for command in (["artifacts", "ls"], ["lineage", str(deepest)], ["explain", run_id]):
-        given = [sys.executable, "-m", "flows.cli.main", *command]
-        given += [] if command[0] == "explain" else ["--store", uri]
-        took[f"align {' '.join(command[:-1] if len(command) > 1 and command[0] != 'artifacts' else command)}"] = round(
-            min(_seconds(lambda given=given: _run(given)) for _ in range(5)), 2
-        )
+    where = ["--store", uri]
+    commands = {
+        "align artifacts ls": ["artifacts", "ls", *where],
+        "align lineage": ["lineage", str(deepest), *where],
+        "align explain": ["explain", run_id],
+    }
+    for name, arguments in commands.items():
+        found = [_cost(partial(_align, arguments)) for _ in range(5)]
+        took[name] = {what: round(min(one[what] for one in found), 2) for what in found[0]}
     return took
+
+
+def _up(store: Store, reference: Reference) -> None:
+    Graph.of(store).up(reference)
 
 
 def ancestors(graph: Graph, reference: Reference) -> set[Reference]:
@@ -140,19 +146,24 @@ def _journal(store: Store) -> str:
     return record.run_id
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _cost(work: Callable[[], object]) -> dict[str, float]:
+    """Seconds, and processor seconds of this process and of what it waits for; whatever else runs adds to the former."""
+    began, before = time.perf_counter(), os.times()
     work()
-    return time.perf_counter() - began
+    after = os.times()
+    return {"seconds": time.perf_counter() - began, "processor_seconds": sum(after[:4]) - sum(before[:4])}
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def _align(arguments: list[str]) -> None:
+    subprocess.run([sys.executable, "-m", "flows.cli.main", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def _spread(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {name: round(1000 * ordered[int(part * len(ordered))], 1) for name, part in (("p50", 0.5), ("p95", 0.95))}
+def _spread(found: list[dict[str, float]]) -> dict[str, float]:
+    """Milliseconds; ``os.times`` counts in hundredths of a second, so that only the mean of the processor's is told."""
+    ordered = sorted(one["seconds"] for one in found)
+    spread = {name: ordered[int(part * len(ordered))] for name, part in (("p50", 0.5), ("p95", 0.95))}
+    spread["processor"] = sum(one["processor_seconds"] for one in found) / len(found)
+    return {name: round(1000 * seconds, 1) for name, seconds in spread.items()}
 
 
 def main() -> None:
