@@ -15,6 +15,7 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.snapshot import Lately
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.key import key_of
@@ -46,6 +47,9 @@ class Run:
     steps: list[Step] = field(default_factory=list)
     announced: set[str] = field(default_factory=set)
     """Labels of the stages of which it was said how they ended."""
+
+    def __post_init__(self) -> None:
+        self.lately = Lately(self.store)
 
     def submit(
         self,
@@ -175,7 +179,7 @@ def stage_task(stage: str) -> Task[..., Any]:
         label = call.label
         key = key_of(call)
         run.journal.stage(label, "running", stage=stage, key=key.value, key_parts=key.parts)
-        result = cached_result(run.store, call, key)
+        result = cached_result(run.lately(), call, key)
         if result is None:
             for listener in run.listeners:
                 listener.started(label)

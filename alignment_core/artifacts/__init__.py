@@ -3,6 +3,7 @@
 from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.gc import Garbage, GcReport, collect
+from alignment_core.artifacts.index import Summary
 from alignment_core.artifacts.manifest import FileEntry, Manifest
 from alignment_core.artifacts.opening import check_backend, open_store
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
@@ -24,6 +25,7 @@ __all__ = [
     "ProvenanceDraft",
     "Reference",
     "Store",
+    "Summary",
     "TagMove",
     "Workspace",
     "check_backend",

@@ -34,6 +34,10 @@ class Backend(Protocol):
     def uri(self) -> str:
         """What ``open_store`` accepts to open the same place again."""
 
+    @property
+    def endpoint(self) -> str:
+        """The address of the server that keeps the objects; empty where none does."""
+
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         """Create ``path`` atomically and durably if it does not exist, or replace it if it has the version ``replaces``.
 

@@ -54,6 +54,7 @@ class Content:
         belongs to."""
 
         def look(path: str) -> str | None:
+            to.unlink(missing_ok=True)
             self.backend.download(path, to)
             return self.problem(entry, to)
 
@@ -66,7 +67,8 @@ class Content:
     def _checked(self, what: str, entry: FileEntry, look: Callable[[str], str | None]) -> None:
         name = f"blob sha256:{entry.sha256} (file {entry.path} of {what})"
         try:
-            problem = look(blob_path(entry.sha256))
+            # A second look, for the bytes may have been damaged on their way.
+            problem = look(blob_path(entry.sha256)) and look(blob_path(entry.sha256))
         except NotFound as error:
             raise NotFound(f"{self.backend.uri} has lost {name}; {MAKE_IT_AGAIN}") from error
         if problem:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
@@ -46,6 +47,10 @@ class FolderBackend:
     @property
     def uri(self) -> str:
         return str(self.root)
+
+    @property
+    def endpoint(self) -> str:
+        return ""
 
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         target = self._locate(path)
@@ -168,17 +173,19 @@ class FolderBackend:
     def _walk(self, directory: Path) -> Iterator[Object]:
         try:
             with explained("list", directory), os.scandir(directory) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+                entries = sorted(found, key=attrgetter("name"))
         except NotFound:
             return
-        for entry in entries:
+        below = len(os.path.join(self.root, ""))
+        for entry in entries:  # there may be ten thousand, and a person waits for them
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False) and Path(entry.path) != self.root / LOCK:
-                with contextlib.suppress(FileNotFoundError):  # deleted since the scan
-                    found_stat = entry.stat(follow_symlinks=False)
-                    path = Path(entry.path).relative_to(self.root).as_posix()
-                    yield Object(path, found_stat.st_size, found_stat.st_mtime, _version(found_stat))
+            elif entry.is_file(follow_symlinks=False) and (path := entry.path[below:]) != LOCK:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # deleted since the scan
+                    continue
+                yield Object(path, status.st_size, status.st_mtime, _version(status))
 
     def _locate(self, path: str) -> Path:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -10,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from alignment_core.artifacts.paths import check_path
+from alignment_core.artifacts.paths import check_path, manifest_path
 from alignment_core.artifacts.reference import DIGEST, KIND, Reference
-from alignment_core.canonical import digest_of, digest_of_file
-from alignment_core.errors import UserError
+from alignment_core.canonical import canonical_json, digest_of, digest_of_file
+from alignment_core.errors import Corrupt, UserError
 
 
 class FileEntry(BaseModel):
@@ -91,6 +92,17 @@ def entries_of(directory: Path, paths: Iterable[str]) -> tuple[FileEntry, ...]:
 
     with ThreadPoolExecutor() as pool:
         return tuple(pool.map(entry_of, paths))
+
+
+def parse_manifest(uri: str, path: str, data: bytes) -> Manifest:
+    """The manifest that the store ``uri`` has at ``path``. Raises Corrupt for anything else."""
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise Corrupt(f"{path} in {uri} is not a manifest: {error}") from error
+    if canonical_json(manifest) != data or manifest_path(hashlib.sha256(data).hexdigest()) != path:
+        raise Corrupt(f"{path} in {uri} does not have the digest in its name")
+    return manifest
 
 
 def _regular_files(directory: Path) -> Iterator[Path]:

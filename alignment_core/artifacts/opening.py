@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,15 +14,17 @@ from urllib.parse import unquote, urlsplit
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY, check_path
 from alignment_core.artifacts.store import Store
-from alignment_core.artifacts.workspace import Workspace
-from alignment_core.canonical import digest_of
-from alignment_core.errors import EnvironmentFault, StoreError, UserError
+from alignment_core.artifacts.workspace import Workspace, local_name
+from alignment_core.errors import EnvironmentFault, NotFound, StoreError, UserError
 from alignment_core.files import write_whole
 from alignment_core.home import align_home
 
 FORMAT_VERSION = 1
+_PROBE_SECONDS = 3600.0
+"""For so long a server is believed to keep conditions, once it has shown that it does."""
 _CHOSEN = "default-store"
 """File below ALIGN_HOME that names a store."""
 
@@ -96,8 +98,7 @@ def _open_s3(uri: str | Path) -> tuple[Backend, Workspace]:
 
 def _workspace_of(backend: Backend) -> Workspace:
     """Where this machine keeps what belongs to a store that is not on its file system."""
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", backend.uri).strip("-")
-    return Workspace(align_home() / "stores" / f"{readable[:80]}-{digest_of(backend.uri)[:8]}")
+    return Workspace(align_home() / "stores" / local_name(backend.uri))
 
 
 _OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {"file": _open_folder, "s3": _open_s3}
@@ -105,17 +106,20 @@ _OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {"file"
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
     """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
-    if backend.stat(FORMAT) is None:
+    try:
+        told = backend.read(FORMAT)
+    except NotFound:
         for found in backend.list(""):
             if not found.path.startswith(LAYOUT):
                 raise UserError(
                     f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
-                )
+                ) from None
         if not writes:
             return
         backend.put(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
+        told = backend.read(FORMAT)
     try:
-        version = json.loads(backend.read(FORMAT))["format"]
+        version = json.loads(told)["format"]
     except (ValueError, KeyError, TypeError):
         raise StoreError(f'{FORMAT} in {backend.uri} is damaged: it should say {{"format": 1}}') from None
     if version != FORMAT_VERSION:
@@ -123,8 +127,25 @@ def check_backend(backend: Backend, writes: bool = True) -> None:
             f"{backend.uri} has store format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version that wrote it"
         )
-    if writes:
+    if writes and not _probed_lately(backend):
         _probe(backend)
+        if backend.endpoint:
+            with suppress(OSError):  # the next process probes again
+                mark = _mark_of(backend)
+                make_like_parent(mark.parent)
+                mark.touch()
+
+
+def _probed_lately(backend: Backend) -> bool:
+    """Whether a server has shown this ``ALIGN_HOME`` within an hour that it keeps conditions; a folder shows it every time."""
+    try:
+        return bool(backend.endpoint) and 0 <= time.time() - _mark_of(backend).stat().st_mtime < _PROBE_SECONDS
+    except OSError:
+        return False
+
+
+def _mark_of(backend: Backend) -> Path:
+    return align_home() / "probed" / local_name(f"{backend.endpoint}/{backend.uri}")
 
 
 def _probe(backend: Backend) -> None:

@@ -15,30 +15,30 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
-import botocore.session
-from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ReadTimeoutError,
-    ResponseStreamingError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.paths import check_path
-from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
+from alignment_core.artifacts.s3_client import (
+    ABSENT,
+    AGAIN,
+    ATTEMPTS,
+    BROKEN_OFF,
+    LOST,
+    NO_UPLOAD,
+    code_of,
+    new_client,
+    status_of,
+    told,
+)
+from alignment_core.errors import InfrastructureError, StoreError
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -47,28 +47,9 @@ PART = 16 << 20
 """Bytes of a part of a large object; at most so many are sent again by each thread after an upload was killed."""
 _PARTS = 10_000  # that S3 allows for one object
 _THREADS = 4  # of one large object; the publisher works on several objects at once
+_IN_MEMORY = 8  # parts of all the objects that are being sent, at once
 _CHUNK = 1 << 20
-_CONNECTIONS = 64
-_ATTEMPTS = 8
-
-_ABSENT = {"NoSuchKey", "404", "NotFound"}
-_LOST = {"PreconditionFailed", "412"}
-_AGAIN = {"ConditionalRequestConflict", "409", "OperationAborted"}
-_NO_UPLOAD = {"NoSuchUpload"}
-_BROKEN = (ConnectionError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
-_DENIED = {
-    "AccessDenied": "these credentials may not do this; ask for the right to read, write, list and delete below the prefix",
-    "403": "access is denied; are the credentials those of this bucket?",
-    "InvalidAccessKeyId": "the server does not know the access key; check AWS_ACCESS_KEY_ID or the profile",
-    "SignatureDoesNotMatch": "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY or the profile",
-    "ExpiredToken": "the credentials have expired; renew them",
-    "NoSuchBucket": "there is no such bucket; create it first",
-    "PermanentRedirect": "the bucket is in another region; set AWS_REGION to it",
-    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to it",
-    "QuotaExceeded": "the quota of the bucket is used up; free space (`align artifacts gc`) or raise it",
-    "XMinioStorageFull": "the server's disk is full; free space (`align artifacts gc`)",
-    "507": "the server's disk is full; free space (`align artifacts gc`)",
-}
+_NO_BYTES = {"InvalidRange", "416"}  # in an empty object
 
 T = TypeVar("T")
 
@@ -78,7 +59,7 @@ class S3Backend:
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket, self.prefix = bucket, prefix
-        self._made: tuple[int, BaseClient] | None = None  # by which process, for a fork must not share connections
+        self._made: _Connection | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.bucket, self.prefix)
@@ -87,14 +68,16 @@ class S3Backend:
     def uri(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
+    @property
+    def endpoint(self) -> str:
+        return str(self._client.meta.endpoint_url)
+
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         if isinstance(source, Path):
             with explained("read", source):
                 size = source.stat().st_size
-            if replaces is None and self.stat(path) is not None:
-                return None  # before all of it is sent in vain
             if size > PART:
-                return self._put_parts(path, source, size, replaces)
+                return self._put_large(path, source, size, replaces)
             with explained("read", source):
                 source = source.read_bytes()
         writer = uuid.uuid4().hex
@@ -112,24 +95,24 @@ class S3Backend:
 
     def stream(self, path: str) -> Iterator[bytes]:
         with self._told("read", path):
-            yield from self._pieces(path, 0, None, None)
+            answer = self._get(path, 0, None, None)
+            yield from self._pieces(path, 0, int(answer["ContentLength"]), answer["ETag"], answer)
 
     def download(self, path: str, destination: Path) -> None:
-        found = self.stat(path)
-        if found is None:
-            raise NotFound(f"{self.uri} has no {path}")
-        check_room(destination.parent, found.size, destination.name)
         with explained("write", destination), self._told("read", path):
+            first = self._get(path, 0, PART, None)
+            size = _whole_size(first)
+            check_room(destination.parent, size, destination.name)
             file = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                os.truncate(file, found.size)
+                os.truncate(file, size)
 
                 def fetch(start: int) -> None:
-                    end, at = min(start + PART, found.size), start
-                    for chunk in self._pieces(path, start, end, found.version):
+                    at, answer = start, None if start else first
+                    for chunk in self._pieces(path, start, min(start + PART, size), first["ETag"], answer):
                         at += os.pwrite(file, chunk, at)
 
-                _all_of(fetch, range(0, found.size, PART))
+                _all_of(fetch, range(0, size, PART))
                 os.fchmod(file, 0o444)
             finally:
                 os.close(file)
@@ -172,42 +155,56 @@ class S3Backend:
                     Bucket=self.bucket, Key=self._key(upload.path), UploadId=upload.version
                 )
             except ClientError as error:
-                if _code(error) not in _NO_UPLOAD:
+                if code_of(error) not in NO_UPLOAD:
                     raise
 
     # ---------------------------------------------------------------- inside
+
+    def _put_large(self, path: str, source: Path, size: int, replaces: str | None) -> str | None:
+        """Send a file in parts, again if the upload is gone: somebody ended or dropped it, or the server forgot it."""
+        with self._told("write", path):
+            for attempt in range(ATTEMPTS):
+                if replaces is None and self._head(path) is not None:
+                    return None  # before all of it is sent in vain
+                try:
+                    return self._put_parts(path, source, size, replaces)
+                except ClientError as error:
+                    if code_of(error) not in NO_UPLOAD or attempt + 1 == ATTEMPTS:
+                        raise
+        raise AssertionError("the last try returns or raises")
 
     def _put_parts(self, path: str, source: Path, size: int, replaces: str | None) -> str | None:
         """Send a large file in parts, several at a time. Parts that an earlier upload of the path left are not sent again, if
         they have the same bytes."""
         key = self._key(path)
         length = max(PART, -(-size // _PARTS))
-        with self._told("write", path), source.open("rb") as file:
-            begun = [upload for upload in self._uploads(key) if upload.path == path]
-            if begun:
-                upload = max(begun, key=lambda one: one.modified).version
-            else:
-                answer = self._client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
-                upload = answer["UploadId"]
-            there = self._parts(key, upload)
+        with explained("read", source), source.open("rb") as file:
+            upload, there = self._upload(path)
 
             def send(start: int) -> dict[str, Any]:
-                data, number = os.pread(file.fileno(), length, start), start // length + 1
-                checksum = _checksum(data)
-                part = {"PartNumber": number, "ChecksumSHA256": checksum}
-                if (kept := there.get(number)) and _has(kept, data, checksum):
-                    return part | {"ETag": kept["ETag"]}
-                answer = self._client.upload_part(Bucket=self.bucket, Key=key, UploadId=upload, Body=data, **part)
-                return part | {"ETag": answer["ETag"]}
+                with self._connection.parts:
+                    data, number = os.pread(file.fileno(), length, start), start // length + 1
+                    checksum = _checksum(data)
+                    part = {"PartNumber": number, "ChecksumSHA256": checksum}
+                    if (kept := there.get(number)) and _has(kept, data, checksum):
+                        return part | {"ETag": kept["ETag"]}
+                    answer = self._client.upload_part(Bucket=self.bucket, Key=key, UploadId=upload, Body=data, **part)
+                    return part | {"ETag": answer["ETag"]}
 
-            try:
-                parts = _all_of(send, range(0, size, length))
-                request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
-                return self._conditionally("complete_multipart_upload", path, request, replaces, _etag_of(parts))
-            except ClientError as error:
-                if _code(error) not in _NO_UPLOAD:
-                    raise
-                return None  # another publisher of the same bytes ended it
+            parts = _all_of(send, range(0, size, length))
+        request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
+        return self._conditionally("complete_multipart_upload", path, request, replaces, _etag_of(parts))
+
+    def _upload(self, path: str) -> tuple[str, dict[int, dict[str, Any]]]:
+        """An upload of a path and the parts that it has: the youngest that was begun and did not end, or a new one."""
+        key = self._key(path)
+        begun = [upload for upload in self._uploads(key) if upload.path == path]
+        if begun:
+            upload = max(begun, key=lambda one: one.modified).version
+            pages = self._client.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=key, UploadId=upload)
+            return upload, {part["PartNumber"]: part for page in pages for part in page.get("Parts", ())}
+        answer = self._client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
+        return answer["UploadId"], {}
 
     def _uploads(self, prefix: str) -> Iterator[Object]:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
@@ -215,61 +212,71 @@ class S3Backend:
             path = upload["Key"].removeprefix(self.prefix)
             yield Object(path, 0, upload["Initiated"].timestamp(), upload["UploadId"])
 
-    def _parts(self, key: str, upload: str) -> dict[int, dict[str, Any]]:
-        pages = self._client.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=key, UploadId=upload)
-        return {part["PartNumber"]: part for page in pages for part in page.get("Parts", ())}
-
     def _conditionally(
         self, call: str, path: str, request: dict[str, Any], replaces: str | None, mine: str
     ) -> str | None:
         """Make a call that puts an object on a condition. ``mine`` is the ETag of a large object or the writer of a small one:
         what tells, when an answer was lost or says that the condition does not hold, whether an earlier try succeeded."""
         condition = {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 return str(getattr(self._client, call)(Bucket=self.bucket, **request, **condition)["ETag"])
             except (ClientError, BotoCoreError) as error:
-                code = _code(error)
-                if code in _AGAIN and attempt + 1 < _ATTEMPTS:
-                    time.sleep(random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**attempt))
+                code = code_of(error)
+                if code in AGAIN and attempt + 1 < ATTEMPTS:
+                    _pause(attempt)
                     continue
-                if code in _ABSENT and replaces is not None:
+                if code in ABSENT and replaces is not None:
                     return None
-                if code not in _LOST | _NO_UPLOAD and isinstance(error, ClientError) and _status(error) < 500:
+                if code not in LOST | NO_UPLOAD and isinstance(error, ClientError) and status_of(error) < 500:
                     raise
                 found = self._head(path)
                 if found is not None and mine in (found["ETag"], found.get("Metadata", {}).get("writer")):
                     return str(found["ETag"])
-                if code in _LOST:
+                if code in LOST:
                     return None
                 raise
         raise AssertionError("the last try returns or raises")
 
-    def _pieces(self, path: str, start: int, end: int | None, version: str | None) -> Iterator[bytes]:
-        """The bytes from ``start`` to ``end`` (None: to the end) of one version; what breaks off is taken up where it was."""
+    def _get(self, path: str, start: int, end: int | None, version: str | None) -> dict[str, Any]:
+        """Ask for the bytes from ``start`` to ``end`` (None: all) of one version. The body is still to be read."""
+        request = {"Bucket": self.bucket, "Key": self._key(path)}
+        if end is not None:
+            request["Range"] = f"bytes={start}-{end - 1}"
+        if version is not None:
+            request["IfMatch"] = version
+        try:
+            return dict(self._client.get_object(**request))
+        except ClientError as error:
+            if code_of(error) in _NO_BYTES and start == 0:
+                return self._get(path, 0, None, version)
+            raise
+
+    def _pieces(self, path: str, start: int, end: int, version: str, answer: dict[str, Any] | None) -> Iterator[bytes]:
+        """The bytes from ``start`` to ``end`` of one version, from an ``answer`` that has begun or a new one; what breaks off
+        is taken up where it was."""
         broken = 0
-        while end is None or start < end:
-            request = {"Bucket": self.bucket, "Key": self._key(path)}
-            if start or end is not None:
-                request["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
-            if version is not None:
-                request["IfMatch"] = version
-            try:
-                answer = self._client.get_object(**request)
-                version, end = answer["ETag"], start + answer["ContentLength"]
+        while start < end:
+            answer = answer or self._get(path, start, end, version)
+            began = start
+            with suppress(*BROKEN_OFF):
                 for chunk in answer["Body"].iter_chunks(_CHUNK):
                     yield chunk
-                    start, broken = start + len(chunk), 0
-            except _BROKEN:
-                broken += 1
-                if broken == _ATTEMPTS:
-                    raise
+                    start += len(chunk)
+            if start < end:
+                broken = broken + 1 if start == began else 0
+                if broken == ATTEMPTS:
+                    raise InfrastructureError(
+                        f"cannot read {self.uri}/{path}: the answers end at byte {start} of {end}"
+                    )
+                _pause(broken)
+            answer = None
 
     def _head(self, path: str) -> dict[str, Any] | None:
         try:
             return dict(self._client.head_object(Bucket=self.bucket, Key=self._key(path)))
         except ClientError as error:
-            if _code(error) in _ABSENT:
+            if code_of(error) in ABSENT:
                 return None
             raise
 
@@ -281,36 +288,30 @@ class S3Backend:
 
     @property
     def _client(self) -> BaseClient:
-        if self._made is None or self._made[0] != os.getpid():
-            with _guard:
-                self._made = os.getpid(), _client()
-        return self._made[1]
+        return self._connection.client
 
-    @contextmanager
-    def _told(self, action: str, path: str) -> Iterator[None]:
-        """Turn what botocore raises into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""
-        sentence = f"cannot {action} {self.uri}/{path}".rstrip("/")
-        try:
-            yield
-        except ClientError as error:
-            code, status = _code(error), _status(error)
-            said = error.response["Error"].get("Message", "") or code
-            if code in _DENIED or status in (401, 403):
-                raise EnvironmentFault(f"{sentence}: {_DENIED.get(code, said)}") from error
-            if code in _ABSENT:
-                raise NotFound(f"{self.uri} has no {path}") from error
-            if status >= 500 or status == 429 or code in _LOST | _AGAIN | _NO_UPLOAD:
-                raise InfrastructureError(f"{sentence}: {code}, {said}") from error
-            raise StoreError(f"{sentence}: {code}, {said}") from error
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise EnvironmentFault(
-                f"{sentence}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give "
-                "this machine a role"
-            ) from error
-        except (*_BROKEN, HTTPClientError) as error:
-            raise InfrastructureError(f"{sentence}: the server does not answer ({error})") from error
-        except BotoCoreError as error:
-            raise EnvironmentFault(f"{sentence}: {error}") from error
+    @property
+    def _connection(self) -> _Connection:
+        made = self._made
+        if made is None or made.process != os.getpid():
+            with _guard:
+                made = self._made
+                if made is None or made.process != os.getpid():
+                    made = self._made = _Connection(os.getpid(), new_client(), threading.BoundedSemaphore(_IN_MEMORY))
+        return made
+
+    def _told(self, action: str, path: str) -> AbstractContextManager[None]:
+        return told(action, self.uri, path)
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """What belongs to one process, for a fork must share neither connections nor locks."""
+
+    process: int
+    client: BaseClient
+    parts: threading.BoundedSemaphore
+    """Held by whoever has a part in memory."""
 
 
 _guard = threading.Lock()
@@ -324,34 +325,13 @@ def _new_guard() -> None:
 os.register_at_fork(after_in_child=_new_guard)
 
 
-def _client() -> BaseClient:
-    session = botocore.session.get_session()
-    own = session.get_scoped_config().get("s3") or {}
-    config = Config(
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-        max_pool_connections=_CONNECTIONS,
-        connect_timeout=10,
-        read_timeout=60,
-        tcp_keepalive=True,
-        request_checksum_calculation="when_required",  # ours are SHA-256
-        response_checksum_validation="when_required",  # whole files are verified
-    )
-    region = session.get_config_variable("region") or "us-east-1"
-    client = session.create_client("s3", region_name=region, config=config)
-    if "addressing_style" in own or urlsplit(client.meta.endpoint_url).netloc.endswith(
-        ("amazonaws.com", "amazonaws.com.cn")
-    ):
-        return client
-    # Other servers rarely have a name for each bucket.
-    return session.create_client("s3", region_name=region, config=config.merge(Config(s3={"addressing_style": "path"})))
+def _pause(attempt: int) -> None:
+    time.sleep(random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**attempt))
 
 
-def _code(error: Exception) -> str:
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _whole_size(answer: dict[str, Any]) -> int:
+    """Of the object, whichever bytes of it an answer brings."""
+    return int(answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"])
 
 
 def _checksum(data: bytes) -> str:

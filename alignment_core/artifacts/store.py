@@ -13,17 +13,26 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.cache import Cache
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.index import Index, Summary
 from alignment_core.artifacts.leases import Leases
-from alignment_core.artifacts.manifest import FileEntry, Manifest
-from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path, use_path
-from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
+from alignment_core.artifacts.manifest import FileEntry, Manifest, parse_manifest
+from alignment_core.artifacts.paths import (
+    MANIFESTS,
+    PRUNED,
+    STAGES,
+    TAGS,
+    check_tag,
+    manifest_path,
+    pruned_path,
+    stage_path,
+    use_path,
+)
+from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft, parse_record
 from alignment_core.artifacts.reference import PRUNABLE, Reference
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
@@ -43,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5  # of operations that lose only when another process does the same work at the same moment
 _THREADS = 8
+_LOOKS = 16  # that take a round trip each
 _PREFIX = re.compile(r"(?:(?P<kind>[a-z][a-z0-9_-]*)@sha256:)?(?P<digest>[0-9a-f]{4,64})")
 
 
@@ -66,6 +76,10 @@ class _Files:
             return cls(directory, files_below(directory), Manifest.of_directory(directory, kind))
 
 
+class _Pruned(Exception):
+    """The bytes of an artifact were dropped on purpose."""
+
+
 class Store:
     """Artifacts, stage records and tags in one place, with a verified cache on this machine.
 
@@ -79,6 +93,7 @@ class Store:
         self.content = Content(backend, workspace)
         self.leases = Leases(backend)
         self.cache = Cache(workspace, bounded=not self.holds_workspace)
+        self.index = Index(backend)
 
     @property
     def uri(self) -> str:
@@ -182,11 +197,13 @@ class Store:
 
     def artifacts(self) -> Iterator[Manifest]:
         """Every artifact of the store; ``.reference`` is its name. Corrupt manifests are logged and left out."""
-        for found in self.backend.list(MANIFESTS):
-            try:
-                yield self.manifest_at(Path(found.path).stem)
-            except (Corrupt, NotFound) as error:
-                log.warning("%s", error)
+        with self.index.view(MANIFESTS) as view:
+            yield from view.manifests()
+
+    def summaries(self) -> list[Summary]:
+        """Every artifact in short, with what made it."""
+        with self.index.view(MANIFESTS, STAGES) as view:
+            return view.summaries({Path(mark.path).name for mark in self.backend.list(PRUNED)})
 
     def verify(self, reference: Reference) -> list[str]:
         """Read every byte of an artifact in the store (not the cache) and list what is wrong; empty means intact.
@@ -253,40 +270,54 @@ class Store:
         path = stage_path(key)
         try:
             record = self.record_at(path)
-            for number, (name, reference) in enumerate(record.outputs.items()):
-                if reference.kind in PRUNABLE:
-                    if number > 0 and name not in needs:
-                        continue
-                    self._note_use(reference)  # before the look at the mark, see retention
-                if self.is_pruned(reference):
-                    log.info("the stage with key %s has to run again: %s was pruned", key[:12], reference.short)
-                    return None
-                for entry in self.manifest(reference).files:
-                    if not self.content.is_intact(entry):
-                        raise Corrupt(f"blob {entry.sha256} of {entry.path} in {reference.short} is missing or damaged")
+            with ThreadPoolExecutor(_LOOKS) as pool:
+                self._check_whole(record, needs, pool)
+        except _Pruned as error:
+            log.info("the stage with key %s has to run again: %s", key[:12], error)
+            return None
         except (Corrupt, NotFound) as error:
             if self.backend.stat(path) is not None:
                 log.warning("the stage with key %s has to run again: %s", key[:12], error)
             return None
         return record
 
-    def records(self) -> Iterator[Provenance]:
-        """Every stage record, in order of the keys. Unreadable ones are logged and left out."""
-        for found in self.backend.list(STAGES):
-            try:
-                yield self.record_at(found.path)
-            except (Corrupt, NotFound) as error:
-                log.warning("%s", error)
+    def _check_whole(self, record: Provenance, needs: Collection[str], pool: ThreadPoolExecutor) -> None:
+        """Raise _Pruned, Corrupt or NotFound where an output that counts is not whole. Whatever can be asked at once, is."""
+        outputs = enumerate(record.outputs.items())
+        counted = [one for place, (name, one) in outputs if place == 0 or name in needs or one.kind not in PRUNABLE]
+        prunable = [one for one in counted if one.kind in PRUNABLE]
+        used = pool.map(self._note_use, prunable)
+        manifests = pool.map(self.manifest, counted)
+        list(used)  # before the look at the marks, see retention
+        for reference, pruned in zip(prunable, pool.map(self.is_pruned, prunable), strict=True):
+            if pruned:
+                raise _Pruned(f"{reference.short} was pruned")
+        files = [(reference, entry) for reference, one in zip(counted, manifests, strict=True) for entry in one.files]
+        intact = pool.map(lambda file: self.content.is_intact(file[1]), files)
+        for (reference, entry), whole in zip(files, intact, strict=True):
+            if not whole:
+                raise Corrupt(f"blob {entry.sha256} of {entry.path} in {reference.short} is missing or damaged")
+
+    def recorded(self, keys: Collection[str]) -> dict[str, Provenance]:
+        """The records of finished stages by their keys, as far as there are any, whether or not the outputs are whole."""
+        with self.index.view(STAGES) as view:
+            return {record.key: record for record in view.recorded(keys)}
+
+    def records(self, *stages: str) -> Iterator[Provenance]:
+        """Every record, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""
+        with self.index.view(STAGES) as view:
+            yield from view.records(*stages)
 
     def provenance(self, reference: Reference) -> list[Provenance]:
         """Who made an artifact: one record, none for an import, several when stages made the same bytes."""
-        return [record for record in self.records() if record.names_of(reference)]
+        with self.index.view(STAGES) as view:
+            return view.makers(reference)
 
     # ---------------------------------------------------------------- tags
 
     def tag(self, name: str) -> Reference | None:
         """The artifact that a tag names; None when there is no such tag."""
-        moves = tags.history(self.backend, name)
+        moves = self.tag_history(name)
         return moves[-1].to if moves else None
 
     def move_tag(self, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
@@ -299,11 +330,13 @@ class Store:
 
     def tag_history(self, name: str) -> list[TagMove]:
         """The moves of a tag, oldest first."""
-        return tags.history(self.backend, name)
+        with self.index.view(f"{TAGS}{check_tag(name)}/") as view:
+            return [move for move in view.moves() if move.name == name]
 
     def tags(self) -> dict[str, Reference]:
         """Every tag and the artifact that it names."""
-        return {move.name: move.to for move in tags.all_moves(self.backend)}
+        with self.index.view(TAGS) as view:
+            return {move.name: move.to for move in view.moves()}
 
     # ---------------------------------------------------------------- inside
 
@@ -373,25 +406,14 @@ class Store:
 
     def manifest_at(self, digest: str) -> Manifest:
         path = manifest_path(digest)
-        if self.backend.stat(path) is None:
-            raise NotFound(f"{self.uri} has no artifact sha256:{digest}")
-        data = self.backend.read(path)
         try:
-            manifest = Manifest.model_validate_json(data)
-        except ValidationError as error:
-            raise Corrupt(f"{path} in {self.uri} is not a manifest: {error}") from error
-        if manifest.digest != digest or canonical_json(manifest) != data:
-            raise Corrupt(f"{path} in {self.uri} does not have the digest in its name")
-        return manifest
+            data = self.backend.read(path)
+        except NotFound as error:
+            raise NotFound(f"{self.uri} has no artifact sha256:{digest}") from error
+        return parse_manifest(self.uri, path, data)
 
     def record_at(self, path: str) -> Provenance:
-        try:
-            record = Provenance.model_validate_json(self.backend.read(path))
-        except ValidationError as error:
-            raise Corrupt(f"{path} in {self.uri} is not a stage record: {error}") from error
-        if stage_path(record.key) != path:
-            raise Corrupt(f"{path} in {self.uri} is the record of another stage key, {record.key}")
-        return record
+        return parse_record(self.uri, path, self.backend.read(path))
 
     def _materialise(self, manifest: Manifest, final: Path) -> None:
         """Build the verified directory under a temporary name and move it into place in one step."""

@@ -89,15 +89,18 @@ def move(
     )
 
 
+def parse_move(uri: str, path: str, data: bytes) -> TagMove:
+    """The move that the store ``uri`` has at ``path``. Raises Corrupt for anything else."""
+    try:
+        move = TagMove.model_validate_json(data)
+    except ValidationError as error:
+        raise Corrupt(f"{path} in {uri} is not a tag move: {error}") from error
+    if (move.name, move.number) != parse_tag_path(path):
+        raise Corrupt(f"{path} in {uri} holds move {move.number} of the tag {move.name}")
+    return move
+
+
 def _moves(backend: Backend, prefix: str) -> Iterator[TagMove]:
     for found in backend.list(prefix):
-        parsed = parse_tag_path(found.path)
-        if parsed is None:
-            continue
-        try:
-            move = TagMove.model_validate_json(backend.read(found.path))
-        except ValidationError as error:
-            raise Corrupt(f"{found.path} in {backend.uri} is not a tag move: {error}") from error
-        if (move.name, move.number) != parsed:
-            raise Corrupt(f"{found.path} in {backend.uri} holds move {move.number} of the tag {move.name}")
-        yield move
+        if parse_tag_path(found.path) is not None:
+            yield parse_move(backend.uri, found.path, backend.read(found.path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,6 +18,7 @@ from typing import BinaryIO
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.ownership import make_private
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
+from alignment_core.canonical import digest_of
 
 _LOCK = "lock"
 _SCRATCH, _DISCARD = "scratch-", "discard-"
@@ -125,6 +127,12 @@ class Workspace:
                 tree.chmod(0o755)  # moving a directory takes write permission on it
             os.rename(tree, aside)
         remove_tree(aside)
+
+
+def local_name(uri: str) -> str:
+    """What belongs to a store is called so on this machine: readable, and different for every store."""
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", uri).strip("-")
+    return f"{readable[:80]}-{digest_of(uri)[:8]}"
 
 
 def open_lock(path: Path) -> BinaryIO:

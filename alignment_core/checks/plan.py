@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.reference import PRUNABLE
+from alignment_core.artifacts.snapshot import Lately
 from alignment_core.errors import UserError
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.key import key_of
@@ -91,6 +92,9 @@ class Plan:
     passed: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Options that are passed through to packages: the recipe's ``resources.passed``."""
 
+    def __post_init__(self) -> None:
+        self._lately = Lately(self.store)
+
     def submit(
         self,
         stage: str,
@@ -112,7 +116,7 @@ class Plan:
             told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
             told |= {"trust_remote_code": self.trust_remote_code, "passed": self.passed}
             call = StageCall(stage=stage, label=label, accept=self.accept, **told)
-            found = cached_result(self.store, call, key_of(call))
+            found = cached_result(self._lately(), call, key_of(call))
             state = "runs" if found is None else "cached"
         planned = PlannedStage(label, stage, config, given, state, found, needs=needs)  # type: ignore[arg-type]
         self.stages.append(planned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -49,12 +49,12 @@ def nearest(parts: dict[str, Any], earlier: Iterable[Provenance], label: str = "
     evaluations of different policies do.
     """
     same = [record for record in earlier if record.key_parts.get("stage") == parts["stage"]]
-    alike = [
-        [record for record in same if record.label == label],
-        [record for record in same if _any_round(record.label) == _any_round(label)],
-        [record for record in same if _stream(record.key_parts) == _stream(parts)],
-    ]
-    found: list[Provenance] = next(filter(None, alike), [])
+    comparable: tuple[Callable[[Provenance], bool], ...] = (
+        lambda record: record.label == label,
+        lambda record: _any_round(record.label) == _any_round(label),
+        lambda record: _stream(record.key_parts) == _stream(parts),
+    )
+    found = next(filter(None, (list(filter(fits, same)) for fits in comparable)), [])
     return min(found, key=lambda one: (len(in_words(changes(one.key_parts, parts), label)), _age(one)), default=None)
 
 

@@ -79,7 +79,9 @@ def _of_other_versions(store: Store, call: StageCall, key: StageKey) -> Provenan
             and all(then[name] == here[name] or name in call.accept for name in here)
         )
 
-    latest = sorted(filter(fits, store.records()), key=lambda record: record.finished_at, reverse=True)
+    latest = sorted(
+        filter(fits, store.records(key.parts["stage"])), key=lambda record: record.finished_at, reverse=True
+    )
     return next(filter(None, (store.find(record.key, call.needs) for record in latest)), None)
 
 
@@ -152,7 +154,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
     """One attempt, into fresh folders. ``cost`` says what the attempts before this one came to."""
     store, call = request.store, request.call
     stage = call.definition()
-    reason = why_it_runs(key.parts, store.records(), call.label)
+    reason = why_it_runs(key.parts, store.records(key.parts["stage"]), call.label)
     config = stage.config.model_validate(call.config)
     started, clock, waited = datetime.now(UTC), time.monotonic(), meter.cost()["waited_seconds"]
 

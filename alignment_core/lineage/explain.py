@@ -32,7 +32,7 @@ class Explanation(BaseModel):
 
 
 def explain(lines: Iterable[StageLine], records: Iterable[Provenance], run_id: str) -> list[Explanation]:
-    """One explanation per stage, in the run's order. ``records`` are the store's."""
+    """One explanation per stage, in the run's order. ``records`` are the store's of these stages."""
     known = list(records)
     return [_one(line, known, run_id) for line in lines]
 

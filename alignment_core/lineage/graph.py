@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from alignment_core.artifacts import Provenance, Reference, Store
+from alignment_core.artifacts.paths import STAGES
 from alignment_core.lineage.sources import Source, sources_of
 
 
@@ -27,30 +29,38 @@ class Node:
     repeated: bool = False
 
 
+class Edges(Protocol):
+    """What knows the stages that made an artifact, and those that used it."""
+
+    def makers(self, reference: Reference) -> Sequence[Provenance]: ...
+
+    def users(self, reference: Reference) -> Sequence[Provenance]: ...
+
+
 class Graph:
-    """Who made what from what. ``Graph.of`` reads it from a store's records; nothing else is kept anywhere."""
+    """Who made what from what, as records tell. ``Graph.of`` is a store's as it is now; only the records are read to which the
+    questions lead."""
 
     def __init__(self, records: Iterable[Provenance]) -> None:
-        makers: defaultdict[Reference, list[Provenance]] = defaultdict(list)
-        users: defaultdict[Reference, list[tuple[str, Provenance]]] = defaultdict(list)
-        for record in sorted(records, key=lambda record: (record.started_at, record.key)):
-            for made in dict.fromkeys(record.outputs.values()):
-                makers[made].append(record)
-            for role, used in sorted(record.inputs.items()):
-                users[used].append((role, record))
-        self._makers, self._users = dict(makers), dict(users)
+        self._edges: Edges = _Listed(records)
+        self._made: dict[Reference, tuple[Provenance, ...]] = {}
 
     @classmethod
     def of(cls, store: Store) -> Graph:
-        return cls(store.records())
+        graph = cls(())
+        graph._edges = store.index.view(STAGES)  # goes with the graph
+        return graph
 
     def made_by(self, reference: Reference) -> tuple[Provenance, ...]:
         """The records that name ``reference`` among their outputs, oldest first; empty for an imported artifact."""
-        return tuple(self._makers.get(reference, ()))
+        if reference not in self._made:
+            self._made[reference] = tuple(sorted(self._edges.makers(reference), key=_age))
+        return self._made[reference]
 
     def used_by(self, reference: Reference) -> tuple[tuple[str, Provenance], ...]:
         """(role, record) of every stage that used ``reference``, oldest first."""
-        return tuple(self._users.get(reference, ()))
+        users = sorted(self._edges.users(reference), key=_age)
+        return tuple((role, one) for one in users for role, used in sorted(one.inputs.items()) if used == reference)
 
     def parents(self, reference: Reference) -> list[tuple[str, Reference]]:
         """(role, artifact) of everything that the stages behind ``reference`` used, each pair once."""
@@ -92,3 +102,26 @@ class Graph:
         children = tuple(self._tree(other, edge, upward, shown) for edge, other in onward)
         sources = (source for record in made_by for source in sources_of(record)) if upward else ()
         return Node(reference, role, made_by, children, tuple(dict.fromkeys(sources)))
+
+
+class _Listed:
+    """The edges that a list of records has."""
+
+    def __init__(self, records: Iterable[Provenance]) -> None:
+        self._makers: defaultdict[Reference, list[Provenance]] = defaultdict(list)
+        self._users: defaultdict[Reference, list[Provenance]] = defaultdict(list)
+        for record in records:
+            for made in dict.fromkeys(record.outputs.values()):
+                self._makers[made].append(record)
+            for used in dict.fromkeys(record.inputs.values()):
+                self._users[used].append(record)
+
+    def makers(self, reference: Reference) -> Sequence[Provenance]:
+        return self._makers.get(reference, ())
+
+    def users(self, reference: Reference) -> Sequence[Provenance]:
+        return self._users.get(reference, ())
+
+
+def _age(record: Provenance) -> tuple[str, str]:
+    return record.started_at, record.key

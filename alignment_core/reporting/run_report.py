@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignment_core import journal
-from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts import Provenance, Reference, Store
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult, shows_of
 from alignment_core.host.pace import headline
@@ -137,7 +137,7 @@ def _sections(report: RunReport, store: Store, results: Sequence[StageResult]) -
 def policies_of(store: Store, result: StageResult) -> dict[str, dict[str, float]]:
     """The metrics of the policies that a report's stage compared, in their order: a record of it sorts them by name."""
     found: dict[str, dict[str, float]] = result.metrics.get("policies", {})
-    record = store.find(result.key)
+    record = store.recorded([result.key]).get(result.key)
     order = record.config["policies"] if record else found
     return {label: found[label] for label in order}
 
@@ -151,8 +151,9 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
         **{r.label: r.stage for r in results},
     }
     here = read_points(journal.folder_of(run_id))
+    made = store.recorded([result.key for result in results if result.state != "run"])
     for label, kind in stages.items():
-        points = _points(store, here, done[label]) if label in done else here.get(label)
+        points = _points(made, here, done[label]) if label in done else here.get(label)
         if points:
             kinds.setdefault(kind, {})[label] = points
     pictures = {kind: over_steps(shows_of(kind), points) for kind, points in kinds.items()}
@@ -164,9 +165,9 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
             report.show(f"curves-{kind.replace('_', '-')}", kind.replace("_", " "), drawn)
 
 
-def _points(store: Store, here: Mapping[str, Points], result: StageResult) -> Points:
+def _points(made: Mapping[str, Provenance], here: Mapping[str, Points], result: StageResult) -> Points:
     """What a stage reported, ``here`` or in the run of this machine that made it."""
-    if result.state != "run" and (record := store.find(result.key)) is not None and "prefect" in record.run_ids:
+    if (record := made.get(result.key)) is not None and "prefect" in record.run_ids:
         return read_points(journal.folder_of(record.run_ids["prefect"])).get(record.label, [])
     return here.get(result.label, [])
 

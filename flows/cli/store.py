@@ -9,10 +9,9 @@ import typer
 
 from alignment_core.artifacts import (
     GcReport,
-    Manifest,
-    Provenance,
     Reference,
     Store,
+    Summary,
     TagMove,
     collect,
     open_store,
@@ -33,12 +32,11 @@ def artifacts_ls(
     as_json: JsonOption = False,
 ) -> None:
     """List artifacts, the latest last."""
-    from alignment_core.lineage import Graph
-
     opened = open_store(store, writes=False)
-    graph, tags = Graph.of(opened), opened.tags()
-    chosen = [manifest for manifest in opened.artifacts() if kind in (None, manifest.kind)]
-    rows = [_summary(opened, manifest, graph.made_by(manifest.reference), tags) for manifest in chosen]
+    tags: dict[Reference, list[str]] = {}
+    for name, tagged in opened.tags().items():
+        tags.setdefault(tagged, []).append(name)
+    rows = [_row(one, tags.get(one.reference, [])) for one in opened.summaries() if kind in (None, one.reference.kind)]
     rows.sort(key=lambda row: row["made_at"])
     if as_json:
         return print_json({"artifacts": rows})
@@ -74,18 +72,16 @@ def _size(count: float) -> str:
     return f"{count:.1f}T"
 
 
-def _summary(
-    store: Store, manifest: Manifest, records: Sequence[Provenance], tags: dict[str, Reference]
-) -> dict[str, Any]:
+def _row(summary: Summary, tags: list[str]) -> dict[str, Any]:
     return {
-        "reference": str(manifest.reference),
-        "kind": manifest.kind,
-        "files": len(manifest.files),
-        "bytes": manifest.size,
-        "made_by": ", ".join(label for record in records for label in record.labels_of(manifest.reference)),
-        "made_at": max((record.finished_at for record in records), default=""),
-        "tags": [name for name, reference in tags.items() if reference == manifest.reference],
-        "pruned": store.is_pruned(manifest.reference),
+        "reference": str(summary.reference),
+        "kind": summary.reference.kind,
+        "files": summary.files,
+        "bytes": summary.size,
+        "made_by": ", ".join(summary.made_by),
+        "made_at": summary.made_at,
+        "tags": tags,
+        "pruned": summary.pruned,
     }
 
 
@@ -95,9 +91,9 @@ def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOptio
     opened = open_store(store, writes=False)
     manifest = opened.manifest(opened.resolve(reference))
     records = opened.provenance(manifest.reference)
-    summary = _summary(opened, manifest, records, opened.tags())
+    summary = Summary.of(manifest, records, opened.is_pruned(manifest.reference))
     content = {
-        **summary,
+        **_row(summary, [name for name, tagged in opened.tags().items() if tagged == manifest.reference]),
         "path": _path(opened, manifest.reference),
         "files": [entry.model_dump() for entry in manifest.files],
         "provenance": [record.model_dump(mode="json") for record in records],

@@ -302,7 +302,7 @@ def test_what_is_missing_is_said(
 ) -> None:
     for name, value in change.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("alignment_core.artifacts.s3._ATTEMPTS", 1)
+    monkeypatch.setattr("alignment_core.artifacts.s3_client.ATTEMPTS", 1)
     with pytest.raises(Exception, match=sentence) as caught:
         open_store(f"s3://{bucket}/store")
     assert type(caught.value).__module__ == "alignment_core.errors"

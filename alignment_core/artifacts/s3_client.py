@@ -1,0 +1,127 @@
+"""The connection to an S3 server: a client as the machine's AWS settings describe it, and what its errors mean to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+from botocore.utils import parse_timestamp
+
+from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+ATTEMPTS = 8
+"""How often a request is sent at most; the pauses between are random and double from one second up to twenty."""
+_CONNECTIONS = 64
+
+ABSENT = {"NoSuchKey", "404", "NotFound"}
+LOST = {"PreconditionFailed", "412"}
+AGAIN = {"ConditionalRequestConflict", "409", "OperationAborted"}
+NO_UPLOAD = {"NoSuchUpload"}
+BROKEN_OFF = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+"""What reading the body of an answer raises when the connection ends before it does."""
+_DENIED = {
+    "AccessDenied": "these credentials may not do this; ask for the right to read, write, list and delete below the prefix",
+    "400": "the server refuses the credentials; renew them if they have expired",  # to HEAD, which gets no reason
+    "403": "access is denied; are the credentials those of this bucket, and have they not expired?",
+    "InvalidAccessKeyId": "the server does not know the access key; check AWS_ACCESS_KEY_ID or the profile",
+    "SignatureDoesNotMatch": "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY or the profile",
+    "ExpiredToken": "the credentials have expired; renew them",
+    "ExpiredTokenException": "the credentials have expired; renew them",
+    "TokenRefreshRequired": "the credentials have expired; renew them",
+    "RequestTimeTooSkewed": "this machine's clock differs from the server's by too much; set it",
+    "RequestExpired": "this machine's clock differs from the server's by too much; set it",
+    "NoSuchBucket": "there is no such bucket; create it first",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION to it",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to it",
+    "QuotaExceeded": "the quota of the bucket is used up; free space (`align artifacts gc`) or raise it",
+    "XMinioStorageFull": "the server's disk is full; free space (`align artifacts gc`)",
+    "507": "the server's disk is full; free space (`align artifacts gc`)",
+}
+
+
+def new_client() -> BaseClient:
+    """A client with the credentials, region and endpoint that the AWS tools would use here."""
+    session = botocore.session.get_session()
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+    own = session.get_scoped_config().get("s3") or {}
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        max_pool_connections=_CONNECTIONS,
+        connect_timeout=10,
+        read_timeout=60,
+        tcp_keepalive=True,
+        request_checksum_calculation="when_required",  # ours are SHA-256
+        response_checksum_validation="when_required",  # whole files are verified
+    )
+    region = session.get_config_variable("region") or "us-east-1"
+    client = session.create_client("s3", region_name=region, config=config)
+    if "addressing_style" in own or urlsplit(client.meta.endpoint_url).netloc.endswith(
+        ("amazonaws.com", "amazonaws.com.cn")
+    ):
+        return client
+    # Other servers rarely have a name for each bucket.
+    return session.create_client("s3", region_name=region, config=config.merge(Config(s3={"addressing_style": "path"})))
+
+
+def _time(text: str) -> datetime:
+    """Most times are those of listings, by the thousand: their form is read fast."""
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return parse_timestamp(text)
+
+
+def code_of(error: Exception) -> str:
+    """The server's name for an error; empty when it did not answer."""
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def status_of(error: ClientError) -> int:
+    """The HTTP status of an error."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@contextmanager
+def told(action: str, uri: str, path: str) -> Iterator[None]:
+    """Turn what botocore raises into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""
+    sentence = f"cannot {action} {uri}/{path}".rstrip("/")
+    try:
+        yield
+    except ClientError as error:
+        code, status = code_of(error), status_of(error)
+        said = error.response["Error"].get("Message", "") or code
+        if code in _DENIED or status in (401, 403):
+            raise EnvironmentFault(f"{sentence}: {_DENIED.get(code, said)}") from error
+        if code in ABSENT:
+            raise NotFound(f"{uri} has no {path}") from error
+        if status >= 500 or status == 429 or code in LOST | AGAIN | NO_UPLOAD:
+            raise InfrastructureError(f"{sentence}: {code}, {said}") from error
+        raise StoreError(f"{sentence}: {code}, {said}") from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise EnvironmentFault(
+            f"{sentence}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give "
+            "this machine a role"
+        ) from error
+    except (ConnectionError, HTTPClientError, *BROKEN_OFF) as error:
+        raise InfrastructureError(f"{sentence}: the server does not answer ({error})") from error
+    except BotoCoreError as error:
+        raise EnvironmentFault(f"{sentence}: {error}") from error

@@ -1,0 +1,471 @@
+"""The index: whatever becomes of its file, and whoever else writes into it or into the store, answers are the store's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store, tags
+from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.paths import MANIFESTS, PRUNED, STAGES, manifest_path, stage_path, suspect_path
+from alignment_core.artifacts.provenance import parse_record
+from alignment_core.artifacts.snapshot import Lately
+from alignment_core.canonical import digest_of
+from alignment_core.errors import Corrupt
+from alignment_core.lineage import Graph
+from tests.artifacts.conftest import age
+from tests.servers.faulty import Faulty
+from tests.servers.s3 import S3Server
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return open_store(tmp_path / "store")
+    return open_store(f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def make(write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Callable[..., Reference]:
+    """``make(store, "name")`` publishes an artifact with a record, made from others."""
+
+    def made(store: Store, name: str, *used: Reference, kind: str = "model") -> Reference:
+        inputs = {f"input-{number}": one for number, one in enumerate(used)}
+        return store.publish(write(name, {"file": name}), kind, draft(digest_of(name), label=name, inputs=inputs))
+
+    return made
+
+
+def told(store: Store) -> Any:
+    """What the index answers."""
+    manifests, moves = list(store.artifacts()), {name: store.tag_history(name) for name in store.tags()}
+    answers = (list(store.records()), manifests, store.summaries(), store.tags(), moves)
+    graph, references = Graph.of(store), {manifest.reference for manifest in manifests}
+    return (*answers, {one: (graph.made_by(one), graph.used_by(one)) for one in references})
+
+
+def read(store: Store) -> Any:
+    """The same, read from the store's objects without it."""
+    backend = store.backend
+    records = [parse_record(store.uri, one.path, backend.read(one.path)) for one in backend.list(STAGES)]
+    manifests = [store.manifest_at(Path(one.path).stem) for one in backend.list(MANIFESTS)]
+    marks = {Path(one.path).name for one in backend.list(PRUNED)}
+    names = {move.name: move.to for move in tags.all_moves(backend)}
+    references = {manifest.reference for manifest in manifests}
+    graph = Graph(records)
+    return (
+        records,
+        manifests,
+        [Summary.of(one, graph.made_by(one.reference), one.digest in marks) for one in manifests],
+        names,
+        {name: tags.history(backend, name) for name in names},
+        {one: (graph.made_by(one), graph.used_by(one)) for one in references},
+    )
+
+
+def replace(store: Store, path: str, data: bytes) -> None:
+    found = store.backend.stat(path)
+    assert found is not None
+    assert store.backend.put(path, data, replaces=found.version)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
+    """The paths that are read from the store."""
+    paths, real = list[str](), type(store.backend).read
+
+    def noted(backend: Any, path: str) -> bytes:
+        paths.append(path)
+        return real(backend, path)
+
+    monkeypatch.setattr(type(store.backend), "read", noted)
+    return paths
+
+
+def test_what_is_known_is_not_read_again(store: Store, make: Callable[..., Reference], reads: list[str]) -> None:
+    data = make(store, "data", kind="dataset")
+    model = make(store, "model", data)
+    store.move_tag("policy", model, None, "first")
+    assert told(store) == read(store)
+    reads.clear()
+    assert [node.reference for node in Graph.of(open_store(store.uri, writes=False)).up(model).children] == [data]
+    assert (len(store.summaries()), store.tag("policy")) == (2, model)
+    assert set(reads) <= {"format.json"}
+    make(store, "other", model)
+    reads.clear()
+    assert len(store.summaries()) == 3
+    assert len(reads) == 2, "the new manifest and the new record"
+
+
+def test_a_record_that_was_replaced_is_read_again_and_a_deleted_one_is_gone(
+    store: Store, make: Callable[..., Reference]
+) -> None:
+    model = make(store, "model")
+    (record,) = store.records()
+    changed = record.model_copy(update={"label": "another"})
+    replace(store, stage_path(record.key), changed.model_dump_json().encode())
+    assert list(store.records()) == [changed]
+    assert store.summaries()[0].made_by == ("another",)
+    store.backend.delete(stage_path(record.key))
+    assert store.provenance(model) == []
+    assert told(store) == read(store)
+
+
+def test_what_cannot_be_read_is_logged_and_left_out_until_it_is_mended(
+    store: Store, make: Callable[..., Reference], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = make(store, "one"), make(store, "two")
+    path, whole = manifest_path(one.digest), store.backend.read(manifest_path(one.digest))
+    replace(store, path, b"{}")
+    replace(store, stage_path(digest_of("one")), b"broken")
+    for _ in range(2):
+        caplog.clear()
+        assert [manifest.reference for manifest in store.artifacts()] == [two]
+        assert [record.label for record in store.records()] == ["two"]
+        assert len(caplog.records) == 2
+    replace(store, path, whole)
+    assert len(list(store.artifacts())) == 2
+    store.move_tag("policy", two, None, "first")
+    replace(store, "tags/policy/00000001.json", b"{}")
+    with pytest.raises(Corrupt, match="is not a tag move"):
+        store.tags()
+
+
+def test_records_are_found_by_stage_and_by_key(store: Store, write: Callable[..., Path]) -> None:
+    for name in ("sft", "dpo"):
+        parts = {"key": digest_of(name), "stage": name, "label": name, "key_parts": {"stage": name}}
+        store.publish(write(name, {"file": name}), "model", ProvenanceDraft.model_validate(parts))
+    assert [record.stage for record in store.records("dpo")] == ["dpo"]
+    assert len(list(store.records("dpo", "sft", "other"))) == 2
+    assert {key: one.stage for key, one in store.recorded([digest_of("sft"), "0" * 64]).items()} == {
+        digest_of("sft"): "sft"
+    }
+
+
+# ------------------------------------------------------------------ the file
+
+
+def damaged(path: Path, how: str) -> None:
+    """Let something happen to the file of an index."""
+    data = bytearray(path.read_bytes())
+    if how == "deleted":
+        shutil.rmtree(path.parent)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "garbage":
+        path.write_bytes(os.urandom(len(data)))
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "holes":
+        for start in range(4096, len(data), 8192):
+            data[start : start + 4096] = os.urandom(4096)
+        path.write_bytes(data)
+    elif how == "a changed letter":
+        at = data.index(b'"label": "model"')
+        data[at + 10 : at + 15] = b"MODEL"
+        path.write_bytes(data)
+    elif how == "other version":
+        with sqlite3.connect(path) as db:
+            db.execute("PRAGMA user_version = 99")
+        db.close()
+    elif how == "other tables":
+        path.unlink()
+        with sqlite3.connect(path) as db:
+            db.executescript("CREATE TABLE objects (x); PRAGMA user_version = 1;")
+        db.close()
+
+
+DAMAGES = ("deleted", "empty", "garbage", "cut", "holes", "a changed letter", "other version", "other tables")
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_whatever_becomes_of_the_file_nothing_is_lost(
+    folder: Store, make: Callable[..., Reference], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make(folder, "model")
+    for name in "abcdefgh":
+        model = make(folder, name, model)
+    folder.move_tag("policy", model, None, "first")
+    expected = told(folder)
+    damaged(folder.index.path, how)
+    assert told(folder) == expected == read(folder)
+    assert told(folder) == expected
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    with sqlite3.connect(folder.index.path) as db:  # it was made anew
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    db.close()
+
+
+def test_a_file_that_is_damaged_while_it_is_open_is_replaced(folder: Store, make: Callable[..., Reference]) -> None:
+    first = make(folder, "model")
+    second = make(folder, "other", first)
+    told(folder)
+    graph = Graph.of(folder)
+    damaged(folder.index.path, "garbage")
+    assert [node.reference for node in graph.up(second).children] == [first]
+    assert told(folder) == read(folder)
+
+
+@pytest.mark.parametrize("where", ["a file", "not a folder", "small disk"])
+def test_a_home_that_takes_no_index_costs_one_line(
+    where: str,
+    folder: Store,
+    make: Callable[..., Reference],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in "abc":
+        make(folder, name)
+    home = request.getfixturevalue("small_disk") if where == "small disk" else tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("ALIGN_HOME", str(home))
+    if where == "a file":
+        (home / "indexes").write_text("")
+    elif where == "not a folder":
+        folder.index.path.mkdir(parents=True)
+    else:
+        (home / "filler").write_bytes(bytes((1 << 20) - (16 << 10)))
+    assert told(folder) == read(folder)
+    assert told(folder) == read(folder)
+    assert len([record for record in caplog.records if record.levelno > logging.INFO]) == 1
+
+
+def test_another_users_file_is_not_believed(
+    folder: Store, make: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(folder, "model")
+    told(folder)
+    with sqlite3.connect(folder.index.path) as db:
+        db.execute("UPDATE records SET label = 'a lie'")
+    db.close()
+    assert folder.summaries()[0].made_by == ("a lie",)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    assert folder.summaries()[0].made_by == ("model",)
+
+
+# ------------------------------------------------------------------ several processes
+
+
+def test_processes_that_fill_it_at_once_all_see_the_store(
+    store: Store, make: Callable[..., Reference], in_children: Callable[..., list[int]]
+) -> None:
+    for number in range(6):
+        make(store, f"model-{number}")
+    uri = store.uri
+
+    def looks() -> None:
+        mine = open_store(uri, writes=False)
+        for _ in range(3):
+            assert {record.label for record in mine.records()} >= {f"model-{number}" for number in range(6)}
+
+    def works(name: str) -> Callable[[], None]:
+        def work() -> None:
+            mine = open_store(uri)
+            for number in range(3):
+                made = make(mine, f"{name}-{number}")
+                assert [record.label for record in mine.provenance(made)] == [f"{name}-{number}"]
+
+        return work
+
+    assert in_children(looks, works("a"), looks, works("b")) == [0] * 4
+    assert told(store) == read(store)
+
+
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_a_process_that_is_killed_while_it_fills_it_does_no_harm(
+    step: int,
+    folder: Store,
+    make: Callable[..., Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    in_children: Callable[..., list[int]],
+) -> None:
+    for number in range(4):
+        make(folder, f"model-{number}")
+    monkeypatch.setattr(index, "_READ_AT_ONCE", 2)
+    real, begun = FolderBackend.read, list[str]()
+    guard = threading.Lock()
+
+    def dies() -> None:
+        def counted(backend: FolderBackend, path: str) -> bytes:
+            with guard:
+                begun.append(path)
+                if len(begun) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return real(backend, path)
+
+        FolderBackend.read = counted  # type: ignore[method-assign, assignment]
+        folder.summaries()
+
+    assert in_children(dies) == [-signal.SIGKILL]
+    assert told(folder) == read(folder)
+
+
+def test_a_view_stays_what_was_listed_whatever_others_write_into_the_file(
+    folder: Store, make: Callable[..., Reference]
+) -> None:
+    first = make(folder, "first")
+    old = folder.index.view(STAGES)
+    second = make(folder, "second", first)
+    assert len(list(folder.records())) == 2
+    assert [record.label for record in old.records()] == ["first"]
+    assert old.users(first) == []
+    late = folder.index.view_of({STAGES: {}})  # another process, whose listing is older, takes all of it out again
+    assert list(late.records()) == []
+    assert [record.label for record in folder.provenance(second)] == ["second"]
+
+
+# ------------------------------------------------------------------ against a model
+
+
+def test_any_sequence_of_changes_is_answered_as_the_plain_reading_is(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
+    numbers = iter(range(10**6))
+    names = st.sampled_from("abcdef")
+
+    class Changes(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.store = open_store(tmp_path / f"store-{next(numbers)}")
+
+        def folder(self, name: str) -> Path:
+            return write(name, {"file": name})
+
+        @rule(
+            name=names, used=st.lists(names, max_size=2), kind=st.sampled_from(["model", "rollouts"]), two=st.booleans()
+        )
+        def publish(self, name: str, used: list[str], kind: str, two: bool) -> None:
+            known = [one.reference for one in self.store.artifacts()]
+            inputs = {f"{place}": known[ord(one) % len(known)] for place, one in enumerate(used) if known}
+            key = digest_of([name, kind, two])
+            draft = {"key": key, "stage": kind, "label": name, "inputs": inputs, "key_parts": {"stage": kind}}
+            outputs = {"out": (self.folder(name), kind)} | ({"more": (self.folder(f"{name}2"), kind)} if two else {})
+            self.store.publish_outputs(outputs, ProvenanceDraft.model_validate(draft))
+
+        @rule(name=names)
+        def publish_without_record(self, name: str) -> None:
+            self.store.publish(self.folder(name), "dataset")
+
+        @rule(tag=st.sampled_from(["x", "x/y", "z"]), pick=st.integers(0, 99))
+        def move(self, tag: str, pick: int) -> None:
+            known = [one.reference for one in self.store.artifacts()]
+            if known:
+                self.store.move_tag(tag, known[pick % len(known)], self.store.tag(tag), "moved")
+
+        @rule(pick=st.integers(0, 99))
+        def forget(self, pick: int) -> None:
+            paths = [one.path for one in self.store.backend.list(STAGES)]
+            if paths:
+                self.store.backend.delete(paths[pick % len(paths)])
+
+        @rule()
+        def gather(self) -> None:
+            age(self.store, 1)
+            collect(self.store, delete=True)
+
+        @rule(how=st.sampled_from(DAMAGES[:5]))
+        def damage(self, how: str) -> None:
+            if self.store.index.path.exists():
+                damaged(self.store.index.path, how)
+
+        @rule()
+        def compare(self) -> None:
+            assert told(self.store) == read(self.store)
+
+        def teardown(self) -> None:
+            self.compare()
+
+    changes = Changes.TestCase
+    changes.settings = settings(max_examples=8, stateful_step_count=15, deadline=None)
+    changes("runTest").runTest()
+
+
+# ------------------------------------------------------------------ fewer questions to a server
+
+
+@pytest.fixture
+def proxy(bucket: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """The server of the bucket, behind something that counts what it is asked."""
+    with Faulty(s3_server.url) as counting:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", counting.url)
+        yield counting
+
+
+def test_a_server_is_probed_once_an_hour(proxy: Faulty, bucket: str, tmp_path: Path) -> None:
+    uri = f"s3://{bucket}/{tmp_path.name}"
+    open_store(uri)
+    probes = proxy.count("PUT", "probe-")
+    assert probes
+    open_store(uri)
+    assert proxy.count("PUT", "probe-") == probes
+    (mark,) = (tmp_path / "probed").iterdir()
+    os.utime(mark, (mark.stat().st_mtime - 3601,) * 2)
+    open_store(uri)
+    assert proxy.count("PUT", "probe-") == 2 * probes
+
+
+def test_many_finished_stages_are_found_with_a_few_listings(
+    proxy: Faulty, bucket: str, tmp_path: Path, make: Callable[..., Reference]
+) -> None:
+    store = open_store(f"s3://{bucket}/{tmp_path.name}")
+    for number in range(5):
+        make(store, f"model-{number}")
+    rollouts = make(store, "rollouts", kind="rollouts")
+    store.summaries()
+    proxy.requests.clear()
+    lately = Lately(store)
+    assert [lately().find(digest_of(f"model-{number}")).output.kind for number in range(5)] == ["model"] * 5  # type: ignore[union-attr]
+    assert lately().find(digest_of("unknown")) is None
+    assert len(proxy.requests) == 4
+    assert lately().find(digest_of("rollouts")).output == rollouts  # type: ignore[union-attr]
+    targets = [(one.method, one.target.split(f"/{tmp_path.name}/")[-1]) for one in proxy.requests[4:]]
+    digest = rollouts.digest
+    assert targets == [("HEAD", f"uses/{digest}"), ("PUT", f"uses/{digest}"), ("HEAD", f"pruned/{digest}")]
+
+
+def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
+    bucket: str, tmp_path: Path, make: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"s3://{bucket}/{tmp_path.name}")
+    model = make(store, "model")
+    lately = Lately(store)
+    assert lately().find(digest_of("model")) is not None
+    (entry,) = store.manifest(model).files
+    store.backend.put(suspect_path(entry.sha256), b"corrupt")
+    monkeypatch.setattr("alignment_core.artifacts.snapshot.SECONDS", 0.0)
+    assert lately().find(digest_of("model")) is None
+    store.backend.delete(suspect_path(entry.sha256))
+    store.backend.delete(stage_path(digest_of("model")))
+    assert lately().find(digest_of("model")) is None
+
+
+def test_a_long_listing_is_not_waited_for(
+    bucket: str, tmp_path: Path, make: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignment_core.artifacts.snapshot._SHORT", 2)
+    store = open_store(f"s3://{bucket}/{tmp_path.name}")
+    for number in range(3):
+        make(store, f"model-{number}")
+    assert Lately(store)().find(digest_of("model-1")) is not None
+    assert Lately(store)().find(digest_of("unknown")) is None

@@ -1,0 +1,226 @@
+"""S3 in trouble: errors, lost answers, cut connections and damaged bodies on the way, and a server that dies."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import open_store
+from alignment_core.artifacts.s3 import PART, S3Backend
+from alignment_core.errors import Corrupt, EnvironmentFault, InfrastructureError
+from tests.servers.faulty import Fault, Faulty
+from tests.servers.s3 import S3Server
+from tests.servers.unconditional import unconditional_server
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """Between the client and the server; the retries of the client come at once."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.001)
+    monkeypatch.setattr("alignment_core.artifacts.s3._pause", lambda _: None)
+    with Faulty(s3_server.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def backend(proxy: Faulty, bucket: str, tmp_path: Path) -> S3Backend:
+    return S3Backend(bucket, f"{tmp_path.name}/")
+
+
+def first(fault: Fault, method: str, part: str = "", times: int = 1) -> Callable[[str, str, int], Fault | None]:
+    """The rule that the first so many requests with this method and this in their target meet the fault."""
+    left, guard = [times], threading.Lock()
+
+    def rule(met: str, target: str, number: int) -> Fault | None:
+        with guard:
+            if met == method and part in target and left[0]:
+                left[0] -= 1
+                return fault
+        return None
+
+    return rule
+
+
+def large(folder: Path, size: int = PART + 5) -> Path:
+    source = folder / "large"
+    source.write_bytes(random.Random(1).randbytes(size))
+    return source
+
+
+FAULTS = {"lost": Fault(lost=True), "503": Fault(status=503), "409": Fault(status=409), "cut": Fault(cut_request=3)}
+CALLS = {
+    "PutObject": ("PUT", "/one"),
+    "CreateMultipartUpload": ("POST", "?uploads"),
+    "UploadPart": ("PUT", "partNumber"),
+    "CompleteMultipartUpload": ("POST", "uploadId"),
+    "DeleteObject": ("DELETE", ""),
+    "HeadObject": ("HEAD", ""),
+    "GetObject": ("GET", "/one"),
+    "ListObjects": ("GET", "list-type"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "fault", [Fault(lost=True), Fault(status=503), Fault(status=409), Fault(cut_request=3)], ids=str
+)
+def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
+    backend: S3Backend, proxy: Faulty, tmp_path: Path, call: str, fault: Fault
+) -> None:
+    method, part = CALLS[call]
+    if fault.status == 409 and call not in ("PutObject", "CompleteMultipartUpload"):
+        return  # only conditional writes are answered so
+    proxy.rule = first(fault, method, part)
+    version = backend.put("one", b"1")
+    assert version is not None, "the writer knows that it has won"
+    assert backend.put("one", b"2") is None
+    assert backend.put("large", large(tmp_path)) is not None
+    assert {found.path for found in backend.list("")} == {"one", "large"}
+    assert backend.stat("one") is not None
+    assert backend.read("one") == b"1"
+    backend.download("large", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == large(tmp_path).read_bytes()
+    backend.delete("one")
+    assert backend.stat("one") is None
+    assert any(request.fault for request in proxy.requests)
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_an_error_that_stays_ends_in_one_after_a_bounded_number_of_tries(
+    backend: S3Backend, proxy: Faulty, status: int
+) -> None:
+    proxy.rule = lambda *_: Fault(status=status)
+    with pytest.raises(InfrastructureError, match="cannot write"):
+        backend.put("one", b"1")
+    assert len(proxy.requests) <= 16
+
+
+def test_a_412_is_a_loss_unless_the_object_is_ones_own(backend: S3Backend, proxy: Faulty) -> None:
+    proxy.rule = first(Fault(status=412), "PUT")
+    assert backend.put("one", b"1") is None
+    assert backend.stat("one") is None
+    version = backend.put("one", b"1")
+    proxy.rule = first(Fault(lost=True), "PUT")
+    assert backend.put("one", b"2", replaces=version), (
+        "the answer to the first try was lost, and the second met its object"
+    )
+    assert backend.put("one", b"3", replaces=version) is None
+    assert backend.read("one") == b"2"
+
+
+@pytest.mark.parametrize("at", [1, PART + 3])
+def test_a_download_that_is_cut_goes_on_where_it_was(
+    backend: S3Backend, proxy: Faulty, tmp_path: Path, at: int
+) -> None:
+    source = large(tmp_path, 2 * PART)
+    backend.put("large", source)
+    proxy.requests.clear()
+    proxy.rule = first(Fault(cut_answer=at), "GET", times=1)
+    assert b"".join(backend.stream("large")) == source.read_bytes()
+    cut, rest = (one.down for one in proxy.requests if one.method == "GET")
+    assert (cut, 0 <= cut + rest - 2 * PART < 1 << 20) == (at, True), "all but a piece of a MiB is kept"
+    proxy.rule = first(Fault(cut_answer=at), "GET", times=3)
+    backend.download("large", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_a_body_that_is_short_or_changed_on_its_way_is_asked_for_again(
+    proxy: Faulty, bucket: str, tmp_path: Path
+) -> None:
+    store, source = open_store(f"s3://{bucket}/{tmp_path.name}"), tmp_path / "model"
+    source.mkdir()
+    (source / "weights").write_bytes(random.Random(2).randbytes(100_000))
+    reference = store.publish(source, "model")
+    for fault in (Fault(short=10), Fault(short=0), Fault(flip=99_999)):
+        proxy.rule = first(fault, "GET", "/blobs/")
+        fetched = store.fetch(reference)
+        assert (fetched / "weights").read_bytes() == (source / "weights").read_bytes()
+        store.workspace.discard(fetched)
+    proxy.rule = lambda method, target, number: Fault(flip=5) if "/blobs/" in target else None
+    with pytest.raises(Corrupt, match="weights"):
+        store.fetch(reference)
+    proxy.rule = lambda method, target, number: Fault(short=9) if "list-type" in target else None
+    with pytest.raises(InfrastructureError, match="cannot list"):
+        list(store.backend.list(""))
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "code", "sentence"),
+    [
+        ("PUT", 400, "ExpiredToken", "the credentials have expired"),
+        ("GET", 403, "RequestTimeTooSkewed", "this machine's clock differs"),
+        ("GET", 403, "SignatureDoesNotMatch", "the secret key does not fit"),
+        ("PUT", 403, "AccessDenied", "ask for the right"),
+        (
+            "HEAD",
+            400,
+            "ExpiredToken",
+            "renew them if they have expired",
+        ),  # the answer to HEAD has no place for a reason
+        ("HEAD", 403, "ExpiredToken", "have they not expired"),
+    ],
+)
+def test_what_the_server_refuses_in_the_middle_is_a_sentence(
+    backend: S3Backend, proxy: Faulty, call: str, status: int, code: str, sentence: str
+) -> None:
+    def work() -> None:
+        for number in range(4):
+            backend.put(f"one-{number}", b"1")
+            backend.stat(f"one-{number}")
+            backend.read(f"one-{number}")
+
+    def refuses(method: str, target: str, number: int) -> Fault | None:
+        return Fault(status=status, code=code) if method == call and "one-3" in target else None
+
+    proxy.rule = refuses
+    with pytest.raises(EnvironmentFault, match=sentence):
+        work()
+    assert len(proxy.requests) < 14, "it is not tried again"
+
+
+def test_uploads_and_downloads_go_on_when_the_server_was_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    server = S3Server(tmp_path / "server").start()
+    request.addfinalizer(lambda: server.end(signal.SIGKILL))
+    server.make_bucket("mine")
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    source = large(tmp_path, 3 * PART)
+    killed = []
+
+    def kills_in_the_middle(method: str, target: str, number: int) -> Fault | None:
+        """Once for each direction, at a request for a part."""
+        if method in ("PUT", "GET") and "large" in target and method not in killed:
+            killed.append(method)
+            server.end(signal.SIGKILL)
+            server.start()
+            return Fault(cut_request=5) if method == "PUT" else Fault(cut_answer=5)
+        return None
+
+    with Faulty(server.url, kills_in_the_middle) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        backend = S3Backend("mine", "store/")
+        backend.put("one", b"1")
+        assert backend.put("large", source)
+        backend.download("large", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    assert sorted(killed) == ["GET", "PUT"]
+
+
+def test_a_server_that_ignores_conditions_is_refused(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with unconditional_server(tmp_path / "served") as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(
+            EnvironmentFault, match="s3://bucket/store ignores conditional writes, so that two writers could"
+        ):
+            open_store("s3://bucket/store")
+    assert [file for file in (tmp_path / "served").rglob("*probe*") if file.is_file()] == []
