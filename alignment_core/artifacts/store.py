@@ -252,8 +252,8 @@ class Store:
 
     def tag(self, name: str) -> Reference | None:
         """The artifact that a tag names; None when there is no such tag."""
-        moves = tags.history(self.backend, name)
-        return moves[-1].to if moves else None
+        latest = tags.last(self.backend, name)
+        return latest.to if latest else None
 
     def move_tag(self, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
         """Move a tag from ``expected`` (None: the tag is new) to ``to``; one of several writers wins.

@@ -32,6 +32,13 @@ def history(backend: Backend, name: str) -> list[TagMove]:
     return [move for move in _moves(backend, f"{TAGS}{check_tag(name)}/") if move.name == name]
 
 
+def last(backend: Backend, name: str) -> TagMove | None:
+    """The move that says what a tag points to now; None when there is no such tag. Reads that one alone."""
+    prefix = f"{TAGS}{check_tag(name)}/"
+    paths = [found.path for found in backend.list(prefix) if (parse_tag_path(found.path) or ("",))[0] == name]
+    return _move_at(backend, paths[-1]) if paths else None
+
+
 def all_moves(backend: Backend) -> Iterator[TagMove]:
     """Every move of every tag; per tag, oldest first."""
     return _moves(backend, TAGS)
@@ -68,12 +75,12 @@ def move(
     back_to: int | None = None,
 ) -> TagMove:
     """Compare and set. Raises Conflict when the tag does not name ``expected`` (any more)."""
-    moves = history(backend, name)
-    current = moves[-1].to if moves else None
+    latest = last(backend, name)
+    current = latest.to if latest else None
     if current == expected:
         entry = TagMove(
             name=name,
-            number=moves[-1].number + 1 if moves else 1,
+            number=latest.number + 1 if latest else 1,
             to=to,
             previous=expected,
             reason=reason,
@@ -82,7 +89,8 @@ def move(
         )
         if backend.put(tag_path(name, entry.number), entry.model_dump_json(indent=2).encode()):
             return entry
-        current = history(backend, name)[-1].to
+        latest = last(backend, name)
+        current = latest.to if latest else None
     raise Conflict(
         f"the tag {name} points to {current.short if current else 'nothing'} instead of the expected "
         f"{expected.short if expected else 'nothing'}: check its history (`align tags history`) and decide again"
@@ -90,14 +98,14 @@ def move(
 
 
 def _moves(backend: Backend, prefix: str) -> Iterator[TagMove]:
-    for found in backend.list(prefix):
-        parsed = parse_tag_path(found.path)
-        if parsed is None:
-            continue
-        try:
-            move = TagMove.model_validate_json(backend.read(found.path))
-        except ValidationError as error:
-            raise Corrupt(f"{found.path} in {backend.uri} is not a tag move: {error}") from error
-        if (move.name, move.number) != parsed:
-            raise Corrupt(f"{found.path} in {backend.uri} holds move {move.number} of the tag {move.name}")
-        yield move
+    return (_move_at(backend, found.path) for found in backend.list(prefix) if parse_tag_path(found.path))
+
+
+def _move_at(backend: Backend, path: str) -> TagMove:
+    try:
+        move = TagMove.model_validate_json(backend.read(path))
+    except ValidationError as error:
+        raise Corrupt(f"{path} in {backend.uri} is not a tag move: {error}") from error
+    if (move.name, move.number) != parse_tag_path(path):
+        raise Corrupt(f"{path} in {backend.uri} holds move {move.number} of the tag {move.name}")
+    return move
