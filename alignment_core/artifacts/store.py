@@ -24,6 +24,7 @@ from alignment_core.artifacts.manifest import FileEntry, Manifest
 from alignment_core.artifacts.paths import MANIFESTS, STAGES, manifest_path, pruned_path, stage_path, use_path
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft
 from alignment_core.artifacts.reference import PRUNABLE, Reference
+from alignment_core.artifacts.sealed import seal, unseal
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
 from alignment_core.canonical import canonical_json
@@ -303,7 +304,7 @@ class Store:
         raise StoreError(f"{path} in {self.uri} changes faster than it can be written")
 
     def _put_record(self, record: Provenance) -> dict[str, Reference]:
-        path, data = stage_path(record.key), record.model_dump_json(indent=2).encode()
+        path, data = stage_path(record.key), seal(record)
         for _ in range(_ATTEMPTS):
             if self.backend.put(path, data):
                 return record.outputs
@@ -352,8 +353,8 @@ class Store:
 
     def record_at(self, path: str) -> Provenance:
         try:
-            record = Provenance.model_validate_json(self.backend.read(path))
-        except ValidationError as error:
+            record = unseal(Provenance, self.backend.read(path))
+        except ValueError as error:
             raise Corrupt(f"{path} in {self.uri} is not a stage record: {error}") from error
         if stage_path(record.key) != path:
             raise Corrupt(f"{path} in {self.uri} is the record of another stage key, {record.key}")

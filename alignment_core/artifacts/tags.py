@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.paths import TAGS, check_tag, parse_tag_path, tag_path
 from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.sealed import seal, unseal
 from alignment_core.errors import Conflict, Corrupt
 
 
@@ -87,7 +88,7 @@ def move(
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             back_to=back_to,
         )
-        if backend.put(tag_path(name, entry.number), entry.model_dump_json(indent=2).encode()):
+        if backend.put(tag_path(name, entry.number), seal(entry)):
             return entry
         latest = last(backend, name)
         current = latest.to if latest else None
@@ -103,8 +104,8 @@ def _moves(backend: Backend, prefix: str) -> Iterator[TagMove]:
 
 def _move_at(backend: Backend, path: str) -> TagMove:
     try:
-        move = TagMove.model_validate_json(backend.read(path))
-    except ValidationError as error:
+        move = unseal(TagMove, backend.read(path))
+    except ValueError as error:
         raise Corrupt(f"{path} in {backend.uri} is not a tag move: {error}") from error
     if (move.name, move.number) != parse_tag_path(path):
         raise Corrupt(f"{path} in {backend.uri} holds move {move.number} of the tag {move.name}")

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from alignment_core.artifacts import Backend, ProvenanceDraft, Store
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.opening import check_backend
 from alignment_core.artifacts.s3 import S3Backend
 from alignment_core.artifacts.workspace import Workspace
 from tests.servers.s3 import S3Server
@@ -36,9 +37,12 @@ class Place:
     server: S3Server | None
 
     def backend(self) -> Backend:
-        """One that nobody has used."""
+        """Of a store that is new and empty."""
         name = uuid.uuid4().hex
-        return FolderBackend(self.folder / "stores" / name) if self.server is None else S3Backend("bucket", f"{name}/")
+        folder = self.folder / "stores" / name
+        backend = FolderBackend(folder) if self.server is None else S3Backend("bucket", f"{name}/")
+        check_backend(backend)
+        return backend
 
     def store(self, backend: Backend) -> Store:
         """A store as another machine would see it: nothing local is there yet."""
