@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.manifest import FileEntry
-from alignment_core.artifacts.paths import blob_path, suspect_path
+from alignment_core.artifacts.paths import SUSPECTS, blob_path, suspect_path
 from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
@@ -32,8 +32,8 @@ class Content:
         self.workspace = workspace
         self._verified: dict[tuple[int, int, int, int], str] = {}  # (device, inode, size, mtime) -> SHA-256
 
-    def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> None:
-        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there.
+    def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> bool:
+        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there; whether it is new.
 
         ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
         """
@@ -41,14 +41,20 @@ class Content:
         for _ in range(_ATTEMPTS):
             existing = self.backend.stat(path)
             if existing is not None and not self._is_damaged(entry, existing):
-                return
+                return False
             if self.backend.put(path, source, replaces=existing.version if existing else None):
                 if _identity(source.lstat()) != _identity(hashed):
                     self.backend.delete(path)
                     raise StoreError(f"{source} changed while it was being published: publish it again")
-                self.backend.delete(suspect_path(entry.sha256))
-                return
+                return True
         raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
+
+    def trust(self, new: Iterable[FileEntry]) -> None:
+        """Take back what readers suspected of blobs that were ``put`` since."""
+        digests = {entry.sha256 for entry in new}
+        for found in self.backend.list(SUSPECTS):
+            if found.path.removeprefix(SUSPECTS) in digests:
+                self.backend.delete(found.path)
 
     def get(self, reference: Reference, entry: FileEntry, to: Path) -> None:
         """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob and file."""

@@ -277,16 +277,19 @@ class Store:
     def _publish(self, files: _Files) -> Reference:
         manifest = files.manifest
 
-        def put(entry: FileEntry) -> None:
-            self.content.put(entry, files.directory / entry.path, files.before[entry.path])
+        def put(entry: FileEntry) -> bool:
+            return self.content.put(entry, files.directory / entry.path, files.before[entry.path])
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(put, manifest.files))
-        self._put_manifest(manifest)
-        # What was there may have been found damaged, or was taken by a collector that was stopped for minutes.
-        for entry in manifest.files:
+        def put_again(entry: FileEntry) -> None:
+            """If it was found damaged since, or taken by a collector that was stopped for minutes."""
             if not self.content.is_intact(entry):
                 put(entry)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            new = dict(zip(manifest.files, pool.map(put, manifest.files), strict=True))
+            self.content.trust(entry for entry in new if new[entry])
+            self._put_manifest(manifest)
+            list(pool.map(put_again, (entry for entry in new if not new[entry])))
         if manifest.kind in PRUNABLE:
             self._note_use(manifest.reference)
         self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
@@ -340,9 +343,10 @@ class Store:
 
     def manifest_at(self, digest: str) -> Manifest:
         path = manifest_path(digest)
-        if self.backend.stat(path) is None:
-            raise NotFound(f"{self.uri} has no artifact sha256:{digest}")
-        data = self.backend.read(path)
+        try:
+            data = self.backend.read(path)
+        except NotFound:
+            raise NotFound(f"{self.uri} has no artifact sha256:{digest}") from None
         try:
             manifest = Manifest.model_validate_json(data)
         except ValidationError as error:
