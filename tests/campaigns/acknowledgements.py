@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -63,12 +64,15 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         assert not troubles.failed, troubles.failed
     place.server.end(signal.SIGKILL)
     place.server.start()
+    reader = place.store(S3Backend("bucket", backend.prefix))
+    bad = sorted({wrong for one in told for wrong in _lost(reader, one)})
+    print(*bad, sep="\n", end="\n" if bad else "", file=sys.stderr)
     return outcome(
         "acknowledgements",
         place,
         count,
         seed,
-        sum(_lost(place.store(S3Backend("bucket", backend.prefix)), one) for one in told),
+        len(bad),
         "acknowledged writes lost",
         kills=troubles.kills,
         acknowledged=sum(len(one.objects) + len(one.moves) for one in told),
@@ -118,12 +122,21 @@ def _write(store: Store, models: list[Reference], number: int, told: Told, troub
         troubles.failed.append(error)
 
 
-def _lost(store: Store, told: Told) -> int:
+def _lost(store: Store, told: Told) -> list[str]:
     """Acknowledged writes that are not there, and refused ones that are."""
     history = {move.reason: move.number for move in store.tag_history("policy")}
-    bad = sum(history.get(reason) != number for reason, number in told.moves.items())
-    bad += sum(reason in history or store.backend.stat(reason) is not None for reason in told.refused)
-    bad += sorted(history.values()) != list(range(1, len(history) + 1))
-    return bad + sum(
-        store.backend.stat(path) is None or store.backend.read(path) != data for path, data in told.objects.items()
-    )
+    bad = [
+        f"move {number} is {history.get(reason)}"
+        for reason, number in told.moves.items()
+        if history.get(reason) != number
+    ]
+    bad += [f"move {history[reason]} was refused, and is there" for reason in told.refused if reason in history]
+    bad += [f"{path} was refused, and is there" for path in told.refused if store.backend.stat(path) is not None]
+    if sorted(history.values()) != list(range(1, len(history) + 1)):
+        bad.append("the history has a gap")
+    for path, data in told.objects.items():
+        if store.backend.stat(path) is None:
+            bad.append(f"{path} is not there")
+        elif store.backend.read(path) != data:
+            bad.append(f"{path} has other bytes")
+    return bad
