@@ -12,7 +12,7 @@ from tests.campaigns.places import Outcome, Place, outcome
 from tests.processes import ended, in_child
 
 COUNT, STORES = 200, ("folder", "s3")
-WRITERS, _PROCESSES = 32, 8
+WRITERS, _PROCESSES = 32, 4
 
 
 def run(place: Place, count: int, seed: int) -> Outcome:
