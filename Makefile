@@ -1,13 +1,14 @@
-# make demo · make up · make test · make test-long · make peers · make lint · make bench
+# make demo · make up · make test · make test-long · make campaigns · make peers · make lint · make bench
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+S3FS := $(VENV)/s3fs-2026.9.0
 ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_verifiers_environments.py \
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test test-long peers lint bench lock clean
+.PHONY: demo up down test test-long campaigns peers lint bench lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run deployments/recipes/quickstart.yaml
@@ -25,6 +26,9 @@ test: $(VENV)/.test
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long $(PYTEST)
 	$(BIN)/python -m tests.benchmarks soak
+
+campaigns: $(VENV)/.test $(S3FS)
+	$(BIN)/python -m tests.campaigns
 
 peers: $(PEERS)/.run
 	$(PEERS)/bin/python -m pytest tests/peers $(ENVIRONMENTS) $(PYTEST)
@@ -48,6 +52,10 @@ $(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 $(VENV)/.test: requirements/test.txt $(VENV)/.run
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
 	touch $@
+
+# What throughput is compared with. Its botocore is another than that of the S3 server of the tests.
+$(S3FS): $(VENV)/.run
+	$(BIN)/pip install --quiet --target $@ s3fs==2026.9.0
 
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
 

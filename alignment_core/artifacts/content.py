@@ -6,17 +6,19 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.manifest import FileEntry
-from alignment_core.artifacts.paths import blob_path, suspect_path
+from alignment_core.artifacts.paths import SUSPECTS, blob_path, suspect_path
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotFound, StoreError
 
 _ATTEMPTS = 5
+_THREADS = 8
 
 
 class Content:
@@ -31,8 +33,8 @@ class Content:
         self.workspace = workspace
         self._verified: dict[tuple[int, int, int, int], str] = {}  # (device, inode, size, mtime) -> SHA-256
 
-    def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> None:
-        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there.
+    def put(self, entry: FileEntry, source: Path, hashed: os.stat_result) -> bool:
+        """Store the file ``source`` as the blob of ``entry``, or rely on the blob that is there; whether it is new.
 
         ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
         """
@@ -40,14 +42,30 @@ class Content:
         for _ in range(_ATTEMPTS):
             existing = self.backend.stat(path)
             if existing is not None and not self._is_damaged(entry, existing):
-                return
+                return False
             if self.backend.put(path, source, replaces=existing.version if existing else None):
                 if _identity(source.lstat()) != _identity(hashed):
                     self.backend.delete(path)
                     raise StoreError(f"{source} changed while it was being published: publish it again")
-                self.backend.delete(suspect_path(entry.sha256))
-                return
+                return True
         raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
+
+    def put_files(
+        self, entries: Sequence[FileEntry], directory: Path, hashed: Mapping[str, os.stat_result]
+    ) -> dict[FileEntry, bool]:
+        """Store files of a directory, several at a time; which of them are new. ``hashed`` has their states by path."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            new = list(pool.map(lambda one: self.put(one, directory / one.path, hashed[one.path]), entries))
+        found = dict(zip(entries, new, strict=True))
+        self.trust(entry for entry in found if found[entry])
+        return found
+
+    def trust(self, new: Iterable[FileEntry]) -> None:
+        """Take back what readers suspected of blobs that were ``put`` since."""
+        digests = {entry.sha256 for entry in new}
+        for found in self.backend.list(SUSPECTS) if digests else ():
+            if found.path.removeprefix(SUSPECTS) in digests:
+                self.backend.delete(found.path)
 
     def get(self, what: str, entry: FileEntry, to: Path) -> None:
         """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob, file and ``what`` it

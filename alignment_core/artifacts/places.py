@@ -94,11 +94,8 @@ def _put_files(store: Store, folder: Path) -> tuple[FileEntry, ...]:
     with explained("read", folder):
         before = files_below(folder)
         files = entries_of(folder, before)
-    with (
-        store.leases.publication({entry.sha256 for entry in files}, lasting=True),
-        ThreadPoolExecutor(_THREADS) as pool,
-    ):
-        list(pool.map(lambda entry: store.content.put(entry, folder / entry.path, before[entry.path]), files))
+    with store.leases.publication({entry.sha256 for entry in files}, lasting=True):
+        store.content.put_files(files, folder, before)
     return files
 
 

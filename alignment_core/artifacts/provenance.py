@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alignment_core.artifacts.paths import stage_path
 from alignment_core.artifacts.reference import DIGEST, Reference
+from alignment_core.artifacts.sealed import unseal
 from alignment_core.errors import Corrupt
 
 
@@ -81,8 +82,8 @@ class Provenance(ProvenanceDraft):
 def parse_record(uri: str, path: str, data: bytes) -> Provenance:
     """The stage record that the store ``uri`` has at ``path``. Raises Corrupt for anything else."""
     try:
-        record = Provenance.model_validate_json(data)
-    except ValidationError as error:
+        record = unseal(Provenance, data)
+    except ValueError as error:
         raise Corrupt(f"{path} in {uri} is not a stage record: {error}") from error
     if stage_path(record.key) != path:
         raise Corrupt(f"{path} in {uri} is the record of another stage key, {record.key}")

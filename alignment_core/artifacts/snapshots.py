@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,8 +82,8 @@ class StoredProgress:
                 return True
             entries = self._entries_of(folder, files)
             digests = {entry.sha256 for entry in entries}
-            with self.store.leases.publication(digests, lasting=False), ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(lambda one: self.store.content.put(one, folder / one.path, files[one.path]), entries))
+            with self.store.leases.publication(digests, lasting=False):
+                self.store.content.put_files(entries, folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
                 found = self._write(Snapshot(files=entries))

@@ -34,6 +34,7 @@ from alignment_core.artifacts.paths import (
 )
 from alignment_core.artifacts.provenance import Provenance, ProvenanceDraft, parse_record
 from alignment_core.artifacts.reference import PRUNABLE, Reference
+from alignment_core.artifacts.sealed import seal
 from alignment_core.artifacts.tags import TagMove
 from alignment_core.artifacts.workspace import Workspace, adopt_tree, files_below
 from alignment_core.canonical import canonical_json
@@ -317,8 +318,8 @@ class Store:
 
     def tag(self, name: str) -> Reference | None:
         """The artifact that a tag names; None when there is no such tag."""
-        moves = self.tag_history(name)
-        return moves[-1].to if moves else None
+        latest = tags.last(self.backend, name)
+        return latest.to if latest else None
 
     def move_tag(self, name: str, to: Reference, expected: Reference | None, reason: str) -> TagMove:
         """Move a tag from ``expected`` (None: the tag is new) to ``to``; one of several writers wins.
@@ -343,16 +344,15 @@ class Store:
     def _publish(self, files: _Files) -> Reference:
         manifest = files.manifest
 
-        def put(entry: FileEntry) -> None:
-            self.content.put(entry, files.directory / entry.path, files.before[entry.path])
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(put, manifest.files))
-        self._put_manifest(manifest)
-        # What was there may have been found damaged, or was taken by a collector that was stopped for minutes.
-        for entry in manifest.files:
+        def put_again(entry: FileEntry) -> None:
+            """If it was found damaged since, or taken by a collector that was stopped for minutes."""
             if not self.content.is_intact(entry):
-                put(entry)
+                self.content.put(entry, files.directory / entry.path, files.before[entry.path])
+
+        new = self.content.put_files(manifest.files, files.directory, files.before)
+        self._put_manifest(manifest)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(put_again, (entry for entry in new if not new[entry])))
         if manifest.kind in PRUNABLE:
             self._note_use(manifest.reference)
         self.backend.delete(pruned_path(manifest.digest))  # last: whoever sees no mark finds all of the blobs
@@ -370,7 +370,7 @@ class Store:
         raise StoreError(f"{path} in {self.uri} changes faster than it can be written")
 
     def _put_record(self, record: Provenance) -> dict[str, Reference]:
-        path, data = stage_path(record.key), record.model_dump_json(indent=2).encode()
+        path, data = stage_path(record.key), seal(record)
         for _ in range(_ATTEMPTS):
             if self.backend.put(path, data):
                 return record.outputs

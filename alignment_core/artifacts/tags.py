@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.paths import TAGS, check_tag, parse_tag_path, tag_path
 from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.sealed import seal, unseal
 from alignment_core.errors import Conflict, Corrupt
 
 
@@ -30,6 +31,13 @@ class TagMove(BaseModel):
 def history(backend: Backend, name: str) -> list[TagMove]:
     """The moves of one tag, oldest first; empty when there is no such tag."""
     return [move for move in _moves(backend, f"{TAGS}{check_tag(name)}/") if move.name == name]
+
+
+def last(backend: Backend, name: str) -> TagMove | None:
+    """The move that says what a tag points to now; None when there is no such tag. Reads that one alone."""
+    prefix = f"{TAGS}{check_tag(name)}/"
+    paths = [found.path for found in backend.list(prefix) if (parse_tag_path(found.path) or ("",))[0] == name]
+    return parse_move(backend.uri, paths[-1], backend.read(paths[-1])) if paths else None
 
 
 def all_moves(backend: Backend) -> Iterator[TagMove]:
@@ -68,21 +76,22 @@ def move(
     back_to: int | None = None,
 ) -> TagMove:
     """Compare and set. Raises Conflict when the tag does not name ``expected`` (any more)."""
-    moves = history(backend, name)
-    current = moves[-1].to if moves else None
+    latest = last(backend, name)
+    current = latest.to if latest else None
     if current == expected:
         entry = TagMove(
             name=name,
-            number=moves[-1].number + 1 if moves else 1,
+            number=latest.number + 1 if latest else 1,
             to=to,
             previous=expected,
             reason=reason,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             back_to=back_to,
         )
-        if backend.put(tag_path(name, entry.number), entry.model_dump_json(indent=2).encode()):
+        if backend.put(tag_path(name, entry.number), seal(entry)):
             return entry
-        current = history(backend, name)[-1].to
+        latest = last(backend, name)
+        current = latest.to if latest else None
     raise Conflict(
         f"the tag {name} points to {current.short if current else 'nothing'} instead of the expected "
         f"{expected.short if expected else 'nothing'}: check its history (`align tags history`) and decide again"
@@ -92,8 +101,8 @@ def move(
 def parse_move(uri: str, path: str, data: bytes) -> TagMove:
     """The move that the store ``uri`` has at ``path``. Raises Corrupt for anything else."""
     try:
-        move = TagMove.model_validate_json(data)
-    except ValidationError as error:
+        move = unseal(TagMove, data)
+    except ValueError as error:
         raise Corrupt(f"{path} in {uri} is not a tag move: {error}") from error
     if (move.name, move.number) != parse_tag_path(path):
         raise Corrupt(f"{path} in {uri} holds move {move.number} of the tag {move.name}")

@@ -99,6 +99,7 @@ def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], N
     with target.leases.publication(digests, lasting=not what.records):
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(send, what.missing))
+        target.content.trust(what.missing)
         for manifest in reversed(manifests):
             if manifest.reference not in gone:
                 target.adopt(manifest)

@@ -197,6 +197,15 @@ def test_a_false_alarm_is_cleared_without_writing_the_blob_again(store, write, d
     assert (store.backend.root / blob_path(entry.sha256)).stat().st_ino == inode
 
 
+def test_what_was_suspected_of_a_blob_that_is_gone_does_not_fall_on_the_next(store, write, draft):
+    model = store.publish(write("d"), "model", draft())
+    for entry in store.manifest(model).files:
+        store.backend.put(f"suspects/{entry.sha256}", b"")
+        store.backend.delete(blob_path(entry.sha256))
+    store.publish(write("d"), "model", draft())
+    assert store.find(KEY) is not None
+
+
 # ------------------------------------------------------------------ a full disk
 
 

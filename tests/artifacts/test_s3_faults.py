@@ -224,3 +224,22 @@ def test_a_server_that_ignores_conditions_is_refused(
         ):
             open_store("s3://bucket/store")
     assert [file for file in (tmp_path / "served").rglob("*probe*") if file.is_file()] == []
+
+
+def test_a_publication_and_a_fetch_ask_little_for_each_file(proxy: Faulty, bucket: str, tmp_path: Path) -> None:
+    """Each request is about 20 ms on a service that is far away."""
+    store, source, files = open_store(f"s3://{bucket}/{tmp_path.name}"), tmp_path / "model", 20
+    source.mkdir()
+    for number in range(files):
+        (source / f"part-{number}").write_text(str(number))
+
+    def asked(work: Callable[[], object]) -> tuple[int, int]:
+        """Requests for blobs and others."""
+        proxy.requests.clear()
+        work()
+        blobs = sum("/blobs/" in one.target for one in proxy.requests)
+        return blobs, len(proxy.requests) - blobs
+
+    references = []
+    assert asked(lambda: references.append(store.publish(source, "model"))) == (2 * files, 6)
+    assert asked(lambda: store.fetch(references[0])) == (files, 1)

@@ -1,0 +1,30 @@
+"""Small JSON documents that carry their own checksum, for what has no digest in its name: stage records and tag moves."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from alignment_core.canonical import digest_of
+
+SEAL = "checksum"
+M = TypeVar("M", bound=BaseModel)
+
+
+def seal(model: BaseModel) -> bytes:
+    """The document of a model. Its last field is the digest of all others."""
+    fields = json.loads(model.model_dump_json())
+    return json.dumps(fields | {SEAL: digest_of(fields)}, indent=2, ensure_ascii=False).encode()
+
+
+def unseal(kind: type[M], document: bytes) -> M:
+    """The model in a document. Raises ValueError for what is none, or was changed since; those of earlier versions have no
+    checksum, and are believed."""
+    fields = json.loads(document)
+    if not isinstance(fields, dict):
+        raise ValueError("it is not a JSON object")
+    if (checksum := fields.pop(SEAL, None)) is not None and checksum != digest_of(fields):
+        raise ValueError("its content does not have the checksum in it")
+    return kind.model_validate(fields)

@@ -1,0 +1,108 @@
+"""Publishers are killed (SIGKILL) at a random call to the storage, also in the middle of an upload in parts; whatever a
+reader sees after each death must be whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from typing import Any
+from unittest.mock import patch
+
+from botocore.client import BaseClient
+
+from alignment_core.artifacts import Backend, Reference, Store, collect
+from alignment_core.artifacts.paths import MANIFESTS
+from alignment_core.artifacts.s3 import _IN_MEMORY, S3Backend, _Connection
+from alignment_core.artifacts.s3_client import new_client
+from alignment_core.errors import AlignmentError
+from tests.campaigns.places import Outcome, Place, draft, outcome
+from tests.processes import ended, in_child, kill_at
+
+COUNT, STORES = 1000, ("folder", "s3")
+_PART = 64 << 10  # so that small files travel in parts
+_LAST_CALL = {"folder": 70, "s3": 40}  # of a publication, about
+_OF_ONE_STORE = 25
+"""Kills after which the next store begins; until then publishers go on from what the dead have left."""
+
+
+def run(place: Place, count: int, seed: int) -> Outcome:
+    rng, kills, partial, wrong_at_the_end = random.Random(seed), 0, 0, 0
+    client = new_client() if place.kind == "s3" else None
+    with patch("alignment_core.artifacts.s3.PART", _PART):
+        while kills < count:
+            backend = place.backend()
+            directories = [place.write(_files(rng)) for _ in range(3)]
+            enough = min(count, kills + _OF_ONE_STORE)
+            while kills < enough:
+                number, step, after = rng.randrange(3), rng.randint(1, _LAST_CALL[place.kind]), rng.random() < 0.5
+
+                def publish(number=number, step=step, after=after, backend=backend, directories=directories) -> None:
+                    store = place.store(_own(backend, client))
+                    _die_at(step, after)
+                    store.publish(directories[number], "model", draft(f"{number:064x}"))
+
+                code = ended(in_child(publish))
+                assert code in (0, -signal.SIGKILL), "a publisher failed"
+                kills += code != 0
+                partial += _partial(place.store(backend))
+            wrong_at_the_end += _unlike_never_killed(place.store(backend), directories)
+    return outcome("publishers", place, kills, seed, partial + wrong_at_the_end, "partial artifacts visible")
+
+
+def _files(rng: random.Random) -> dict[str, bytes]:
+    sizes = {"config.json": 20, "tokenizer/words": 500, "weights": 3 * _PART + 7}
+    return {name: rng.randbytes(size) for name, size in sizes.items()} | {"shared": b"in each of them"}
+
+
+def _own(backend: Backend, client: BaseClient | None) -> Backend:
+    """The back end as a child has it. To make a client takes longer than to publish, so that the child takes one that its
+    parent has made and never used."""
+    if isinstance(backend, S3Backend):
+        backend = S3Backend(backend.bucket, backend.prefix)
+        backend._made = _Connection(os.getpid(), client, threading.BoundedSemaphore(_IN_MEMORY))
+    return backend
+
+
+def _die_at(step: int, after: bool) -> None:
+    """Die at the so-manieth call that changes a folder or that a server gets, before it or after its answer has come."""
+    kill_at(step, ("fsync", "link", "rename", "unlink"))
+    call, guard, taken = BaseClient._make_api_call, threading.Lock(), 0
+
+    def counted(self: BaseClient, name: str, request: dict[str, Any]) -> Any:
+        nonlocal taken
+        with guard:
+            taken += 1
+            mine = taken
+        if mine == step and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = call(self, name, request)
+        if mine == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    BaseClient._make_api_call = counted
+
+
+def _partial(store: Store) -> int:
+    """How many artifacts and finished stages a reader sees and cannot have."""
+    wrong = 0
+    for found in store.backend.list(MANIFESTS):
+        try:
+            wrong += bool(store.verify(store.manifest_at(os.path.basename(found.path).removesuffix(".json")).reference))
+        except AlignmentError:
+            wrong += 1
+    for record in store.records():
+        wrong += store.find(record.key) is None
+    return wrong
+
+
+def _unlike_never_killed(store: Store, directories: list[Any]) -> int:
+    """How many artifacts cannot be published after all those deaths, and what the collector cannot clear away."""
+    made: list[Reference] = [
+        store.publish(directory, "model", draft(f"{number:064x}")) for number, directory in enumerate(directories)
+    ]
+    collect(store, delete=True, older_than=-5)
+    wrong = sum(bool(store.verify(one)) or store.find(f"{n:064x}") is None for n, one in enumerate(made))
+    return wrong + len(collect(store, older_than=-5).garbage) + len(list(store.backend.unfinished()))
