@@ -108,7 +108,7 @@ def test_what_is_known_is_not_read_again(store: Store, make: Callable[..., Refer
     assert told(store) == read(store)
     reads.clear()
     assert [node.reference for node in Graph.of(open_store(store.uri, writes=False)).up(model).children] == [data]
-    assert (len(store.summaries()), store.tag("policy")) == (2, model)
+    assert (len(store.summaries()), store.tags()["policy"]) == (2, model)
     assert set(reads) <= {"format.json"}
     make(store, "other", model)
     reads.clear()

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from alignment_core.artifacts.alive import Process
-
 from alignment_core.artifacts import Backend, Store, collect
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.paths import STAGES, blob_path, manifest_path, stage_path
 from alignment_core.errors import NotFound
+from alignment_core.processes import ProcessId
 from tests.campaigns.places import Outcome, Place, draft, outcome
 
 COUNT, STORES = 100_000, ("folder", "s3")
@@ -128,6 +127,10 @@ class Stepped:
     @property
     def uri(self) -> str:
         return self._backend.uri
+
+    @property
+    def endpoint(self) -> str:
+        return self._backend.endpoint
 
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         self._schedule.step()
@@ -272,8 +275,9 @@ def _ruled_by(schedule: Schedule) -> ExitStack:
     """Put the schedule in the place of threads, processes and sleep."""
     stack = ExitStack()
     modules = "alignment_core.artifacts"
-    stack.enter_context(patch(f"{modules}.store.ThreadPoolExecutor", _InTurn))
+    for module in ("store", "content", "index"):
+        stack.enter_context(patch(f"{modules}.{module}.ThreadPoolExecutor", _InTurn))
     stack.enter_context(patch(f"{modules}.leases._pauses", lambda: iter(lambda: 0.0, None)))
-    stack.enter_context(patch.object(Process, "this", lambda: Process(home="here", name=schedule.me)))
-    stack.enter_context(patch.object(Process, "lives", lambda process: process.name not in schedule.dead))
+    stack.enter_context(patch.object(ProcessId, "mine", lambda: ProcessId(pid=1, boot=schedule.me)))
+    stack.enter_context(patch.object(ProcessId, "lives", lambda process: process.boot not in schedule.dead))
     return stack

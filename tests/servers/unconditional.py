@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +20,18 @@ def unconditional_server(folder: Path) -> Iterator[str]:
     (folder / "bucket").mkdir(parents=True)
     address = f"127.0.0.1:{free_port()}"
     keys = f"{SECRETS['AWS_ACCESS_KEY_ID']},{SECRETS['AWS_SECRET_ACCESS_KEY']}"
-    command = ["rclone", "serve", "s3", "--config", "", "--addr", address, "--auth-key", keys, str(folder)]
+    command = [
+        str(Path(sys.executable).with_name("rclone")),
+        "serve",
+        "s3",
+        "--config",
+        "",
+        "--addr",
+        address,
+        "--auth-key",
+        keys,
+        str(folder),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             assert wait_until(lambda: _answers(f"http://{address}/"), 30)
