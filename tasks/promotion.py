@@ -1,4 +1,4 @@
-"""The task that promotes a policy."""
+"""The tasks that promote a policy and publish it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from alignment_core.artifacts import Reference
+from alignment_core.attestation.vouching import vouch
 from alignment_core.errors import Conflict
 from alignment_core.evaluation.gates import refusals
 from alignment_core.recipes import PromotionConfig
@@ -45,6 +46,7 @@ def promote(
     if failed:
         logger.warning("not promoted: %s", "; ".join(failed))
         return {**outcome, "state": "refused", "reasons": failed}
+    vouch(store, section, policy)
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
         store.move_tag(section.tag, policy, expected, reason=f"gates passed: {passed}")

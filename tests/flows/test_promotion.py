@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.errors import UserError
+from alignment_core.artifacts.attachments import attachments
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
 from flows.cli.run import not_promoted
 from flows.comparison import Compared
+from flows.early import check_recipe
 from flows.runs import _check_from_stage
 from tasks.graph import CURRENT
 from tasks.promotion import promote
@@ -129,3 +132,27 @@ def test_what_cannot_be_compared_is_not_promoted(store, model):
 def test_a_policy_that_was_to_be_promoted_and_was_not_has_an_exit_code_of_its_own(promotion, night, expected):
     state = {"promotion": promotion, "night": night}
     assert not_promoted({name: one and {"state": one} for name, one in state.items()}) is expected
+
+
+def test_what_vouches_for_a_policy_is_beside_it_before_the_tag_moves(store, model, tmp_path, monkeypatch):
+    first = model("first")
+    with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
+        promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)
+    assert store.tag(SECTION.tag) is None
+    key = tmp_path / "key.pem"
+    new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
+    subprocess.run(new, check=True, capture_output=True)
+    monkeypatch.setenv("ALIGN_SIGNING_KEY", str(key))
+    assert promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)["state"] == "promoted"
+    assert attachments(store, first).keys() == {"bom.cdx.json", "model.sig"}, "it was made by no stage"
+    second = model("second")
+    promote.fn(SECTION.model_copy(update={"attest": False}), second, *BETTER, expected=first)
+    assert attachments(store, second) == {}
+
+
+def test_a_recipe_that_signs_is_refused_before_it_runs_where_there_is_no_key(store, monkeypatch):
+    monkeypatch.delenv("ALIGN_SIGNING_KEY", raising=False)
+    content = {"method": "sft", "name": "one", "model": "some/model", "sft": {"data": "rows.jsonl"}}
+    recipe = parse_recipe({**content, "promotion": {"sign": "key"}})
+    with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
+        check_recipe(recipe, store)
