@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from alignment_core.artifacts import Reference
 from alignment_core.attestation.vouching import vouch
-from alignment_core.errors import Conflict
+from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.evaluation.gates import refusals
 from alignment_core.recipes import PromotionConfig
 from tasks.graph import CURRENT
@@ -56,3 +56,21 @@ def promote(
             logger.warning("not promoted: %s", conflict)
             return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
     return {**outcome, "state": "promoted", "reasons": []}
+
+
+@task(name="publish", task_run_name="publication", cache_policy=NO_CACHE, persist_result=False)
+def publish(section: PromotionConfig, policy: Reference) -> dict[str, Any]:
+    """Publish a promoted policy to the Hub; what came of it, as plain data.
+
+    What fails here undoes no promotion: the outcome says ``failed`` and why, and the next attempt of the run publishes.
+    """
+    from alignment_core.attestation.publishing import publish
+
+    assert section.publish, "the recipe asks for it"
+    try:
+        done = publish(CURRENT.get().store, policy, section.publish)
+    except AlignmentError as error:
+        get_run_logger().error("not published to %s: %s", section.publish, error)
+        return {"repo": section.publish, "state": "failed", "reasons": [str(error)]}
+    state = "published" if done.new else "unchanged"
+    return {"repo": section.publish, "state": state, "reasons": [], "commit": done.commit, "url": done.url}

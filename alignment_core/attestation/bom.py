@@ -93,15 +93,19 @@ def _card(ancestry: Ancestry, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(measured: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """Those that were measured, with their intervals."""
-    for name, value in measured.items():
-        if name.endswith((".low", ".high", ".n", ".stderr")) or name == "confidence":
-            continue
+    for name, value, ends in intervals(measured):
         found: dict[str, Any] = {"type": name, "value": f"{value:g}"}
-        if f"{name}.low" in measured:
-            low, high = measured[f"{name}.low"], measured[f"{name}.high"]
-            found["confidenceInterval"] = {"lowerBound": f"{low:g}", "upperBound": f"{high:g}"}
+        if ends:
+            found["confidenceInterval"] = {"lowerBound": f"{ends[0]:g}", "upperBound": f"{ends[1]:g}"}
         yield found
+
+
+def intervals(measured: dict[str, float]) -> Iterator[tuple[str, float, tuple[float, float] | None]]:
+    """Name, value and interval of each metric among what an evaluation wrote down."""
+    for name, value in measured.items():
+        if name != "confidence" and not name.endswith((".low", ".high", ".n", ".stderr")):
+            low, high = measured.get(f"{name}.low"), measured.get(f"{name}.high")
+            yield name, value, None if low is None or high is None else (low, high)
 
 
 def _parameters(ancestry: Ancestry) -> int | None:

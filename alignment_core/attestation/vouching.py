@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.hub_repo import has_token
 from alignment_core.attestation.attesting import attest
 from alignment_core.attestation.signing import private_key, sign
+from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import PromotionConfig
 
 
 def check_ready(section: PromotionConfig) -> None:
-    """Raise EnvironmentFault where a key is missing: before anything is trained, and not after it."""
+    """Raise EnvironmentFault where a key or a token is missing: before anything is trained, and not after it."""
     if section.sign:
         private_key()
+    if section.publish and not has_token():
+        raise EnvironmentFault(
+            f"promotion.publish: to publish to {section.publish}, set HF_TOKEN, or `hf auth login`, to a token that may write "
+            "there"
+        )
 
 
 def vouch(store: Store, section: PromotionConfig, policy: Reference) -> None:

@@ -81,7 +81,7 @@ def check_loadable(directory: Path) -> Path:
         )
     if (directory / "adapter_config.json").is_file():
         raise UserError(
-            f"{directory} is an adapter (adapter_config.json), and no model; name it as `model.adapter`, beside the model that it "
-            "was trained on"
+            f"{directory} is an adapter (adapter_config.json), and no model; name it as `model.adapter`, beside the model that "
+            "it was trained on"
         )
     return directory

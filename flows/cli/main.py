@@ -1,7 +1,7 @@
 """Language-model alignment as Prefect flows of cached, retryable, traceable stages.
 
 Exit codes: 0 success, 1 a run failed, 2 invalid input, 3 a problem with the environment, 4 not promoted (a gate rejected
-the policy, or another run moved the tag first), 130 interrupted, 143 terminated.
+the policy, or another run moved the tag first), 5 promoted but not published, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations

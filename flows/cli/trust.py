@@ -1,4 +1,4 @@
-"""The commands of ``align artifacts`` about trust: verify, attest, sign."""
+"""The commands of ``align artifacts`` about trust: verify, attest, sign, publish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flows.console import JsonOption, StoreOption, out, print_json
 
 def register(app: typer.Typer) -> None:
     """Add the commands to those of ``align artifacts``."""
-    for command in (verify, attest, sign):
+    for command in (verify, attest, sign, publish):
         app.command()(command)
 
 
@@ -121,3 +121,26 @@ def sign(reference: str, store: StoreOption = None, as_json: JsonOption = False)
     if as_json:
         return print_json({"reference": str(chosen), "state": state})
     return out.print(f"{chosen.short}: {state}", markup=False)
+
+
+def publish(
+    reference: str,
+    repository: Annotated[str, typer.Argument(metavar="hf://ORGANISATION/NAME", help="Repository on the Hub.")],
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="A git tag for this version, beside the artifact's own (sha256-…).")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public. Default: private.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a model or a data set as an ordinary repository on the Hugging Face Hub, in one commit."""
+    from alignment_core.attestation.publishing import publish
+
+    opened = open_store(store, writes=False)
+    chosen = opened.resolve(reference)
+    done = publish(opened, chosen, repository, tag, public)
+    state = "published" if done.new else "unchanged"
+    if as_json:
+        found = {"commit": done.commit, "tags": list(done.tags), "url": done.url}
+        return print_json({"reference": str(chosen), "state": state, **found})
+    return out.print(f"{done.url}: {state}, commit {done.commit}, tag {', '.join(done.tags)}", markup=False)

@@ -15,12 +15,13 @@ from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
-from flows.cli.run import not_promoted
+from flows.cli.run import not_promoted, not_published
 from flows.comparison import Compared
+from flows.costs import promotion_line
 from flows.early import check_recipe
 from flows.runs import _check_from_stage
 from tasks.graph import CURRENT
-from tasks.promotion import promote
+from tasks.promotion import promote, publish
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
 BETTER: tuple[dict[str, float], dict[str, float], str] = ({"accuracy": 0.9}, {"accuracy": 0.5}, "`sft` of this run")
@@ -156,3 +157,25 @@ def test_a_recipe_that_signs_is_refused_before_it_runs_where_there_is_no_key(sto
     recipe = parse_recipe({**content, "promotion": {"sign": "key"}})
     with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
         check_recipe(recipe, store)
+
+
+def test_a_publication_that_fails_is_said_and_undoes_no_promotion(store, model):
+    section = SECTION.model_copy(update={"publish": "hf://org/name"})
+    first = model("first")
+    outcome = promote.fn(section, first, *BETTER, expected=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+        outcome["publication"] = publish.fn(section, first)
+    assert (outcome["state"], outcome["publication"]["state"]) == ("promoted", "failed")
+    assert store.tag(section.tag) == first
+    assert not_published({"promotion": outcome})
+    assert promotion_line(outcome).startswith("policy/production: promoted; not published to hf://org/name: ")
+
+
+@pytest.mark.parametrize(
+    ("publication", "expected"), [(None, False), ("published", False), ("unchanged", False), ("failed", True)]
+)
+def test_a_policy_that_is_promoted_and_not_published_has_an_exit_code_of_its_own(publication, expected):
+    promotion = {"state": "promoted", "publication": publication and {"state": publication}}
+    assert not_published({"promotion": promotion}) is expected
+    assert not_published({"promotion": None}) is False
