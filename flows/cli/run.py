@@ -83,7 +83,7 @@ def not_promoted(outcome: dict[str, Any]) -> bool:
 
 def not_published(outcome: dict[str, Any]) -> bool:
     """Whether the policy was promoted, and its publication failed."""
-    publication = (outcome["promotion"] or {}).get("publication")
+    publication = (outcome.get("promotion") or {}).get("publication")
     return publication is not None and publication["state"] == "failed"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from alignment_core.data.pin import PinnedFile, PinnedSource
 from alignment_core.recipes import DataConfig, DataSource, ModelConfig
 from alignment_core.stages.base_model import BaseModelConfig
 from alignment_core.stages.dataset import DatasetConfig
+from tests.attestation.hub import use
+from tests.servers.hub import ORGANISATION, HubServer
 
 COMMIT, DATA_COMMIT = "c" * 40, "d" * 40
 PACKAGES = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
@@ -78,3 +80,24 @@ def keys(tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
         return private, public
 
     return make
+
+
+@pytest.fixture(scope="session")
+def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    server = HubServer(tmp_path_factory.mktemp("hub")).start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def hub(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    """A Hub that the client of this process talks to; tests take a repository of their own in it."""
+    use(hub_server, monkeypatch)
+    hub_server.fail("nothing", "503")
+    return hub_server
+
+
+@pytest.fixture
+def repo(hub: HubServer, tmp_path: Path) -> str:
+    """The name of a repository that nobody else has."""
+    return f"{ORGANISATION}/{tmp_path.name[:40].strip('-.')}"

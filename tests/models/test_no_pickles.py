@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts import Store
 from alignment_core.cluster.device import Device
 from alignment_core.data.files import read_file
 from alignment_core.errors import UserError
