@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignment_core.artifacts import Store
-from alignment_core.attestation.vouching import check_ready
 from alignment_core.checks.plan import Plan
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
@@ -42,6 +41,8 @@ def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
     from flows.planning import plan
 
     if recipe.promotion is not None:
+        from alignment_core.attestation.vouching import check_ready
+
         check_ready(recipe.promotion)
     planned = plan(recipe, store)
     check(planned, recipe.resources).refuse()
