@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from alignment_core.artifacts.paths import attachment_path, attachments_path
 from alignment_core.artifacts.reference import Reference
@@ -38,10 +39,10 @@ def attachment(store: Store, reference: Reference, name: str) -> bytes | None:
 
 def _put(store: Store, path: str, data: bytes) -> None:
     for _ in range(_ATTEMPTS):
-        existing = store.backend.stat(path)
-        if existing is None:
-            if store.backend.put(path, data):
-                return
-        elif store.backend.read(path) == data or store.backend.put(path, data, replaces=existing.version):
+        if store.backend.put(path, data):
             return
+        existing = store.backend.stat(path)
+        with suppress(NotFound):  # deleted since the look
+            if existing and (store.backend.read(path) == data or store.backend.put(path, data, existing.version)):
+                return
     raise StoreError(f"{path} in {store.uri} changes faster than it can be written")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
-import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf import json_format
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 from in_toto_attestation.v1.statement import Statement
 
-from alignment_core.artifacts import ProvenanceDraft, Reference, Store, collect
-from alignment_core.artifacts.attachments import attach, attachment, attachments
-from alignment_core.artifacts.paths import ATTACHMENTS, BLOBS, MANIFESTS
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.artifacts.attachments import attachments
 from alignment_core.attestation.attesting import BOM, PROVENANCE, attest, attestations
-from alignment_core.errors import NotFound, StoreError
 from tests.attestation.conftest import COMMIT, DATA_COMMIT, Publish
 
 
@@ -141,36 +136,3 @@ def test_of_two_stages_that_made_the_same_bytes_the_latest_is_told(store, made):
     assert store.publish(folder, "model", draft) == made["sft"]
     told_by = told(store, made["sft"], PROVENANCE)["predicate"]["buildDefinition"]["externalParameters"]
     assert told_by["label"] == "again"
-
-
-def test_what_lies_beside_an_artifact_changes_no_digest_and_goes_when_the_artifact_goes(store, made, publish: Publish):
-    orphan = publish("orphan", "model")
-    manifest = store.manifest(orphan)
-    attest(store, orphan)
-    attest(store, made["sft"])
-    assert store.manifest(orphan) == manifest
-    assert collect(store, delete=True, older_than=3600).of("attachment") == []
-    gone = collect(store, delete=True, older_than=-1)
-    assert gone.of("attachment") == [f"{ATTACHMENTS}{orphan.digest}/{BOM}"]
-    assert (attachments(store, orphan), len(attachments(store, made["sft"]))) == ({}, 2)
-
-
-def test_what_a_killed_collector_left_beside_a_deleted_artifact_goes_next_time(store, publish: Publish):
-    orphan = publish("orphan", "model")
-    attest(store, orphan)
-    for prefix in (MANIFESTS, BLOBS):
-        for found in store.backend.list(prefix):
-            os.unlink(Path(store.uri) / found.path)
-    assert len(collect(store, delete=True, older_than=-1).of("attachment")) == 1
-    assert list(store.backend.list(ATTACHMENTS)) == []
-
-
-def test_an_attachment_is_replaced_and_needs_an_artifact_and_a_plain_name(store, made):
-    attach(store, made["sft"], {"one": b"1"})
-    attach(store, made["sft"], {"one": b"2"})
-    assert attachment(store, made["sft"], "one") == b"2"
-    assert attachment(store, made["sft"], "two") is None
-    with pytest.raises(NotFound):
-        attach(store, Reference("model", "0" * 64), {"one": b"1"})
-    with pytest.raises(StoreError, match="no name of an attachment"):
-        attach(store, made["sft"], {"../one": b"1"})

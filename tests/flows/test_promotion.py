@@ -146,9 +146,11 @@ def test_what_vouches_for_a_policy_is_beside_it_before_the_tag_moves(store, mode
     monkeypatch.setenv("ALIGN_SIGNING_KEY", str(key))
     assert promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)["state"] == "promoted"
     assert attachments(store, first).keys() == {"bom.cdx.json", "model.sig"}, "it was made by no stage"
-    second = model("second")
-    promote.fn(SECTION.model_copy(update={"attest": False}), second, *BETTER, expected=first)
+    second, silent = model("second"), SECTION.model_copy(update={"attest": False})
+    promote.fn(silent, second, *BETTER, expected=first)
     assert attachments(store, second) == {}
+    assert promote.fn(SECTION, second, *BETTER, expected=second)["state"] == "unchanged"
+    assert attachments(store, second).keys() == {"bom.cdx.json"}, "the recipe asks for more than before"
 
 
 def test_a_recipe_that_signs_is_refused_before_it_runs_where_there_is_no_key(store, monkeypatch):
