@@ -41,7 +41,7 @@ def files_of(repo: str, kind: str = "model", revision: str = "main") -> set[str]
     return set(HfApi().list_repo_files(repo, repo_type=kind, revision=revision)) - {".gitattributes"}
 
 
-def card_of(repo: str, tmp_path: Path, kind: Any = "model") -> ModelCard | DatasetCard:
+def card_of(repo: str, tmp_path: Path, kind: Any = "model") -> Any:
     """The README as it is on the Hub."""
     file = HfApi().hf_hub_download(repo, "README.md", repo_type=kind, local_dir=tmp_path / "downloaded")
     return (ModelCard if kind == "model" else DatasetCard)(Path(file).read_text())
