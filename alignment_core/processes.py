@@ -13,6 +13,9 @@ from typing import IO
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+_OVER = ("Z", "X")
+"""States of a process that has ended and whose parent has not heard of it yet."""
+
 
 class ProcessId(BaseModel):
     """A process of one machine between two boots. Neither a host's name nor the clock is in it: both change under way."""
@@ -33,6 +36,17 @@ class ProcessId(BaseModel):
     def is_of_this_boot(self) -> bool:
         """Whether it is, or was, a process of this machine since its last boot, in whatever container."""
         return self.boot.partition(" ")[0] == boot_id()
+
+    def lives(self) -> bool | None:
+        """Whether it is there; None where the kernel does not tell this process: it belongs to another machine, another
+        container, or a user whose processes are hidden."""
+        if self.boot != boot():
+            return None
+        try:
+            state, started = _state(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return None if _is_hidden(self.pid) else False
+        return started == self.started and state not in _OVER
 
     def find(self) -> psutil.Process | None:
         """The process, if it is there and this one can see it."""
@@ -83,6 +97,24 @@ def _locked(file: IO[bytes] | int, how: int) -> bool:
     return True
 
 
+def _is_hidden(pid: int) -> bool:
+    """Whether there is such a process, though ``/proc`` does not show it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _started(pid: int) -> int:
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]  # a name may hold anything, brackets too
-    return int(after_name.split()[19])  # field 22 of proc_pid_stat(5)
+    return _state(pid)[1]
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """State and start of a process, fields 3 and 22 of proc_pid_stat(5)."""
+    after_name = (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    )  # a name may hold anything, brackets too
+    return after_name[0], int(after_name[19])

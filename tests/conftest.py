@@ -23,6 +23,7 @@ from alignment_core.artifacts import Store, open_store
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.recipes import ResourcesConfig, ScratchModel
 from tests.align import Align, align_here, prefect_server, run_align
+from tests.servers.s3 import S3Server
 
 # A suite started in the background of a script inherits an ignored SIGINT, and so would the programs that it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,6 +97,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if said:
         terminalreporter.section("measured")
         terminalreporter.write_line("\n".join(said))
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    server = S3Server(tmp_path_factory.mktemp("s3")).start()
+    server.make_bucket("bucket")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of a server that the environment names; tests take a prefix of their own in it."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return "bucket"
 
 
 @pytest.fixture

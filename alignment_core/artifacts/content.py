@@ -12,7 +12,6 @@ from pathlib import Path
 from alignment_core.artifacts.backend import Backend, Object
 from alignment_core.artifacts.manifest import FileEntry
 from alignment_core.artifacts.paths import blob_path, suspect_path
-from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotFound, StoreError
@@ -50,21 +49,22 @@ class Content:
                 return
         raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
 
-    def get(self, reference: Reference, entry: FileEntry, to: Path) -> None:
-        """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob and file."""
+    def get(self, what: str, entry: FileEntry, to: Path) -> None:
+        """Materialise a verified blob as the new file ``to``. Raises NotFound or Corrupt, naming blob, file and ``what`` it
+        belongs to."""
 
         def look(path: str) -> str | None:
             self.backend.download(path, to)
             return self.problem(entry, to)
 
-        self._checked(reference, entry, look)
+        self._checked(what, entry, look)
 
-    def verify(self, reference: Reference, entry: FileEntry) -> None:
-        """Read a blob where it lies. Raises NotFound or Corrupt, naming blob and file."""
-        self._checked(reference, entry, lambda _: self._damage(entry))
+    def verify(self, what: str, entry: FileEntry) -> None:
+        """Read a blob where it lies. Raises as :meth:`get` does."""
+        self._checked(what, entry, lambda _: self._damage(entry))
 
-    def _checked(self, reference: Reference, entry: FileEntry, look: Callable[[str], str | None]) -> None:
-        name = f"blob sha256:{entry.sha256} (file {entry.path} of {reference.short})"
+    def _checked(self, what: str, entry: FileEntry, look: Callable[[str], str | None]) -> None:
+        name = f"blob sha256:{entry.sha256} (file {entry.path} of {what})"
         try:
             problem = look(blob_path(entry.sha256))
         except NotFound as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,12 +20,14 @@ from alignment_core.artifacts.paths import (
     FORMAT,
     MANIFESTS,
     PRUNED,
+    SNAPSHOTS,
     STAGES,
     SUSPECTS,
     USES,
     blob_path,
     stage_path,
 )
+from alignment_core.artifacts.snapshots import files_of
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
 from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
@@ -42,8 +44,8 @@ class Garbage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     what: str = Field(
-        description="blob, manifest, suspicion, mark, use, attachment, upload, cache, progress, temporary, or a pruned "
-        "kind"
+        description="blob, manifest, suspicion, mark, use, attachment, upload, snapshot, cache, progress, temporary, or a "
+        "pruned kind"
     )
     path: str = Field(description="path inside the store, or inside its local side; of what is pruned, the reference")
     size: int = Field(description="bytes that deleting it frees")
@@ -75,8 +77,9 @@ class GcReport(BaseModel):
 def collect(store: Store, delete: bool = False, older_than: float = 3600.0) -> GcReport:
     """Collect what is unreachable and was not put for ``older_than`` seconds of the store's clock.
 
-    Roots are the stage records (their outputs and inputs), every move of every tag, and the leases of publications: what
-    somebody is about to refer to stays, however young ``older_than`` lets things go. Publishers anywhere may go on; one
+    Roots are the stage records (their outputs and inputs), every move of every tag, snapshots of the progress of stages that
+    are not finished, and the leases of publications: what somebody is about to refer to stays, however young ``older_than``
+    lets things go. Publishers anywhere may go on; one
     that begins during a deletion waits for its end. Whatever ends a collector, the next one finishes. Raises Corrupt, and
     deletes nothing, when a root or the manifest of a root cannot be read: what it keeps alive is then unknown.
     """
@@ -150,6 +153,9 @@ class _Collection:
                 orphans.append(found)
         for found in orphans:  # manifests go first, so that none ever refers to a blob that is gone
             self._collect("manifest", found)
+        for found in list(backend.list(SNAPSHOTS)):
+            if not (self._is_finished(Path(found.path).stem) and self._collect("snapshot", found)):
+                kept_blobs |= {blob_path(entry.sha256) for entry in files_of(self.store, found.path)}
         present = {found.path for found in blobs}
         for found in blobs:
             spared = found.path in kept_blobs or Path(found.path).name in self.leased
@@ -175,7 +181,7 @@ class _Collection:
         workspace = self.store.workspace
         for tree in entries(workspace.cache):
             if tree.name not in self.kept_digests:
-                self._collect_tree("cache", tree, delete)
+                self._collect_tree("cache", tree, delete, lambda tree: self.store.cache.evict(tree.name))
         for tree in entries(workspace.all_progress):
             if self._is_finished(tree.name):
                 with workspace.held(tree.name) as free:
@@ -222,7 +228,10 @@ class _Collection:
     def _note(self, what: str, found: Object) -> None:
         self.garbage.append(Garbage(what=what, path=found.path, size=found.size))
 
-    def _collect_tree(self, what: str, tree: Path, delete: bool) -> None:
+    def _collect_tree(
+        self, what: str, tree: Path, delete: bool, remove: Callable[[Path], bool | None] | None = None
+    ) -> None:
+        """``remove`` may say False: somebody uses it."""
         try:
             if not is_mine(tree):
                 return
@@ -231,6 +240,6 @@ class _Collection:
             return
         if newest > self.before_here:
             return
+        if delete and (remove or self.store.workspace.discard)(tree) is False:
+            return
         self.garbage.append(Garbage(what=what, path=tree.relative_to(self.store.workspace.root).as_posix(), size=size))
-        if delete:
-            self.store.workspace.discard(tree)

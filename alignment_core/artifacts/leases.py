@@ -16,13 +16,14 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from alignment_core.artifacts.alive import Process
 from alignment_core.artifacts.backend import Backend, Object
-from alignment_core.artifacts.paths import COLLECTOR, PUBLICATIONS
+from alignment_core.artifacts.paths import COLLECTOR, LEASES, PUBLICATIONS
 from alignment_core.errors import Conflict, InfrastructureError, NotFound, UserError
+from alignment_core.processes import ProcessId
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,17 @@ class Lease(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     owner: str = Field(description="who it is, for people")
-    process: Process = Field(description="the process that renews it")
+    process: ProcessId = Field(description="the process that renews it")
     seconds: float = Field(gt=0, description="time to live from the last renewal, by the store's clock")
     protects: tuple[str, ...] = Field(default=(), description="digests that the collector leaves alone")
     renewals: int = Field(default=0, ge=0, description="how often it was renewed")
     ended: bool = Field(default=False, description="whether its holder is done, and what it protects is only young")
+
+    @field_validator("process", mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, value: Any) -> Any:
+        """That named a file below its ``ALIGN_HOME``, which tells nothing here: its lease is believed for its time to live."""
+        return ProcessId(pid=0) if isinstance(value, dict) and "home" in value else value
 
 
 class Held:
@@ -103,7 +110,7 @@ class Leases:
         """Hold the lease at ``path``; None when somebody who lives holds it."""
         lease = Lease(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
-            process=Process.this(),
+            process=ProcessId.mine(),
             seconds=seconds,
             protects=tuple(sorted(protects)),
         )
@@ -172,7 +179,9 @@ class Leases:
     def protected(self, before: float) -> tuple[set[str], list[Object]]:
         """The digests that publications need which live or whose lease is younger than ``before``; and the other leases."""
         digests, over = set[str](), []
-        for stored in self.backend.list(PUBLICATIONS):
+        for stored in self.backend.list(LEASES):
+            if stored.path == COLLECTOR:
+                continue
             lease = self.read(stored)
             if lease is not None and (stored.modified > before or self._lives(stored, lease)):
                 digests |= set(lease.protects)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -79,13 +79,18 @@ class Manifest(BaseModel):
                 check_path(path.relative_to(directory).as_posix())
             except ValueError as error:
                 raise UserError(f"a file below {directory} cannot be published: {error}") from error
-        with ThreadPoolExecutor() as pool:
-            digests = list(pool.map(digest_of_file, paths))
-        files = tuple(
-            FileEntry(path=path.relative_to(directory).as_posix(), size=path.stat().st_size, sha256=digest)
-            for path, digest in zip(paths, digests, strict=True)
-        )
-        return cls(kind=kind, files=files)
+        return cls(kind=kind, files=entries_of(directory, [path.relative_to(directory).as_posix() for path in paths]))
+
+
+def entries_of(directory: Path, paths: Iterable[str]) -> tuple[FileEntry, ...]:
+    """Read and hash files of a directory."""
+
+    def entry_of(path: str) -> FileEntry:
+        file = directory / path
+        return FileEntry(path=path, size=file.stat().st_size, sha256=digest_of_file(file))
+
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(entry_of, paths))
 
 
 def _regular_files(directory: Path) -> Iterator[Path]:

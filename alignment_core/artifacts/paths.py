@@ -15,11 +15,15 @@ TAGS = "tags/"
 SUSPECTS = "suspects/"  # blobs that a reader found corrupt: find() distrusts them, publish() heals them
 PRUNED = "pruned/"  # artifacts whose bytes went by a retention policy: their manifests and records stay
 PROGRESS = "progress/"
+SNAPSHOTS = "snapshots/"  # what the progress of stages that are not finished consists of: artifacts/snapshots.py
 CACHE = "cache/"
+HOLDS = "holds/"  # locks of those who use what is in the cache: artifacts/cache.py
 TEMPORARY = "tmp/"
 RESULTS = "results/"  # what earlier versions had Prefect remember of tasks
 LEASES = "leases/"  # who publishes, collects or claims something right now: artifacts/leases.py
 PUBLICATIONS = f"{LEASES}publications/"
+RUNNING = f"{LEASES}stages/"
+NIGHTS = f"{LEASES}nights/"
 COLLECTOR = f"{LEASES}collector.json"
 USES = "uses/"  # when something that may be pruned was last wanted
 ATTACHMENTS = "attachments/"  # what lies beside an artifact, such as its signature: artifacts/attachments.py
@@ -33,7 +37,9 @@ LAYOUT = (
     SUSPECTS,
     PRUNED,
     PROGRESS,
+    SNAPSHOTS,
     CACHE,
+    HOLDS,
     TEMPORARY,
     RESULTS,
     LEASES,
@@ -108,6 +114,20 @@ def attachment_path(digest: str, name: str) -> str:
     if not _ATTACHMENT.fullmatch(name):
         raise StoreError(f"{name!r} is no name of an attachment: use letters a to z, digits, '.', '_' and '-'")
     return f"{attachments_path(digest)}{name}"
+
+
+def running_path(key: str) -> str:
+    """The lease of whoever runs a stage."""
+    return f"{RUNNING}{check_key(key)}.json"
+
+
+def night_path(digest: str) -> str:
+    """The lease of the night that works with a batch of rows."""
+    return f"{NIGHTS}{digest}.json"
+
+
+def snapshot_path(key: str) -> str:
+    return f"{SNAPSHOTS}{check_key(key)}.json"
 
 
 def stage_path(key: str) -> str:

@@ -11,7 +11,15 @@ from alignment_core.artifacts import tags
 from alignment_core.artifacts.gc import Garbage, collector
 from alignment_core.artifacts.leases import Held
 from alignment_core.artifacts.manifest import Manifest
-from alignment_core.artifacts.paths import PRUNED, blob_path, manifest_path, pruned_path, use_path
+from alignment_core.artifacts.paths import (
+    PRUNED,
+    SNAPSHOTS,
+    blob_path,
+    manifest_path,
+    pruned_path,
+    running_path,
+    use_path,
+)
 from alignment_core.artifacts.reference import PRUNABLE
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import entries, is_mine, time_and_size
@@ -38,6 +46,7 @@ def prune(
     found: list[Garbage] = []
     if progress_days is not None:
         found += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
+        found += _prune_snapshots(store, store.backend.now() - progress_days * DAY, delete, used)
     if rollouts_days is not None:
         with contextlib.ExitStack() as stack:
             held = None
@@ -66,6 +75,18 @@ def _prune_progress(store: Store, before: float, delete: bool, used: Collection[
                     workspace.discard(tree)
         except UserError:
             continue  # not named as a stage key: none of ours
+    return found
+
+
+def _prune_snapshots(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:
+    """Progress that lies in the store and was not pushed since; its blobs go with the next collection."""
+    found = []
+    for stored in store.backend.list(SNAPSHOTS):
+        key = Path(stored.path).stem
+        if stored.modified <= before and key not in used and store.leases.holder(running_path(key)) is None:
+            found.append(Garbage(what="snapshot", path=stored.path, size=stored.size))
+            if delete:
+                store.backend.delete(stored.path)
     return found
 
 
@@ -99,7 +120,7 @@ def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collec
             found.append(Garbage(what=manifest.kind, path=str(manifest.reference), size=size))
         cached = store.workspace.cache / manifest.digest
         if delete and cached.exists() and is_mine(cached):
-            store.workspace.discard(cached)
+            store.cache.evict(manifest.digest)
     return found
 
 

@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.cache import Cache
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.leases import Leases
@@ -77,11 +78,17 @@ class Store:
         self.workspace = workspace
         self.content = Content(backend, workspace)
         self.leases = Leases(backend)
+        self.cache = Cache(workspace, bounded=not self.holds_workspace)
 
     @property
     def uri(self) -> str:
         """What ``open_store`` accepts to open the same store, here or in another process."""
         return self.backend.uri
+
+    @property
+    def holds_workspace(self) -> bool:
+        """Whether the workspace lies in the store itself: a folder, which all machines that use it have."""
+        return str(self.workspace.root) == self.uri
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
@@ -116,16 +123,43 @@ class Store:
         with self.leases.publication(digests, lasting=False):
             references = {name: self._publish(one) for name, one in files.items()}
             fields = {name: getattr(provenance, name) for name in ProvenanceDraft.model_fields}
-            return self._put_record(Provenance(**fields, outputs=references))
+            made = self._put_record(Provenance(**fields, outputs=references))
+        for one in files.values():
+            self.cache.keep(one.manifest.digest, one.directory)
+        return made
 
-    def fetch(self, reference: Reference) -> Path:
-        """A read-only directory with the artifact's files, every byte verified.
+    def adopt(self, manifest: Manifest, pruned: bool = False) -> None:
+        """Make an artifact of blobs that are here, or tell of a ``pruned`` one whose bytes are not. For who publishes."""
+        mark = pruned_path(manifest.digest)
+        if pruned:
+            self.backend.put(mark, b"pruned")  # first: nobody shall take it for whole
+        self._put_manifest(manifest)
+        if not pruned:
+            for entry in manifest.files:
+                if not self.content.is_intact(entry):
+                    raise NotFound(f"{self.uri} has lost blob {entry.sha256} meanwhile: do it again")
+            if manifest.kind in PRUNABLE:
+                self._note_use(manifest.reference)
+            self.backend.delete(mark)
+
+    def adopt_record(self, record: Provenance) -> None:
+        """Know a stage's record of another store; one that is here and whole stays."""
+        self._put_record(record)
+
+    def fetch(self, reference: Reference, until: ExitStack | None = None) -> Path:
+        """A read-only directory with the artifact's files, every byte verified. It stays until that is closed; without it,
+        until room is needed for other artifacts, or the collector finds that nothing refers to it any more.
 
         Bytes that this Store object has verified before are recognised by inode, size and time. Raises NotFound or
         Corrupt, naming the blob and the file.
         """
+        with ExitStack() as meanwhile:
+            self.cache.hold(reference.digest, until or meanwhile)
+            return self._fetch(reference)
+
+    def _fetch(self, reference: Reference) -> Path:
         manifest = self.manifest(reference)
-        final = self.workspace.cache / reference.digest
+        final = self.cache.folder(reference.digest)
         for _ in range(_ATTEMPTS):
             if final.is_dir():
                 if self._cached(manifest, final):
@@ -168,7 +202,7 @@ class Store:
         problems = []
         for entry in manifest.files:
             try:
-                self.content.verify(reference, entry)
+                self.content.verify(reference.short, entry)
             except (Corrupt, NotFound) as error:
                 problems.append(str(error))
         return problems
@@ -361,6 +395,7 @@ class Store:
 
     def _materialise(self, manifest: Manifest, final: Path) -> None:
         """Build the verified directory under a temporary name and move it into place in one step."""
+        self.cache.make_room(manifest.size)
         with self.workspace.scratch() as scratch:
             fresh = scratch / "artifact"
             with explained("write", fresh):
@@ -368,7 +403,7 @@ class Store:
                 for entry in manifest.files:
                     (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(lambda e: self.content.get(manifest.reference, e, fresh / e.path), manifest.files))
+                list(pool.map(lambda e: self.content.get(manifest.reference.short, e, fresh / e.path), manifest.files))
             adopt_tree(fresh, final)
 
     def _cached(self, manifest: Manifest, directory: Path) -> bool:

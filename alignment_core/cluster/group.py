@@ -141,6 +141,8 @@ class ActorGroup(Generic[T]):
             for rank, (place, one) in enumerate(zip(places, environments, strict=True))
         ]
         self.devices = sum(max(1, len(place.bundles)) for place in places)
+        self.elsewhere: tuple[int, ...] = ()
+        """Of each other node that has actors of this group, the first one, by number; known after the ``rendezvous``."""
         self._failed = False
 
     def prepare(self, function: str) -> None:
@@ -159,7 +161,9 @@ class ActorGroup(Generic[T]):
     def rendezvous(self, directory: Path, timeout: float) -> str:
         """Where the actors meet: a file if all are on this node (no open port), otherwise rank 0's address."""
         nodes = self._wait([actor.node.remote() for actor in self.actors], timeout, "placement")
-        if set(nodes) == {self.ray.get_runtime_context().get_node_id()}:
+        here = self.ray.get_runtime_context().get_node_id()
+        self.elsewhere = tuple(nodes.index(node) for node in dict.fromkeys(nodes) if node != here)
+        if not self.elsewhere:
             return f"file://{directory / uuid.uuid4().hex}"
         return self._wait([self.actors[0].free_address.remote()], timeout, "rendezvous")[0]
 

@@ -134,6 +134,11 @@ def other_nodes(ray: Any) -> list[str]:
     return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
 
 
+def here_first(ray: Any) -> list[str]:
+    """Ray's ids of all of the cluster's nodes that live, this one first."""
+    return [ray.get_runtime_context().get_node_id(), *other_nodes(ray)]
+
+
 def gpus(ray: Any) -> int:
     """GPUs of the whole cluster."""
     return int(ray.cluster_resources().get("GPU", 0))

@@ -78,6 +78,7 @@ class ForwardPasses:
         with self._alone:
             _check(over)
             started = time.monotonic()
+            self._trainers.give(model.path)  # it may be what this stage has just made
             ranks = ForwardRanks(self._trainers, ForwardJob(model, head, bf16, verdicts), context.resources)
             context.report(len(values), len(blocks), "blocks")
             for number, result in ranks.run(left):

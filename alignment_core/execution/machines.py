@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device, Place, cpu_model
 from alignment_core.cluster.group import ActorGroup, Call, call
+from alignment_core.cluster.nodes import check_nodes
 from alignment_core.errors import AlignmentError, DeadlineExceeded
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.tickets import FIRST, OrderedLock, Ticket
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+COMPARED = ("torch", "transformers", "deepspeed", "vllm", "ray", "datasets", "numpy", "pyarrow", "peft", "safetensors")
+"""Packages that every node of a cluster must have in the same version."""
 TRAINER = "alignment_core.training.worker:TrainWorker"
 ENGINE, ENGINE_IMPORTS = "alignment_core.inference.engine:Engine", "alignment_core.inference.engine:prepare"
 SERVES = "[align] {group} serve {label}"
@@ -92,6 +96,8 @@ class WarmMachines:
                 self._ray = ray_cluster.connect(self.temporary)
                 device = Device.detect(self.resources.device, ray_cluster.gpus(self._ray), ray_cluster.is_private())
                 device.gpus_needed(self.resources)  # too few are said now
+                if not ray_cluster.is_private():
+                    check_nodes(self._ray, COMPARED, self._timeout)
                 self._device = device
             return self._ray
 
@@ -274,9 +280,16 @@ class WarmMachines:
             self._engines.kill()
             self._engines = self._engines_shape = None
 
+    def _over_nodes(self, places: list[Place]) -> list[Place]:
+        """On a cluster without GPUs: over its nodes in turn, this one first."""
+        if ray_cluster.is_private() or self.device.kind != "cpu":
+            return places
+        nodes = ray_cluster.here_first(self._ray)
+        return [replace(place, node=nodes[index % len(nodes)]) for index, place in enumerate(places)]
+
     def _start_trainers(self) -> ActorGroup[TrainWorker]:
         world = self.device.trainers(self.resources)
-        places = [self.device.trainer_place(rank) for rank in range(world)]
+        places = self._over_nodes([self.device.trainer_place(rank) for rank in range(world)])
         environment = self.device.trainer_environment(self.resources)
         group: ActorGroup[TrainWorker] = ActorGroup(self._ray, "trainers", places, [environment] * world, self._gpus)
         with _killed_on_failure(group):
@@ -288,7 +301,9 @@ class WarmMachines:
     @contextmanager
     def judges(self, name: str, job: ForwardJob, resources: ResourcesConfig) -> Iterator[Judges]:
         """Actors of a reward model, for as long as the caller needs them; hold trainers or engines while you do."""
-        places = [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
+        places = self._over_nodes(
+            [self.device.judge_place(index, self.resources) for index in range(self.resources.judges)]
+        )
         environment = self.device.trainer_environment(self.resources)
         group: ActorGroup[Forward] = ActorGroup(self._ray, name, places, [environment] * len(places), self._gpus)
         try:
@@ -316,7 +331,7 @@ class WarmMachines:
 
     def _engine_actors(self) -> ActorGroup[Engine]:
         device, resources = self.device, self.resources
-        places = [device.engine_place(index, resources) for index in range(device.engines(resources))]
+        places = self._over_nodes([device.engine_place(index, resources) for index in range(device.engines(resources))])
         environments = [device.engine_environment(resources, place) for place in places]
         return ActorGroup(self._ray, "engines", places, environments, self._gpus)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.artifacts import Provenance, ProvenanceDraft, Store, Workspace
+from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.artifacts.paths import running_path
+from alignment_core.artifacts.places import placed
+from alignment_core.artifacts.snapshots import StoredProgress
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
@@ -93,22 +97,38 @@ def run_stage(request: StageRequest) -> StageResult:
         check_same_code(call, key)
     if (found := cached_result(store, call, key)) is not None:
         return found
-    with _claimed(store.workspace, key.value, request.machines, request.ticket) as progress, serving(key.files):
+    with _claimed(store, key.value, request.machines, request.ticket) as progress, serving(key.files):
         if (found := cached_result(store, call, key)) is not None:
             return found
-        meter = Meter(request.ticket)
+        meter, stored = Meter(request.ticket), _stored_progress(request, key)
+        if stored is not None:
+            stored.pull(progress)
 
         def attempt(given: ResourcesConfig, cost: dict[str, float]) -> StageResult:
             return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
-        result = with_restarts(call.label, request.resources, request.stopping, attempt)
+        with stored.mirrored(progress, request.resources.progress_seconds) if stored else nullcontext():
+            result = with_restarts(call.label, request.resources, request.stopping, attempt)
         store.workspace.drop_progress(key.value)
+        if stored is not None:
+            stored.drop()
         return result
 
 
+def _stored_progress(request: StageRequest, key: StageKey) -> StoredProgress | None:
+    """What the store keeps of the stage's progress, if the recipe wants that and the progress is not in the store anyway."""
+    if request.resources.progress == "local" or request.store.holds_workspace:
+        return None
+    return StoredProgress(request.store, key.value, request.resources.trust_progress)
+
+
 @contextmanager
-def _claimed(workspace: Workspace, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
-    """The key for this caller alone. A run that waits for another's stage keeps nothing that this one may wait for."""
+def _claimed(store: Store, key: str, machines: WarmMachines, ticket: Ticket) -> Iterator[Path]:
+    """The key for this caller alone, of all that use the store. A run that waits for another's stage keeps nothing that this
+    one may wait for.
+
+    Who loses the lease, because the store was away for too long, computes on: the first whole result of a key counts.
+    """
     with ExitStack() as deferring:
 
         def waits(reason: str | None) -> None:
@@ -117,7 +137,14 @@ def _claimed(workspace: Workspace, key: str, machines: WarmMachines, ticket: Tic
                 deferring.enter_context(machines.deferring())
             ticket.waits(reason)
 
-        with workspace.claim(key, waits, str(ticket.run)) as progress:
+        def waits_elsewhere(owner: str | None) -> None:
+            waits(owner and f"the same stage in {owner}")
+
+        owner = f"{ticket.run} on {socket.gethostname()}"
+        with (
+            store.workspace.claim(key, waits, str(ticket.run)) as progress,
+            store.leases.holding(running_path(key), owner, waits_elsewhere),
+        ):
             yield progress
 
 
@@ -133,15 +160,15 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
         """Of this attempt, without waits, as in its cost."""
         return round(time.monotonic() - clock - (meter.cost()["waited_seconds"] - waited), 3)
 
-    with store.workspace.scratch() as folder:
-        folders = {name: folder / name for name in stage.outputs}
+    with store.workspace.scratch() as folder, ExitStack() as held:
+        folders = {name: placed(store, folder / name) for name in stage.outputs}
         for one in folders.values():
             one.mkdir()
         context = StageContext(
-            inputs={role: store.fetch(reference) for role, reference in call.inputs.items()},
+            inputs={role: placed(store, store.fetch(reference, held)) for role, reference in call.inputs.items()},
             references=dict(call.inputs),
             outputs=folders,
-            progress=progress,
+            progress=placed(store, progress),
             seed=stage_seed(call),
             resources=request.resources,
             machines=request.machines,

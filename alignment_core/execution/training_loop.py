@@ -40,8 +40,8 @@ TRAINS = (
     ),
     *below(
         "alignment_core.training",
-        "average batches checkpoints learner moving_reference optimizers ranks reference schedule trainer trainer_ranks",
-        "trainers training_rows worker",
+        "average batches checkpoints learner moving_reference optimizers ranks reference resumable schedule trainer",
+        "trainer_ranks trainers training_rows worker",
     ),
     "alignment_core.training.methods.base",
 )
@@ -79,14 +79,14 @@ def train(
     job = TrainJob(
         method=method,
         model=context.model(model),
-        reference_logps=str(context.inputs["reference_logps"] / "logps.parquet") if fixed else None,
-        train_data=str(data / "train.parquet"),
-        test_data=str(data / "test.parquet") if (data / "test.parquet").is_file() else None,
+        reference_logps=context.inputs["reference_logps"] / "logps.parquet" if fixed else None,
+        train_data=data / "train.parquet",
+        test_data=data / "test.parquet" if (data / "test.parquet").is_file() else None,
         training=training,
         seed=context.seed,
         reference=context.model("reference") if "reference" in context.inputs else None,
         sync=sync,
-        scratch=str(context.progress),
+        scratch=context.progress,
     )
     drop_incomplete(context.progress)
     if training.eval_steps and job.test_data is None:

@@ -193,7 +193,7 @@ class Engine:
                 self.llm.wake_up([part])
             self._asleep.remove(part)
 
-    def load(self, model: str, policy: str) -> float:
+    def load(self, model: Path, policy: str) -> float:
         """Put the weights of the folder ``model`` into the running engine; seconds it took (0 if they are in it)."""
         if policy == self.policy:
             return 0.0
@@ -201,7 +201,7 @@ class Engine:
         self.policy, self._half = "", True  # whatever happens now, the engine must not pass for the old policy
         self._wake(WEIGHTS)
         self._adapter = None
-        self.llm.collective_rpc("load_checkpoint", args=(model,))
+        self.llm.collective_rpc("load_checkpoint", args=(str(model),))
         self._holds(policy, 0)
         return time.monotonic() - started
 

@@ -37,7 +37,7 @@ class Engines:
 
     def load(self, model: Path, policy: str) -> float:
         """Put the weights of the folder ``model`` into all of them; seconds it took (0 if they are in them)."""
-        return max(self.group.all(call(Engine.load, str(model), policy), self.timeout))
+        return max(self.group.all(call(Engine.load, model, policy), self.timeout))
 
     def begin_update(self) -> None:
         """Make ready for new weights, which come in buckets to ``Engine.take_bucket``."""

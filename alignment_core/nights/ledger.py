@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.artifacts.paths import night_path
 from alignment_core.canonical import digest_of
 from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import AlignmentError, Conflict
@@ -122,8 +123,6 @@ class Ledger:
                         raise
                 time.sleep(_POLL_SECONDS)
             yield claim
-            if claim.night.state == "claimed" and claim.night.batch:
-                self.store.workspace.drop_progress(claim.night.batch.digest)
 
     def _take(self, draft: Night, held: ExitStack, given_up: list[Night]) -> Claim:
         """One try. Raises Conflict if another night was faster."""
@@ -182,8 +181,10 @@ class Ledger:
 
     def _hold(self, batch: Reference, held: ExitStack) -> bool:
         """Keep the batch for this process, unless another one that lives has it."""
-        self.store.workspace.progress(batch.digest)
-        return held.enter_context(self.store.workspace.held(batch.digest))
+        lease = self.store.leases.take(night_path(batch.digest), self.tag)
+        if lease is not None:
+            held.callback(lease.release)
+        return lease is not None
 
     def _append(self, night: Night, head: Reference | None) -> Night:
         """Make an entry if the ledger still ends with ``head``. Raises Conflict otherwise."""

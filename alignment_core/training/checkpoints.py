@@ -37,8 +37,14 @@ def link_tree(folder: Path, target: Path) -> None:
     shutil.copytree(folder, target, copy_function=link, dirs_exist_ok=True)
 
 
-def step_of(checkpoint: Path) -> int:
-    return json.loads((checkpoint / "complete.json").read_text())["step"]
+def described(checkpoint: Path) -> dict[str, Any]:
+    """What a complete checkpoint says of itself: its ``step``, its ``layout``, and what the driver of the job wants back."""
+    return dict(json.loads((checkpoint / "complete.json").read_text()))
+
+
+def folder_of(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return directory / f"step-{step:08d}"
 
 
 def drop_incomplete(directory: Path) -> None:
@@ -51,7 +57,7 @@ def drop_incomplete(directory: Path) -> None:
 def drop_older(directory: Path, step: int) -> None:
     """Remove the checkpoints of other steps than this one, which is complete."""
     for older in directory.glob("step-*"):
-        if older.name != f"step-{step:08d}":
+        if older != folder_of(directory, step):
             (older / "complete.json").unlink(missing_ok=True)  # first: what is half gone must not count
             shutil.rmtree(older, ignore_errors=True)
 
@@ -60,10 +66,10 @@ def newest_progress(directory: Path, layout: dict[str, Any] | None = None) -> Pa
     """The newest complete checkpoint in ``directory`` (of this layout, if one is given)."""
     for checkpoint in sorted(directory.glob("step-*"), reverse=True):
         try:
-            described = json.loads((checkpoint / "complete.json").read_text())
+            found = described(checkpoint)
         except (FileNotFoundError, json.JSONDecodeError):
             continue
-        if layout is None or described["layout"] == layout:
+        if layout is None or found["layout"] == layout:
             return checkpoint
     return None
 

@@ -34,7 +34,6 @@ from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
-from alignment_core.training.checkpoints import complete, newest_progress
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
 from alignment_core.training.ranks import sum_over_ranks, unanimous
 
@@ -388,33 +387,6 @@ def _forget(model: torch.nn.Module) -> None:
         for cell in getattr(method, "__closure__", None) or ():  # DeepSpeed wraps its methods
             if hasattr(cell.cell_contents, "cache_clear"):
                 cell.cell_contents.cache_clear()
-
-
-def save_step(
-    directory: Path,
-    step: int,
-    learners: Mapping[str, Learner],
-    beside: Callable[[Path], None] = lambda folder: None,
-    **more: Any,
-) -> None:
-    """Write a checkpoint of ``step`` below ``directory``, on every rank, each of the ``learners`` in the folder of its name;
-    it counts once its ``complete.json``, with ``more`` in it, is there. On the first rank ``beside`` adds files of its own.
-
-    When it returns, all of it is on the disk, so that older ones may go. Raises EnvironmentFault where the disk has no room
-    for it.
-    """
-    first = next(iter(learners.values()))
-    layout, target = first.layout(), directory / f"step-{step:08d}"
-    if newest_progress(directory, layout) == target:
-        return  # the one that this run resumed from; all ranks see the same
-    if first.rank == 0:
-        shutil.rmtree(target, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
-    torch.distributed.barrier()
-    for name, learner in learners.items():
-        learner.save(target / name)
-    if first.rank == 0:
-        beside(target)
-        complete(target, {"step": step, "layout": layout, **more})
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -12,19 +12,19 @@ from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.models.buckets import Bucket, Share
 from alignment_core.training.learner import StepReport
 from alignment_core.training.reinforcement import PolicyTrainer
+from alignment_core.training.resumable import ResumableJob
 from alignment_core.training.step_data import StepData
-from alignment_core.training.trainers import OpenJob
 from alignment_core.training.worker import TrainWorker
 
 U = TypeVar("U")
 
 
-class PolicyRanks(OpenJob[PolicyTrainer]):
+class PolicyRanks(ResumableJob[PolicyTrainer]):
     """Training on a policy's own samples; each method is that of :class:`PolicyTrainer`, on all ranks."""
 
     def prepare(self, progress: Path) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in ``progress``; where the run stands."""
-        return self._first(PolicyTrainer.prepare, str(progress))
+        return self._resume(progress, PolicyTrainer.layout, PolicyTrainer.prepare)
 
     def take(self, data: StepData) -> None:
         """The completions of the next update, which every rank keeps until then."""
@@ -56,8 +56,9 @@ class PolicyRanks(OpenJob[PolicyTrainer]):
 
     def export(self, name: str, directory: Path, adapter: Path | None = None) -> None:
         """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, with LoRA its adapter."""
-        self._all(PolicyTrainer.export, name, str(directory), str(adapter) if adapter else None)
+        folders = [directory, adapter] if adapter else [directory]
+        self._write(folders, PolicyTrainer.export, name, directory, adapter)
 
     def save_progress(self, progress: Path, driver: dict[str, Any]) -> None:
         """Write a checkpoint of this step, with what the driver wants back."""
-        self._all(PolicyTrainer.save_progress, str(progress), driver)
+        self._checkpoint(progress, PolicyTrainer.describe, PolicyTrainer.save, driver=driver)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor
 
 from alignment_core.canonical import derive_seed
@@ -20,7 +22,7 @@ class Pretraining:
     step takes follows from its number and the seed; an epoch takes each row once, and its last batch may be smaller.
     """
 
-    def __init__(self, config: PretrainingConfig, data: str, seed: int, scratch: str | None) -> None:
+    def __init__(self, config: PretrainingConfig, data: Path, seed: int, scratch: Path | None) -> None:
         """``data`` is a table; its rows lie in a file in ``scratch`` meanwhile."""
         self.config, self.seed = config, derive_seed(seed, "pretraining")
         self.method = Sft()

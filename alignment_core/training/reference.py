@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ class ReferenceLogps:
     """Summed log-probabilities in nats: for each split ``[highest row number + 1, columns]`` float32, such as chosen and
     rejected."""
 
-    def __init__(self, file: str, needed: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, file: Path, needed: Mapping[str, Sequence[int]]) -> None:
         """``needed``: row numbers by split. Raises DataError if some of them are missing."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq

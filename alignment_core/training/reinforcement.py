@@ -6,7 +6,6 @@ number of the step alone, so that a resumed run needs nothing but weights, optim
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +37,8 @@ from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import PackedModel, load_frozen, run_packed
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.rl import PolicyLossConfig, RlConfig
-from alignment_core.training.checkpoints import newest_progress
-from alignment_core.training.learner import Learner, ModelSource, StepReport, Term, save_step
+from alignment_core.training.checkpoints import described
+from alignment_core.training.learner import Learner, ModelSource, StepReport, Term
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.pretraining import Pretraining
 from alignment_core.training.ranks import sum_over_ranks
@@ -56,11 +55,11 @@ class RlJob:
     critic: Model | None
     """Where the critic starts: a reward model, or the policy itself with a head of its own."""
     seed: int
-    pretraining: str | None = None
+    pretraining: Path | None = None
     """The table of ``section.pretraining``."""
     reference: Model | None = None
     """What the KL is measured to; None: the policy as it starts."""
-    scratch: str | None = None
+    scratch: Path | None = None
     """Folder for rows of ``pretraining`` that are not in memory; None: where temporary files go."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
@@ -112,17 +111,20 @@ class PolicyTrainer:
     def policy(self) -> Learner:
         return self.learners["policy"]
 
-    def prepare(self, progress: str) -> dict[str, Any]:
-        """Resume from the newest complete checkpoint in ``progress``; where we stand, and what the driver had left there."""
-        newest = newest_progress(Path(progress), self.policy.layout())
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint must share with this job."""
+        return self.policy.layout()
+
+    def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Go on from a complete checkpoint, if there is one; where we stand, and what the driver had left there."""
         driver: dict[str, Any] = {}
-        if newest is not None:
-            described = json.loads((newest / "complete.json").read_text())
+        if checkpoint is not None:
+            found = described(checkpoint)
             for name, learner in self.learners.items():
-                learner.restore(newest / name, described["updates"][name])
+                learner.restore(checkpoint / name, found["updates"][name])
             if self.moving:
-                self.moving.restore(newest)
-            self.step, driver = described["step"], described["driver"]
+                self.moving.restore(checkpoint)
+            self.step, driver = found["step"], found["driver"]
         return {"step": self.step, "driver": driver, "parameters": self.policy.parameters()}
 
     def take(self, data: StepData) -> None:
@@ -281,20 +283,22 @@ class PolicyTrainer:
         """The policy's adapter, its files by name; nothing on other ranks than the first."""
         return self.policy.adapter()
 
-    def export(self, name: str, directory: str, adapter: str | None = None) -> None:
+    def export(self, name: str, directory: Path, adapter: Path | None = None) -> None:
         """Write the ``policy``, its moving ``average`` or the ``critic`` as a Hugging Face folder, and what LoRA trained
         into the folder ``adapter``, if one is given."""
         average = name == "average"
-        beside = Path(adapter) if adapter else None
-        self.learners["policy" if average else name].export(Path(directory), average, beside)
+        self.learners["policy" if average else name].export(directory, average, adapter)
 
-    def save_progress(self, directory: str, driver: dict[str, Any]) -> None:
-        """Write a checkpoint of this step below ``directory``, with what the driver wants back."""
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint of this step says of itself, beside what the driver wants back."""
         updates = {name: learner.steps for name, learner in self.learners.items()}
-        save_step(Path(directory), self.step, self.learners, self._save_beside, updates=updates, driver=driver)
+        return {"step": self.step, "layout": self.layout(), "updates": updates}
 
-    def _save_beside(self, folder: Path) -> None:
-        if self.moving:
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of this step."""
+        for name, learner in self.learners.items():
+            learner.save(folder / name)
+        if self.moving and self.rank == 0:
             self.moving.save(folder, self.step)
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
-from alignment_core.training.checkpoints import newest_progress, step_of
-from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term, save_step
+from alignment_core.training.checkpoints import described
+from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term
 from alignment_core.training.methods.base import BatchMethod, Method
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.ranks import agree, sum_over_ranks
@@ -36,20 +36,20 @@ from alignment_core.training.training_rows import training_rows
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What to train: plain data that travels to every rank. Paths are local folders of verified artifacts."""
+    """What to train: plain data that travels to every rank. Paths are those of the rank's own machine."""
 
     method: Method
     model: Model
-    reference_logps: str | None
+    reference_logps: Path | None
     """What the stage of this name made of the data, for a method that needs it."""
-    train_data: str
-    test_data: str | None
+    train_data: Path
+    test_data: Path | None
     training: TrainingConfig
     seed: int
     reference: Model | None = None
     """What a method compares with that has its reference follow the policy (``sync``), as it starts; None: the policy."""
     sync: ReferenceSyncConfig | None = None
-    scratch: str | None = None
+    scratch: Path | None = None
     """Folder for rows that are not in memory; None: where temporary files go."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
@@ -86,13 +86,16 @@ class Trainer:
             frozen = load_frozen(job.reference or job.model, job.method.head, dtype, device.torch_device, share)
             self.moving = MovingReference(frozen, self.learner, job.sync.sync_steps, job.sync.mixup_alpha)
 
-    def prepare(self, progress: str) -> dict[str, Any]:
-        """Resume from the newest complete checkpoint in ``progress``; say where we stand."""
-        newest = newest_progress(Path(progress), self.learner.layout())
-        if newest is not None:
-            self.learner.restore(newest, step_of(newest))
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint must share with this job."""
+        return self.learner.layout()
+
+    def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Go on from a complete checkpoint, if there is one; say where we stand."""
+        if checkpoint is not None:
+            self.learner.restore(checkpoint, described(checkpoint)["step"])
             if self.moving:
-                self.moving.restore(newest)
+                self.moving.restore(checkpoint)
         return {
             "step": self.learner.steps,
             "total_steps": self.total_steps,
@@ -173,32 +176,34 @@ class Trainer:
                 report.sums[name] += float(value)
         return report
 
-    def export(self, directory: str) -> None:
+    def export(self, directory: Path) -> None:
         """Write the trained model as a Hugging Face folder, with LoRA and its adapters in a folder therein (rank 0 writes, all
         ranks take part)."""
-        self.learner.export(Path(directory), adapter=Path(directory) / ADAPTER)
+        self.learner.export(directory, adapter=directory / ADAPTER)
 
     def close(self) -> None:
         """Let go of the model's memory."""
         self.learner.close()
 
-    def save_progress(self, directory: str) -> None:
-        """Write a checkpoint of this step below ``directory``, see :func:`save_step`."""
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint of this step says of itself."""
         self.learner.check_sound()
-        save_step(Path(directory), self.learner.steps, {"": self.learner}, self._save_beside)
+        return {"step": self.learner.steps, "layout": self.layout()}
 
-    def _save_beside(self, folder: Path) -> None:
-        if self.moving:
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of this step."""
+        self.learner.save(folder)
+        if self.moving and self.rank == 0:
             self.moving.save(folder, self.learner.steps)
 
 
-def _read(path: str) -> Any:
+def _read(path: Path) -> Any:
     import pyarrow.parquet
 
     return pyarrow.parquet.read_table(path)
 
 
-def _sources(path: str) -> Any:
+def _sources(path: Path) -> Any:
     """Where the rows of a table were read, if it says so."""
     import pyarrow.parquet
 

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.training.learner import StepReport
+from alignment_core.training.resumable import ResumableJob
 from alignment_core.training.trainer import Trainer
-from alignment_core.training.trainers import OpenJob
 
 
-class TrainerRanks(OpenJob[Trainer]):
+class TrainerRanks(ResumableJob[Trainer]):
     """Training on fixed data; each method is that of :class:`Trainer`, on all ranks."""
 
     def prepare(self, progress: Path) -> dict[str, Any]:
         """Resume from the newest complete checkpoint in ``progress``; where the job stands."""
-        return self._first(Trainer.prepare, str(progress))
+        return self._resume(progress, Trainer.layout, Trainer.prepare)
 
     def train(self, steps: int, seconds: float) -> list[StepReport]:
         """Up to ``steps`` optimiser steps for about ``seconds``; a report for each rank."""
@@ -27,8 +27,8 @@ class TrainerRanks(OpenJob[Trainer]):
 
     def export(self, directory: Path) -> None:
         """Write the trained model as a Hugging Face folder."""
-        self._all(Trainer.export, str(directory))
+        self._write([directory], Trainer.export, directory)
 
     def save_progress(self, progress: Path) -> None:
         """Write a checkpoint of this step."""
-        self._all(Trainer.save_progress, str(progress))
+        self._checkpoint(progress, Trainer.describe, Trainer.save)

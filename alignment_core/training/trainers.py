@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
+from alignment_core.artifacts.places import home_id, is_artifact, share
 from alignment_core.cluster.group import ActorGroup, Call, call
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.worker import Job, TrainWorker
@@ -26,6 +28,14 @@ class Trainers:
         """How many ranks there are."""
         return self.group.size
 
+    def give(self, folder: Path) -> None:
+        """Have a folder of this machine on those of all ranks. Artifacts are fetched there by themselves."""
+        if not self.group.elsewhere or is_artifact(folder):
+            return
+        entries = share(folder)
+        for rank in self.group.elsewhere:
+            self.group.one(rank, call(TrainWorker.receive, folder, entries, home_id()), self.timeout)
+
     def close(self) -> None:
         """Have all ranks let go of the open job and its memory."""
         self.group.all(call(TrainWorker.close), self.timeout)
@@ -36,7 +46,7 @@ class OpenJob(Generic[J]):
 
     def __init__(self, trainers: Trainers, job: Job[J], resources: ResourcesConfig) -> None:
         """Open the job, which closes the one before."""
-        self.group, self.timeout = trainers.group, trainers.timeout
+        self.trainers, self.group, self.timeout = trainers, trainers.group, trainers.timeout
         self.group.all(call(TrainWorker.open, job, resources), self.timeout)
 
     def _all(self, method: Callable[Concatenate[J, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:

@@ -19,13 +19,13 @@ SHOWN = "text"
 """The column that people read, and no method."""
 
 
-def training_rows(table: str, method: Method, scratch: str | None) -> Spool[Row]:
+def training_rows(table: Path, method: Method, scratch: Path | None) -> Spool[Row]:
     """What ``method`` makes of each row of the Parquet file ``table``, by number; they lie in a file in ``scratch`` (None:
     where temporary files go)."""
-    return Spool(Path(scratch) if scratch else None, _rows(table, method))
+    return Spool(scratch, _rows(table, method))
 
 
-def _rows(table: str, method: Method) -> Iterator[Row]:
+def _rows(table: Path, method: Method) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from alignment_core.artifacts import FileEntry, places
 from alignment_core.cluster.device import Device
 from alignment_core.cluster.group import Call
 from alignment_core.imports import uncollected
@@ -62,6 +65,18 @@ class TrainWorker:
         """Make a call of the open job. Raises OutOfMemory where smaller micro-batches may help."""
         with memory_explained(self.tokens):
             return asked.of(self.job)
+
+    def send(self, folder: Path, home: str) -> tuple[FileEntry, ...] | None:
+        """See :func:`alignment_core.artifacts.places.send`."""
+        return places.send(folder, home)
+
+    def receive(self, folder: Path, entries: Sequence[FileEntry], home: str) -> None:
+        """See :func:`alignment_core.artifacts.places.receive`."""
+        places.receive(folder, entries, home=home)
+
+    def clear(self, folder: Path, home: str) -> None:
+        """See :func:`alignment_core.artifacts.places.clear`."""
+        places.clear(folder, home)
 
     def close(self) -> None:
         """Let go of the open job and its memory."""

@@ -27,6 +27,7 @@ from flows.cli import samples as cli_samples
 from flows.cli import serve as cli_serve
 from flows.cli import services as cli_services
 from flows.cli import store as cli_store
+from flows.cli import transfer as cli_transfer
 from flows.cli import trust as cli_trust
 from flows.console import Unbroken, err, print_json
 
@@ -34,6 +35,7 @@ INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have them."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+cli_transfer.register(cli_store.artifacts_app)
 cli_trust.register(cli_store.artifacts_app)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_store.tags_app, name="tags")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,25 +12,8 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import BLOBS, LEASES, MANIFESTS, USES
 from tests.processes import ended, in_child
-from tests.servers.s3 import S3Server
 
 KEY = "a" * 64
-
-
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(tmp_path_factory.mktemp("s3")).start()
-    server.make_bucket("bucket")
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A bucket of a server that the environment names; tests take a prefix of their own in it."""
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
-    return "bucket"
 
 
 @pytest.fixture

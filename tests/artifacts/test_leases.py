@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from alignment_core.artifacts import Store, collect, open_store
-from alignment_core.artifacts.alive import Process
 from alignment_core.artifacts.leases import Lease, Leases
 from alignment_core.artifacts.paths import COLLECTOR, PUBLICATIONS
 from alignment_core.errors import Conflict
+from alignment_core.processes import ProcessId
 from tests.processes import ended, in_child, wait_until
 
 PATH = "leases/test.json"
-ELSEWHERE = Process(home="another-boot-1-2", name="a" * 32)
+ELSEWHERE = ProcessId(pid=1, started=1, boot="another boot")
 
 
 def written_elsewhere(store: Store, seconds: float = 60.0) -> None:
@@ -53,14 +52,42 @@ def test_a_holder_that_died_here_is_followed_at_once(store: Store) -> None:
         assert time.monotonic() - began < 5, "no time to live had to pass"
 
 
-def test_what_says_that_a_process_lives_goes_with_it(home: Path) -> None:
-    code = "from alignment_core.artifacts.alive import Process; assert Process.this().lives()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert list((home / "alive").iterdir()) == []
-    subprocess.run([sys.executable, "-c", f"{code}; import os; os.kill(os.getpid(), 9)"], check=False)
-    (killed,) = (home / "alive").iterdir()
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert not killed.exists(), "the next one clears it away"
+def test_a_holder_that_has_ended_and_whose_parent_has_not_heard_of_it_is_dead(store: Store) -> None:
+    def holds() -> None:
+        assert store.leases.take(PATH)
+        os._exit(0)
+
+    child = in_child(holds)
+    assert wait_until(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE, 30)
+    assert store.leases.holder(PATH) is None
+    ended(child)
+
+
+def test_a_machine_that_lost_its_home_and_has_another_name_is_still_known(
+    store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new container's, say: what tells is the kernel, not a file below ALIGN_HOME and not the host's name."""
+    held = store.leases.take(PATH)
+    assert held is not None
+    monkeypatch.setenv("ALIGN_HOME", str(home / "another"))
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert store.leases.holder(PATH) is not None
+    held.release()
+    assert ProcessId(pid=os.getpid(), started=1, boot=ProcessId.mine().boot).lives() is False, (
+        "its number was used again"
+    )
+
+
+def test_a_lease_of_an_earlier_version_lives_for_its_time_to_live(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.backend.put(PATH, b'{"owner": "run 7", "process": {"home": "boot-1-2", "name": "aa"}, "seconds": 60}')
+    assert store.leases.take(PATH) is None
+    now = time.time()
+    monkeypatch.setattr(store.backend, "now", lambda: now + 70)
+    held = store.leases.take(PATH)
+    assert held is not None
+    held.release()
 
 
 def test_a_child_does_not_keep_its_parent_alive(store: Store) -> None:

@@ -51,9 +51,9 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
             "rejected_logp": rejected,
         }
         pq.write_table(pa.table(table), logps)
-    train_data = str(folder / "train.parquet")
+    train_data = folder / "train.parquet"
     worker.open(TrainJob(method, policy, logps or None, train_data, None, training, 0), RESOURCES)
-    worker.do(call(Trainer.prepare, str(folder)))
+    worker.do(call(Trainer.prepare, None))
     while True:
         if pairs:
             laps.timed("reference", reference.run)(pairs)

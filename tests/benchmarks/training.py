@@ -61,13 +61,13 @@ def main() -> None:
         Sft(),
         Model(folder / "model", Reference("model", "0" * 64)),
         None,
-        str(folder / "train.parquet"),
+        folder / "train.parquet",
         None,
         training,
         0,
     )
     worker.open(job, resources)
-    worker.do(call(Trainer.prepare, str(folder / "progress")))
+    worker.do(call(Trainer.prepare, None))
 
     model = PackedModel(load_model(str(folder / "model"), "lm", torch.float32), "lm").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)

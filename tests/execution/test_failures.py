@@ -118,7 +118,7 @@ def test_a_collective_that_waits_for_a_peer_is_ended_by_its_deadline_and_says_wh
         Sft(),
         Model(tiny_model(), Reference("model", "0" * 64)),
         None,
-        str(tmp_path / "train.parquet"),
+        tmp_path / "train.parquet",
         None,
         TrainingConfig(),
         seed=1,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
-from alignment_core.artifacts import Reference
+from alignment_core.artifacts import Reference, open_store
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.cluster import ray_cluster
 from alignment_core.cluster.device import Device
@@ -204,7 +204,7 @@ def test_runs_on_a_cluster_keep_no_gpus_while_they_wait_for_each_others_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One GPU: a run that has it waits for a stage of another one, which waits for the GPU."""
-    gpu, workspace = Gpu(), Workspace(tmp_path / "store")
+    gpu, store = Gpu(), open_store(tmp_path / "store")
     monkeypatch.setattr(ray_cluster, "reserve_gpus", gpu.reserve)
     monkeypatch.setattr(ray_cluster, "is_private", lambda: False)
     monkeypatch.setattr(ray_cluster, "actor_processes", list)
@@ -216,7 +216,7 @@ def test_runs_on_a_cluster_keep_no_gpus_while_they_wait_for_each_others_stages(
         pass  # and the run keeps its GPU for the next stage
 
     def stage(machines: WarmMachines) -> None:
-        with _claimed(workspace, "0" * 64, machines, FIRST), machines.trainers():
+        with _claimed(store, "0" * 64, machines, FIRST), machines.trainers():
             pass
         machines._end_actors()  # the end of the run
 

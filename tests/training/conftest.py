@@ -123,9 +123,9 @@ def make_job(tables: Tables, tiny_model: Any, tmp_path: Path) -> MakeJob:
         return TrainJob(
             method=method,
             model=Model(tiny_model(), MODEL),
-            reference_logps=str(logps) if method.needs_reference else None,
-            train_data=str(data),
-            test_data=str(data),
+            reference_logps=logps if method.needs_reference else None,
+            train_data=data,
+            test_data=data,
             training=TrainingConfig(**settings),
             seed=3,
         )

@@ -105,6 +105,12 @@ class ResourcesConfig(Config):
     part of the keys of stages that sample."""
     progress_seconds: float = Field(60.0, gt=0)
     """Seconds between in-stage checkpoints."""
+    progress: Literal["local", "store"] = "local"
+    """Where in-stage checkpoints are kept: on this machine, or also in the store, so that a run whose machine is gone resumes
+    elsewhere. A store in a folder keeps them anyway."""
+    trust_progress: bool = False
+    """Resume from in-stage checkpoints in the store that another machine wrote. They are pickles: whoever may write into the
+    store could run code here."""
     stage_timeout_seconds: float = Field(24 * 3600.0, gt=0)
     """Deadline of one stage."""
     wait_timeout_seconds: float = Field(1800.0, gt=0)

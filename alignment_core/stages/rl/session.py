@@ -49,7 +49,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     environments = _environments(context, section, tokenizer)
     pretraining = _pretraining(context, section)
     critic = critic_of(context, section, tokenizer, prompts, warnings)
-    reference, scratch = _reference(context, tokenizer, prompts), str(context.progress)
+    reference, scratch = _reference(context, tokenizer, prompts), context.progress
     job = RlJob(section, policy, critic, context.seed, pretraining, reference, scratch)
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
@@ -161,13 +161,13 @@ def _reference(context: StageContext, tokenizer: Any, prompts: list[dict[str, An
     return model
 
 
-def _pretraining(context: StageContext, section: RlConfig) -> str | None:
+def _pretraining(context: StageContext, section: RlConfig) -> Path | None:
     if section.pretraining is None:
         return None
     path = context.inputs["pretraining"] / "train.parquet"
     if not path.is_file():
         raise DataError("the data set of rl.pretraining holds no training rows")
-    return str(path)
+    return path
 
 
 def _read_prompts(data: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,116 @@
+"""The verified cache of a store that is not on this machine: bounded, and what is in use stays.
+
+Who uses an artifact holds a kernel lock on a file beside the cache, which ends with the process. When room is needed, the
+artifacts that were used longest ago go, and never one that is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.paths import HOLDS
+from alignment_core.artifacts.workspace import Workspace, adopt_tree, entries, names, time_and_size
+from alignment_core.errors import EnvironmentFault, UserError
+
+BOUND = "ALIGN_CACHE_GIB"
+
+
+class Cache:
+    """What this machine has of a store's artifacts, each a folder named by its digest."""
+
+    def __init__(self, workspace: Workspace, bounded: bool) -> None:
+        self.workspace, self.bounded = workspace, bounded
+
+    def folder(self, digest: str) -> Path:
+        """Where the artifact is, or would be."""
+        return self.workspace.cache / digest
+
+    def hold(self, digest: str, until: ExitStack) -> None:
+        """Keep the artifact from eviction until that is closed, or this process ends; it need not be there yet."""
+        with contextlib.suppress(EnvironmentFault, OSError):  # nobody evicts from what this user may not write into
+            while True:
+                lock = self._open(digest)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if names(self._path(digest), lock.fileno()):
+                    until.callback(lock.close)
+                    return
+                lock.close()  # it was evicted a moment ago
+
+    def make_room(self, size: int) -> None:
+        """Evict until so many bytes more fit into the bound and onto the disk, or nothing is left that may go."""
+        if not self.bounded:
+            return
+        found = []
+        for tree in entries(self.workspace.cache):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((tree.lstat().st_mtime, time_and_size(tree)[1], tree.name))
+        disk = shutil.disk_usage(self.workspace.root)
+        excess = max(sum(size for _, size, _ in found) + size - bound(disk.total), size - disk.free)
+        for _, freed, digest in sorted(found):
+            if excess <= 0:
+                return
+            if self.evict(digest):
+                excess -= freed
+
+    def keep(self, digest: str, directory: Path) -> None:
+        """Have an artifact that was published from a temporary folder of this machine, without another copy of it."""
+        if not self.bounded or not directory.is_relative_to(self.workspace.temporary):
+            return
+        with contextlib.suppress(OSError, EnvironmentFault), self.workspace.scratch() as scratch:
+            fresh = scratch / "artifact"
+            shutil.copytree(directory, fresh, copy_function=_link)
+            self.workspace.cache.mkdir(exist_ok=True)
+            adopt_tree(fresh, self.folder(digest))
+
+    def evict(self, digest: str) -> bool:
+        """Remove an artifact from the cache; False, and nothing happens, while somebody holds it."""
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), self._alone(digest):
+            self.workspace.discard(self.folder(digest))
+            self._path(digest).unlink()
+            return True
+        return False
+
+    @contextmanager
+    def _alone(self, digest: str) -> Iterator[None]:
+        """Raises BlockingIOError if it is held."""
+        with self._open(digest) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not names(self._path(digest), lock.fileno()):
+                raise BlockingIOError
+            yield
+
+    def _open(self, digest: str) -> BinaryIO:
+        path = self._path(digest)
+        with explained("lock", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("ab")
+
+    def _path(self, digest: str) -> Path:
+        return self.workspace.root / HOLDS / digest
+
+
+def bound(disk: int) -> float:
+    """Bytes that the cache may take: ``$ALIGN_CACHE_GIB``, or half of a disk of this size. Raises UserError for no number."""
+    text = os.environ.get(BOUND)
+    if not text:
+        return disk / 2
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = -1.0
+    if not gib >= 0:
+        raise UserError(f"{BOUND} is {text!r}: give the size of the cache in GiB, such as 200")
+    return gib * 2**30
+
+
+def _link(source: str, target: str) -> None:
+    os.link(source, target)
+    os.chmod(target, 0o444)

@@ -1,0 +1,230 @@
+"""In-stage progress in the store: a stage whose machine is gone goes on elsewhere, from what its folder last held.
+
+A snapshot lists the files of a stage's progress folder, whose bytes are blobs, so that each push sends only what is new. Some
+of the files are pickles, and to read one is to run what is in it: they are taken from a snapshot only if it bears the mark of
+this machine's own key, or if the recipe trusts the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from alignment_core.artifacts.backend import Object
+from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.manifest import FileEntry, entries_of
+from alignment_core.artifacts.paths import snapshot_path
+from alignment_core.artifacts.places import get_files
+from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.workspace import files_below, remove_tree
+from alignment_core.canonical import canonical_json
+from alignment_core.errors import AlignmentError, NotFound
+from alignment_core.home import align_home
+
+log = logging.getLogger(__name__)
+
+_LOCK, _MARK, _KEY = "lock", ".snapshot", "snapshots.key"
+_CHECKPOINT, _COMPLETE = "step-", "complete.json"
+_PLAIN = frozenset({".json", ".jsonl", ".log", ".npy", ".npz", ".parquet", ".safetensors", ".txt", ".md", ""})
+"""Suffixes of files that nothing unpickles."""
+_LOOK_SECONDS = 1.0
+_THREADS = 8
+
+
+class Snapshot(BaseModel):
+    """What a progress folder held."""
+
+    model_config = ConfigDict(frozen=True)
+
+    files: tuple[FileEntry, ...] = Field(description="the files; their bytes are blobs")
+    mark: str = Field(
+        description="HMAC-SHA256 over the stage key and the files, by the key of the machine that wrote them"
+    )
+
+
+class StoredProgress:
+    """The snapshot of one stage key, for whoever holds the claim on it."""
+
+    def __init__(self, store: Store, key: str, trusted: bool) -> None:
+        """``trusted``: whether checkpoints that another machine wrote may be unpickled."""
+        self.store, self.key, self.path, self.trusted = store, key, snapshot_path(key), trusted
+        self._entries: dict[tuple[str, int, int], FileEntry] = {}
+        self._pushed: Mapping[str, os.stat_result] = {}
+        self._exists = False
+
+    def pull(self, folder: Path) -> None:
+        """Make ``folder`` what the snapshot says, unless it is what this machine last pushed, or has gone on from that."""
+        found = self.store.backend.stat(self.path)
+        self._exists = found is not None
+        if found is None or _read_mark(folder) == found.version:
+            return
+        snapshot = _read(self.store, self.path)
+        if snapshot is None:
+            return
+        mine = self.trusted or hmac.compare_digest(snapshot.mark, _mark_of(self.key, snapshot.files))
+        files = snapshot.files if mine else _without_pickles(snapshot.files)
+        if len(files) < len(snapshot.files):
+            log.warning(
+                "another machine wrote the checkpoints of this stage in %s, and they are not unpickled here: set "
+                "resources.trust_progress if all who may write into the store are trusted; the stage goes on without them",
+                self.store.uri,
+            )
+            if any(folder.glob(f"{_CHECKPOINT}*")):
+                return  # this machine's own, however old
+        with explained("read", folder):
+            for path in folder.iterdir():
+                if path.name != _LOCK:
+                    remove_tree(path)
+        get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
+        if len(files) == len(snapshot.files):
+            self._note(folder, found)
+
+    def push(self, folder: Path) -> bool:
+        """Make the snapshot what ``folder`` holds; False where that changed meanwhile, so that a later try is needed."""
+        try:
+            files = settled(folder)
+            if not files or files == self._pushed:
+                return True
+            entries = self._entries_of(folder, files)
+            digests = {entry.sha256 for entry in entries}
+            with self.store.leases.publication(digests, lasting=False), ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(lambda one: self.store.content.put(one, folder / one.path, files[one.path]), entries))
+                if settled(folder).keys() != files.keys():
+                    return False
+                found = self._write(Snapshot(files=entries, mark=_mark_of(self.key, entries)))
+        except (FileNotFoundError, NotFound):
+            return False  # a checkpoint made room for the next one
+        self._pushed = files
+        if found is not None:
+            self._note(folder, found)
+        return True
+
+    @contextmanager
+    def mirrored(self, folder: Path, seconds: float) -> Iterator[None]:
+        """Push each complete checkpoint of ``folder`` when it is there, everything else every so many ``seconds``, and what
+        there is when the block ends in an error. A store that fails does not fail the block."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(folder, seconds, over), name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            over.set()
+            thread.join()
+            self._try(folder)
+            raise
+        finally:
+            over.set()
+            thread.join()
+
+    def drop(self) -> None:
+        """The stage is finished: nobody goes on from here. Its blobs are left to the collector."""
+        if self._exists:
+            self.store.backend.delete(self.path)
+
+    def _follow(self, folder: Path, seconds: float, over: threading.Event) -> None:
+        last, checkpoint = time.monotonic(), ""
+        while not over.wait(min(_LOOK_SECONDS, seconds)):
+            newest = max((path.parent.name for path in folder.glob(f"{_CHECKPOINT}*/{_COMPLETE}")), default="")
+            if (newest != checkpoint or time.monotonic() - last > seconds) and self._try(folder):
+                last, checkpoint = time.monotonic(), newest
+
+    def _try(self, folder: Path) -> bool:
+        try:
+            return self.push(folder)
+        except (AlignmentError, OSError) as error:
+            log.warning("progress could not be put into the store: %s", error)
+            return True  # try again after a while
+
+    def _entries_of(self, folder: Path, files: Mapping[str, os.stat_result]) -> tuple[FileEntry, ...]:
+        """Hash what was not hashed before."""
+        identities = {path: (path, found.st_ino, found.st_mtime_ns) for path, found in files.items()}
+        new = [path for path, identity in identities.items() if identity not in self._entries]
+        hashed = {entry.path: entry for entry in entries_of(folder, new)}
+        self._entries = {one: self._entries.get(one) or hashed[path] for path, one in identities.items()}
+        return tuple(self._entries[identities[path]] for path in sorted(files))
+
+    def _write(self, snapshot: Snapshot) -> Object | None:
+        """Replace what is there, whoever wrote it: this process holds the claim."""
+        while True:
+            found = self.store.backend.stat(self.path)
+            data = snapshot.model_dump_json().encode()
+            if self.store.backend.put(self.path, data, replaces=found.version if found else None):
+                self._exists = True
+                return self.store.backend.stat(self.path)
+
+    def _note(self, folder: Path, found: Object) -> None:
+        (folder / _MARK).write_text(found.version)
+
+
+def files_of(store: Store, path: str) -> tuple[FileEntry, ...]:
+    """What the snapshot at ``path`` in a store needs; nothing if it cannot be read, as nobody goes on from it then."""
+    snapshot = _read(store, path)
+    return snapshot.files if snapshot else ()
+
+
+def settled(folder: Path) -> dict[str, os.stat_result]:
+    """The files of a progress folder that count by now: complete checkpoints, and what has its final name."""
+    found = files_below(folder)
+    complete = {path.partition("/")[0] for path in found if path.endswith(f"/{_COMPLETE}")}
+
+    def counts(path: str) -> bool:
+        parts = path.split("/")
+        if path in (_LOCK, _MARK) or any(part.endswith(".partial") for part in parts):
+            return False
+        return len(parts) == 1 or not parts[0].startswith(_CHECKPOINT) or parts[0] in complete
+
+    return {path: stat for path, stat in found.items() if counts(path)}
+
+
+def _without_pickles(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+    """Without the files that may be pickles, and without checkpoints that hold one."""
+    doubtful = {entry.path for entry in files if Path(entry.path).suffix not in _PLAIN}
+    folders = {path.partition("/")[0] for path in doubtful if path.startswith(_CHECKPOINT)}
+    return tuple(entry for entry in files if entry.path not in doubtful and entry.path.partition("/")[0] not in folders)
+
+
+def _read(store: Store, path: str) -> Snapshot | None:
+    try:
+        return Snapshot.model_validate_json(store.backend.read(path))
+    except (NotFound, ValidationError) as error:
+        log.warning("%s in %s is not used: %s", path, store.uri, error)
+        return None
+
+
+def _read_mark(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (folder / _MARK).read_text()
+    return ""
+
+
+def _mark_of(key: str, files: tuple[FileEntry, ...]) -> str:
+    content = canonical_json({"key": key, "files": [entry.model_dump() for entry in files]})
+    return hmac.new(_machine_key(), content, hashlib.sha256).hexdigest()
+
+
+def _machine_key() -> bytes:
+    """A secret of this ALIGN_HOME, made when it is first needed."""
+    path = align_home() / _KEY
+    with explained("read", path):
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes()
+            partial = path.with_suffix(f".{secrets.token_hex(4)}")
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
+            partial.unlink()

@@ -1,0 +1,133 @@
+"""Copying artifacts from one store to another, with who made them and, if asked, all that they come from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignment_core.artifacts.manifest import FileEntry, Manifest
+from alignment_core.artifacts.provenance import Provenance
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.store import Store
+from alignment_core.errors import MAKE_IT_AGAIN, NotFound, UserError
+
+_THREADS = 4  # files on the way at a time, each of which lies on this machine meanwhile
+
+
+class Copied(BaseModel):
+    """What a copy came to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    artifacts: tuple[Reference, ...] = Field(
+        description="the artifacts that are in the target now, the asked one first"
+    )
+    records: int = Field(description="stage records that were put")
+    sent: int = Field(description="files that were sent")
+    sent_bytes: int = Field(description="bytes of these files")
+    kept: int = Field(description="files that the target had already, and that were not sent")
+
+
+class Plan(BaseModel):
+    """What is to be copied."""
+
+    model_config = ConfigDict(frozen=True)
+
+    manifests: tuple[Manifest, ...]
+    """The artifacts, the asked one first."""
+    pruned: frozenset[Reference]
+    """Those of them whose bytes went by retention: the target hears of them, too."""
+    records: tuple[Provenance, ...]
+    missing: tuple[FileEntry, ...]
+    """The files that the target does not have, each content once."""
+
+    @property
+    def size(self) -> int:
+        """Bytes to send."""
+        return sum(entry.size for entry in self.missing)
+
+
+def plan(source: Store, target: Store, reference: Reference, ancestors: bool) -> Plan:
+    """What of an artifact, and with ``ancestors`` of all that it was made from, the target does not have.
+
+    Raises NotFound if the source has not got it, or not its bytes any more, UserError if both are the same store.
+    """
+    if source.uri == target.uri:
+        raise UserError(f"{source.uri} is both the source and the target: name two stores")
+    if source.is_pruned(reference):
+        raise NotFound(f"the bytes of {reference.short} were pruned; {MAKE_IT_AGAIN}")
+    manifests = {reference: source.manifest(reference)}
+    records: dict[str, Provenance] = {}
+    waiting = [reference]
+    while waiting:
+        for record in source.provenance(waiting.pop()):
+            records[record.key] = record
+            for one in record.inputs.values() if ancestors else ():
+                if one not in manifests:
+                    with contextlib.suppress(NotFound):  # it was itself copied there without its ancestors
+                        manifests[one] = source.manifest(one)
+                        waiting.append(one)
+    gone = frozenset(one for one in manifests if one != reference and source.is_pruned(one))
+    files = {entry.sha256: entry for one, manifest in manifests.items() if one not in gone for entry in manifest.files}
+    with ThreadPoolExecutor(4 * _THREADS) as pool:
+        there = list(pool.map(target.content.is_intact, files.values()))
+    missing = tuple(entry for entry, intact in zip(files.values(), there, strict=True) if not intact)
+    return Plan(manifests=tuple(manifests.values()), pruned=gone, records=tuple(records.values()), missing=missing)
+
+
+def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], None] = lambda _: None) -> Copied:
+    """Copy what is planned; ``told`` is called with each file that has arrived. Whatever ends it, the next one goes on.
+
+    Blobs come first, then manifests, then records, so that no reader of the target sees a part. The other outputs of a stage
+    whose record is copied are marked as pruned there, unless the target has them: the stage would have to run again for them.
+    """
+    manifests = [*what.manifests, *_other_outputs(source, target, what)]
+    digests = {manifest.digest for manifest in manifests}
+    digests |= {entry.sha256 for manifest in what.manifests for entry in manifest.files}
+    gone = what.pruned | {manifest.reference for manifest in manifests[len(what.manifests) :]}
+
+    def send(entry: FileEntry) -> None:
+        with source.workspace.scratch() as scratch:
+            file = scratch / "file"
+            source.content.get(source.uri, entry, file)
+            target.content.put(entry, file, file.lstat())
+        told(entry)
+
+    with target.leases.publication(digests, lasting=not what.records):
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(send, what.missing))
+        for manifest in reversed(manifests):
+            if manifest.reference not in gone:
+                target.adopt(manifest)
+            elif not _has(target, manifest.reference):
+                target.adopt(manifest, pruned=True)
+        for record in what.records:
+            target.adopt_record(record)
+    files = {entry.sha256 for one in what.manifests if one.reference not in what.pruned for entry in one.files}
+    return Copied(
+        artifacts=tuple(manifest.reference for manifest in what.manifests),
+        records=len(what.records),
+        sent=len(what.missing),
+        sent_bytes=what.size,
+        kept=len(files) - len(what.missing),
+    )
+
+
+def _other_outputs(source: Store, target: Store, what: Plan) -> Iterator[Manifest]:
+    """What the stages also made that is not copied, and that the target has not got."""
+    copied = {manifest.reference for manifest in what.manifests}
+    for one in {output for record in what.records for output in record.outputs.values()} - copied:
+        if not _has(target, one):
+            with contextlib.suppress(NotFound):
+                yield source.manifest(one)
+
+
+def _has(store: Store, reference: Reference) -> bool:
+    try:
+        store.manifest(reference)
+    except NotFound:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""The other nodes of a Ray cluster: whether each has the source and the packages of this one, before anything runs there."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from alignment_core.canonical import digest_of_file
+from alignment_core.cluster.device import Place
+from alignment_core.cluster.group import ActorGroup, call
+from alignment_core.cluster.ray_cluster import other_nodes
+from alignment_core.errors import EnvironmentFault
+
+NODE = "alignment_core.cluster.nodes:Node"
+_SHOWN = 5
+_SOURCE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What computes on a node."""
+
+    python: str
+    source: dict[str, str]
+    """Digests of the files of this package, by path."""
+    packages: dict[str, str]
+    """Versions of installed distributions, by name; builds for other devices count as the same."""
+
+    def differences(self, other: Installed) -> list[str]:
+        """What another node has that is not as it is here, in words."""
+        found = [f"Python {other.python} instead of {self.python}"] if self.python != other.python else []
+        found += [f"{path} differs" for path in _changed(self.source, other.source)]
+        for name in _changed(self.packages, other.packages):
+            here, there = (which.packages.get(name, "none") for which in (self, other))
+            found.append(f"{name} {there} instead of {here}")
+        return found
+
+
+class Node:
+    """What an actor holds that looks at its node."""
+
+    def installed(self) -> Installed:
+        """See :class:`Installed`."""
+        return installed()
+
+
+def installed() -> Installed:
+    """What computes here."""
+    files = {path.relative_to(_SOURCE).as_posix(): path for path in sorted(_SOURCE.rglob("*.py"))}
+    versions = {
+        one.metadata["Name"].lower().replace("_", "-").removesuffix("-cpu"): one.version.partition("+")[0]
+        for one in metadata.distributions()
+        if one.metadata["Name"]
+    }
+    return Installed(platform.python_version(), {name: digest_of_file(path) for name, path in files.items()}, versions)
+
+
+def check_nodes(ray: Any, packages: Sequence[str], timeout: float) -> None:
+    """Compare every other node's source and these packages with this one's. Raises EnvironmentFault that names the nodes that
+    differ, InfrastructureError where one does not answer within ``timeout`` seconds."""
+    nodes = other_nodes(ray)
+    if not nodes:
+        return
+    addresses = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    group: ActorGroup[Node] = ActorGroup(ray, "nodes", [Place(node=node) for node in nodes], [{}] * len(nodes))
+    try:
+        group.make(NODE, [{}] * len(nodes), timeout)
+        theirs = group.all(call(Node.installed), timeout)
+    finally:
+        group.kill()
+    mine, wrong = _only(installed(), packages), []
+    for node, other in zip(nodes, theirs, strict=True):
+        found = mine.differences(_only(other, packages))
+        if found:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            wrong.append(f"{addresses[node]} ({node[:8]}): {', '.join(found[:_SHOWN])}{more}")
+    if wrong:
+        raise EnvironmentFault(
+            f"the nodes of the Ray cluster would compute something else than this one: {'; '.join(wrong)}; "
+            "install the same version of the project and of its packages on every node"
+        )
+
+
+def _only(found: Installed, packages: Sequence[str]) -> Installed:
+    names = {name.removesuffix("-cpu") for name in packages}
+    return Installed(
+        found.python, found.source, {name: version for name, version in found.packages.items() if name in names}
+    )
+
+
+def _changed(here: dict[str, str], there: dict[str, str]) -> list[str]:
+    return sorted(name for name in {*here, *there} if here.get(name) != there.get(name))

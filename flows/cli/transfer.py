@@ -1,0 +1,82 @@
+"""The commands of ``align artifacts`` that move artifacts between stores: push, pull, copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from alignment_core.artifacts import FileEntry, open_store
+from flows.console import JsonOption, StoreOption, err, out, print_json
+
+AncestorsOption = Annotated[
+    bool, typer.Option("--ancestors", help="Also all that it was made from, back to the data and the base model.")
+]
+REFERENCE = "Reference, first digits of a digest, or a tag of the store that it is copied from."
+Reference = Annotated[str, typer.Argument(help=REFERENCE)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to those of ``align artifacts``."""
+    for command in (push, pull, copy):
+        app.command()(command)
+
+
+def push(
+    reference: Reference,
+    to: Annotated[str, typer.Option("--to", help="Store to copy it to.")],
+    ancestors: AncestorsOption = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an artifact and its provenance to another store; what is there already is not sent again."""
+    _copy(reference, store, to, ancestors, as_json)
+
+
+def pull(
+    reference: Reference,
+    source: Annotated[str, typer.Option("--from", help="Store to copy it from.")],
+    ancestors: AncestorsOption = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an artifact and its provenance from another store; what is here already is not fetched again."""
+    _copy(reference, source, store, ancestors, as_json)
+
+
+def copy(
+    reference: Reference,
+    source: Annotated[str, typer.Option("--from", help="Store to copy it from.")],
+    to: Annotated[str, typer.Option("--to", help="Store to copy it to.")],
+    ancestors: AncestorsOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an artifact and its provenance from one store to another."""
+    _copy(reference, source, to, ancestors, as_json)
+
+
+def _copy(reference: str, source: str | None, target: str | None, ancestors: bool, as_json: bool) -> None:
+    from alignment_core.artifacts import transfer
+
+    there, here = open_store(source, writes=False), open_store(target)
+    what = transfer.plan(there, here, there.resolve(reference), ancestors)
+    with _shown(what.size, as_json) as told:
+        copied = transfer.copy(there, here, what, told)
+    if as_json:
+        return print_json({"from": there.uri, "to": here.uri, **copied.model_dump(mode="json")})
+    more = f" and {len(copied.artifacts) - 1} that it comes from" if len(copied.artifacts) > 1 else ""
+    sent = f"{copied.sent} files sent, {copied.sent_bytes / 2**20:.1f} MiB; {copied.kept} were there"
+    return out.print(f"{copied.artifacts[0]}{more}: in {here.uri} ({sent})", markup=False)
+
+
+@contextmanager
+def _shown(size: int, as_json: bool) -> Iterator[Callable[[FileEntry], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda entry: bar.advance(task, entry.size)

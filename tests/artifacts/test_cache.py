@@ -1,0 +1,138 @@
+"""The cache of a store elsewhere: bounded, what was used longest ago goes first, what is in use stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
+from alignment_core.artifacts.cache import BOUND
+from alignment_core.errors import UserError
+from tests.processes import ended, in_child
+
+KIB = 1024
+
+
+@pytest.fixture
+def remote(home: Path, bucket: str, tmp_path: Path) -> Store:
+    return open_store(f"s3://{bucket}/{tmp_path.name}")
+
+
+@pytest.fixture
+def artifacts(remote: Store, tmp_path: Path) -> list[Reference]:
+    """Three, of 100 KiB each."""
+    made = []
+    for number in range(3):
+        folder = tmp_path / "made" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(os.urandom(100 * KIB))
+        made.append(remote.publish(folder, "model"))
+    return made
+
+
+@pytest.fixture
+def cached(remote: Store) -> Callable[[], set[str]]:
+    return lambda: {path.name for path in remote.workspace.cache.iterdir()}
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, kib: float) -> None:
+    monkeypatch.setenv(BOUND, str(kib / 2**20))
+
+
+def use(store: Store, reference: Reference, when: float) -> Path:
+    """Fetch at this time."""
+    folder = store.fetch(reference)
+    os.utime(folder, (when, when))
+    return folder
+
+
+def test_what_was_used_longest_ago_makes_room(
+    remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = artifacts
+    limit(monkeypatch, 250)
+    use(remote, one, 1e9)
+    use(remote, two, 2e9)
+    remote.fetch(one)  # used just now, so that the second is the older one
+    os.utime(remote.cache.folder(two.digest), (1e9, 1e9))
+    assert (remote.fetch(three) / "weights").is_file()
+    assert cached() == {one.digest, three.digest}
+    assert (remote.fetch(two) / "weights").is_file(), "it is fetched again when it is wanted"
+
+
+def test_what_somebody_holds_stays_and_a_killed_process_holds_nothing(
+    remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = artifacts
+    limit(monkeypatch, 50)
+    with ExitStack() as stage:
+        remote.fetch(one, stage)
+        assert ended(in_child(lambda: open_store(remote.uri).fetch(two))) == 0
+        assert cached() == {one.digest, two.digest}, "the bound gives way to what is in use"
+
+        def holds_and_dies() -> None:
+            remote.fetch(two, ExitStack())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert ended(in_child(holds_and_dies)) == -signal.SIGKILL
+        remote.fetch(three)
+        assert cached() == {one.digest, three.digest}
+    remote.fetch(two)
+    assert cached() == {two.digest}
+    assert {path.name for path in (remote.workspace.root / "holds").iterdir()} == {two.digest}
+
+
+def test_the_collector_leaves_what_is_held(
+    remote: Store, artifacts: list[Reference], cached: Callable[[], set[str]]
+) -> None:
+    from alignment_core.artifacts import collect
+
+    with ExitStack() as stage:
+        remote.fetch(artifacts[0], stage)
+        remote.fetch(artifacts[1])
+        for path in remote.backend.list("leases/"):
+            remote.backend.delete(path.path)
+        report = collect(remote, delete=True, older_than=-1)
+        assert report.of("cache") == [f"cache/{artifacts[1].digest}"]
+        assert cached() == {artifacts[0].digest}
+
+
+def test_what_a_stage_publishes_is_not_fetched_again_by_the_next_one(
+    remote: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = ProvenanceDraft(key="a" * 64, stage="sft", label="sft")
+    with remote.workspace.scratch() as scratch:
+        (scratch / "model").mkdir()
+        (scratch / "model" / "weights").write_bytes(b"weights")
+        made = remote.publish_outputs({"policy": (scratch / "model", "model")}, draft)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("it was downloaded")
+
+    monkeypatch.setattr(remote.backend, "download", refused)
+    assert (remote.fetch(made["policy"]) / "weights").read_bytes() == b"weights"
+    assert open_store(remote.uri).verify(made["policy"]) == []
+
+
+def test_a_publisher_keeps_its_own_files(remote: Store, tmp_path: Path) -> None:
+    """What was not made in a temporary folder of the store belongs to somebody."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"weights")
+    before = (folder / "weights").stat()
+    remote.publish(folder, "model", ProvenanceDraft(key="a" * 64, stage="sft", label="sft"))
+    after = (folder / "weights").stat()
+    assert (after.st_mode, after.st_nlink) == (before.st_mode, before.st_nlink)
+
+
+def test_a_bound_that_is_no_number_is_said(
+    remote: Store, artifacts: list[Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BOUND, "much")
+    with pytest.raises(UserError, match="ALIGN_CACHE_GIB is 'much': give the size of the cache in GiB"):
+        remote.fetch(artifacts[0])

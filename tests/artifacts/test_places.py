@@ -1,0 +1,105 @@
+"""Paths that travel: to a process of this machine as they are, to another machine as the same place there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import Reference, Store, open_store
+from alignment_core.artifacts.places import home_id, placed, receive, send, share
+from alignment_core.models.handle import Model
+
+Elsewhere = Callable[[str, object], object]
+
+
+@pytest.fixture
+def shared(home: Path, bucket: str, tmp_path: Path) -> Store:
+    return open_store(f"s3://{bucket}/{tmp_path.name}")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Elsewhere:
+    """``elsewhere("code", value)``: what the code makes of the value ``given``, on a machine with another ALIGN_HOME."""
+
+    def run(code: str, given: object) -> object:
+        script = (
+            f"import pickle, sys\ngiven = pickle.load(sys.stdin.buffer)\n{code}\npickle.dump(result, sys.stdout.buffer)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            input=pickle.dumps(given),
+            env=os.environ | {"ALIGN_HOME": str(tmp_path / "other")},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return pickle.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def artifact(shared: Store, tmp_path: Path) -> Reference:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "train.parquet").write_bytes(b"rows")
+    return shared.publish(folder, "dataset")
+
+
+def test_an_artifact_is_fetched_into_the_cache_of_the_machine_where_it_arrives(
+    shared: Store, artifact: Reference, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    path = placed(shared, shared.fetch(artifact))
+    assert pickle.loads(pickle.dumps(path)) == path
+    code = "result = str(given[0].path), given[1].read_bytes()"
+    folder, content = elsewhere(code, (Model(path, artifact), path / "train.parquet"))
+    assert content == b"rows"
+    assert Path(folder).is_relative_to(tmp_path / "other" / "stores")
+
+
+def test_what_is_written_elsewhere_comes_back_through_the_store_and_leaves_nothing_there(
+    shared: Store, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    with shared.workspace.scratch() as scratch:
+        folder = placed(shared, scratch / "model")
+        code = """
+from alignment_core.artifacts.places import send
+folder, home = given
+(folder / "inner").mkdir(parents=True)
+(folder / "inner" / "weights").write_bytes(b"w" * 1000)
+result = send(folder, home)"""
+        entries = elsewhere(code, (folder, home_id()))
+        receive(folder, entries)
+        assert (folder / "inner" / "weights").read_bytes() == b"w" * 1000
+    assert [path for path in (tmp_path / "other").rglob("*") if "scratch" in path.name] == []
+
+
+def test_a_folder_of_this_machine_is_given_to_others(shared: Store, elsewhere: Elsewhere) -> None:
+    folder = placed(shared, shared.workspace.progress("c" * 64)) / "step-1"
+    folder.mkdir()
+    (folder / "state.pt").write_bytes(b"state")
+    code = """
+from alignment_core.artifacts.places import receive
+folder, entries, home = given
+receive(folder, entries, home=home)
+result = (folder / "state.pt").read_bytes(), folder.parent.stat().st_mode & 0o777"""
+    assert elsewhere(code, (folder, share(folder), home_id())) == (b"state", 0o700)
+    assert (folder / "state.pt").is_file()
+
+
+def test_within_a_machine_and_over_a_shared_folder_nothing_is_sent(
+    store: Store, tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    folder = placed(store, tmp_path / "store" / "tmp" / "made")
+    assert send(folder, home_id()) is None
+    folder.mkdir(parents=True)
+    assert elsewhere("result = str(given)", folder) == str(folder)
+    code = "from alignment_core.artifacts.places import send\nresult = send(given, 'another machine')"
+    assert elsewhere(code, folder) is None
+    assert folder.is_dir()

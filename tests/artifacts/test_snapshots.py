@@ -1,0 +1,216 @@
+"""In-stage progress in the store: what counts goes there, whoever goes on gets it, and no stranger's pickle is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import Store, collect, open_store, prune
+from alignment_core.artifacts.paths import SNAPSHOTS
+from alignment_core.artifacts.snapshots import StoredProgress, settled
+from alignment_core.errors import Stopped
+from tests.processes import ended, in_child, wait_until
+
+KEY = "b" * 64
+Machine = Callable[[str], tuple[Store, Path]]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The S3 store and the progress folder of the stage, as a machine of this name has them."""
+
+    def enter(name: str) -> tuple[Store, Path]:
+        monkeypatch.setenv("ALIGN_HOME", str(tmp_path / name))
+        store = open_store(f"s3://{bucket}/{tmp_path.name}")
+        return store, store.workspace.progress(KEY)
+
+    return enter
+
+
+def checkpoint(folder: Path, step: int, complete: bool = True) -> None:
+    """As training leaves it."""
+    inside = folder / f"step-{step:08d}" / "state"
+    inside.mkdir(parents=True)
+    (inside / "optimizer.pt").write_bytes(b"pickle of step %d" % step)
+    if complete:
+        (inside.parent / "complete.json").write_text(f'{{"step": {step}}}')
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {path: (folder / path).read_bytes() for path in settled(folder)}
+
+
+def test_another_machine_that_trusts_the_store_goes_on_from_what_counted(machine: Machine) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    checkpoint(folder, 20, complete=False)
+    (folder / "shard-1.parquet").write_bytes(b"rows")
+    (folder / "shard-2.partial").write_bytes(b"half")
+    assert StoredProgress(store, KEY, trusted=False).push(folder)
+    there, theirs = machine("two")
+    StoredProgress(there, KEY, trusted=True).pull(theirs)
+    assert held(theirs) == held(folder)
+    assert set(held(theirs)) == {
+        "shard-1.parquet",
+        "step-00000010/complete.json",
+        "step-00000010/state/optimizer.pt",
+    }
+
+
+def test_without_trust_no_pickle_of_another_machine_is_there_to_be_read(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    (folder / "shard-1.parquet").write_bytes(b"rows")
+    (folder / "evil.pkl").write_bytes(b"cposix")
+    StoredProgress(store, KEY, trusted=False).push(folder)
+    there, theirs = machine("two")
+    StoredProgress(there, KEY, trusted=False).pull(theirs)
+    assert set(held(theirs)) == {"shard-1.parquet"}
+    assert "set resources.trust_progress" in caplog.text
+    again, mine = machine("one")
+    for path in mine.iterdir():
+        if path.is_dir():
+            os.rename(path, path.with_name("gone"))
+    StoredProgress(again, KEY, trusted=False).pull(mine)
+    assert "evil.pkl" in held(mine), "what this machine wrote it may read"
+
+
+def test_a_mark_that_was_copied_to_other_files_is_not_believed(machine: Machine) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    StoredProgress(store, KEY, trusted=False).push(folder)
+    mine = store.backend.read(f"{SNAPSHOTS}{KEY}.json").decode()
+    attacker, theirs = machine("two")
+    checkpoint(theirs, 30)
+    StoredProgress(attacker, KEY, trusted=False).push(theirs)
+    forged = attacker.backend.read(f"{SNAPSHOTS}{KEY}.json").decode()
+    forged = forged.rpartition('"mark"')[0] + '"mark"' + mine.rpartition('"mark"')[2]
+    stored = attacker.backend.stat(f"{SNAPSHOTS}{KEY}.json")
+    assert stored is not None
+    assert attacker.backend.put(stored.path, forged.encode(), replaces=stored.version)
+    again, folder = machine("one")
+    StoredProgress(again, KEY, trusted=False).pull(folder)
+    assert not (folder / "step-00000030").exists()
+    assert (folder / "step-00000010").is_dir(), "and its own stays"
+
+
+def test_a_machine_that_comes_back_takes_what_another_one_did_meanwhile_and_keeps_what_is_its_own(
+    machine: Machine,
+) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    StoredProgress(store, KEY, trusted=True).push(folder)
+    (folder / "look-10.json").write_text("{}")
+    StoredProgress(store, KEY, trusted=True).pull(folder)
+    assert "look-10.json" in held(folder), "nobody pushed since: this is the newest there is"
+    there, theirs = machine("two")
+    other = StoredProgress(there, KEY, trusted=True)
+    other.pull(theirs)
+    checkpoint(theirs, 20)
+    other.push(theirs)
+    again, mine = machine("one")
+    StoredProgress(again, KEY, trusted=True).pull(mine)
+    assert held(mine) == held(theirs)
+
+
+def test_a_checkpoint_is_in_the_store_while_the_stage_goes_on_and_the_end_of_it_when_it_stops(machine: Machine) -> None:
+    store, folder = machine("one")
+    progress = StoredProgress(store, KEY, trusted=True)
+
+    def stage() -> None:
+        with progress.mirrored(folder, seconds=3600):
+            checkpoint(folder, 10)
+            assert wait_until(lambda: (folder / ".snapshot").is_file(), 30)
+            checkpoint(folder, 20)
+            raise Stopped("told to")
+
+    with pytest.raises(Stopped):
+        stage()
+    there, theirs = machine("two")
+    StoredProgress(there, KEY, trusted=True).pull(theirs)
+    assert "step-00000020/complete.json" in held(theirs)
+
+
+def test_a_killed_machine_loses_what_came_after_its_last_checkpoint_and_no_more(machine: Machine) -> None:
+    store, folder = machine("one")
+
+    def stage() -> None:
+        with StoredProgress(store, KEY, trusted=True).mirrored(folder, seconds=3600):
+            checkpoint(folder, 10)
+            assert wait_until(lambda: (folder / ".snapshot").is_file(), 30)
+            (folder / "later.json").write_text("{}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(in_child(stage)) == -signal.SIGKILL
+    there, theirs = machine("two")
+    StoredProgress(there, KEY, trusted=True).pull(theirs)
+    assert set(held(theirs)) == {"step-00000010/complete.json", "step-00000010/state/optimizer.pt"}
+
+
+def test_only_what_is_new_is_sent(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folder = machine("one")
+    (folder / "shard-1.parquet").write_bytes(b"rows")
+    progress = StoredProgress(store, KEY, trusted=True)
+    progress.push(folder)
+    sent, put = [], store.backend.put
+
+    def counted(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
+        sent.append(path)
+        return put(path, source, replaces)
+
+    monkeypatch.setattr(store.backend, "put", counted)
+    progress.push(folder)
+    assert sent == []
+    (folder / "shard-2.parquet").write_bytes(b"more")
+    progress.push(folder)
+    assert len([path for path in sent if path.startswith("blobs/")]) == 1
+
+
+def test_a_checkpoint_that_makes_room_for_the_next_one_in_the_middle_of_a_push_is_no_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    put, gone = store.content.put, []
+
+    def vanishes(*arguments: object) -> None:
+        if not gone:
+            gone.append(os.rename(folder / "step-00000010", folder / "step-00000010.partial"))
+        put(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store.content, "put", vanishes)
+    progress = StoredProgress(store, KEY, trusted=True)
+    assert not progress.push(folder)
+    checkpoint(folder, 20)
+    assert progress.push(folder)
+
+
+def test_the_collector_keeps_what_a_stage_goes_on_from_and_takes_it_when_that_is_over(machine: Machine) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    progress = StoredProgress(store, KEY, trusted=True)
+    progress.push(folder)
+    assert collect(store, delete=True, older_than=-1).of("blob") == []
+    assert [one.what for one in prune(store, progress_days=1, rollouts_days=None)] == []
+    progress.drop()
+    assert len(collect(store, delete=True, older_than=-1).of("blob")) == 2
+
+
+def test_progress_that_nobody_goes_on_from_is_pruned_by_its_days(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    StoredProgress(store, KEY, trusted=True).push(folder)
+    now = store.backend.now()
+    monkeypatch.setattr(store.backend, "now", lambda: now + 3 * 86400)
+    assert prune(store, progress_days=1, rollouts_days=None, delete=True, used=[KEY]) == []
+    (pruned,) = [one for one in prune(store, 1, None, delete=True) if one.what == "snapshot"]
+    assert pruned.path == f"{SNAPSHOTS}{KEY}.json"
+    assert store.backend.stat(pruned.path) is None

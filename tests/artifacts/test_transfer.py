@@ -1,0 +1,180 @@
+"""Artifacts between stores: whole or not at all, nothing sent twice, and with the provenance that makes them findable."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store, collect, open_store, prune
+from alignment_core.artifacts.transfer import copy, plan
+from alignment_core.errors import NotFound, UserError
+from alignment_core.lineage import Graph
+from tests.align import align_here
+from tests.artifacts.conftest import age
+from tests.processes import ended, in_child
+
+KEYS = {"data": "1" * 64, "sft": "2" * 64, "rl": "3" * 64}
+
+
+@pytest.fixture
+def target(bucket: str, tmp_path: Path, home: Path) -> Store:
+    return open_store(f"s3://{bucket}/{tmp_path.name}")
+
+
+@pytest.fixture
+def made(store: Store, write: Callable[..., Path]) -> dict[str, Reference]:
+    """A data set, a model that was trained on it, and what reinforcement learning made of that: a policy and trajectories."""
+
+    def draft(stage: str, **inputs: Reference) -> ProvenanceDraft:
+        return ProvenanceDraft(key=KEYS[stage], stage=stage, label=stage, inputs=inputs)
+
+    data = store.publish(write("data", {"train.parquet": "rows"}), "dataset", draft("data"))
+    sft = store.publish(write("sft", {"weights": "w" * 100, "config.json": "{}"}), "model", draft("sft", data=data))
+    outputs = {
+        "policy": (write("policy", {"weights": "v" * 100, "config.json": "{}"}), "model"),
+        "trajectories": (write("trajectories", {"step-1": "t" * 50}), "trajectories"),
+    }
+    return {"data": data, "sft": sft, **store.publish_outputs(outputs, draft("rl", policy=sft))}
+
+
+def test_an_artifact_comes_with_its_provenance_and_a_second_time_nothing_is_sent(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    what = plan(store, target, made["sft"], ancestors=False)
+    copied = copy(store, target, what)
+    assert (copied.artifacts, copied.sent, copied.kept, copied.records) == ((made["sft"],), 2, 0, 1)
+    assert target.verify(made["sft"]) == []
+    found = target.find(KEYS["sft"])
+    assert found is not None
+    assert found.inputs == {"data": made["data"]}
+    with pytest.raises(NotFound):
+        target.manifest(made["data"])
+    again = copy(store, target, plan(store, target, made["sft"], ancestors=False))
+    assert (again.sent, again.kept) == (0, 2)
+    policy = copy(store, target, plan(store, target, made["policy"], ancestors=False))
+    assert (policy.sent, policy.kept) == (1, 1), "files that it shares with another artifact are there"
+
+
+def test_with_its_ancestors_all_that_it_comes_from_can_be_found_there(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
+    assert set(copied.artifacts) == {made["policy"], made["sft"], made["data"]}
+    assert Graph.of(target).descends(made["policy"], made["data"])
+    assert target.verify(made["data"]) == target.verify(made["sft"]) == []
+
+
+def test_outputs_that_stay_behind_are_known_as_pruned_and_come_with_a_copy_of_their_own(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    copy(store, target, plan(store, target, made["policy"], ancestors=False))
+    assert target.find(KEYS["rl"]) is not None
+    assert target.find(KEYS["rl"], needs=["trajectories"]) is None
+    assert target.is_pruned(made["trajectories"])
+    copy(store, target, plan(store, target, made["trajectories"], ancestors=False))
+    assert target.find(KEYS["rl"], needs=["trajectories"]) is not None
+    assert not target.is_pruned(made["policy"])
+
+
+def test_what_was_pruned_is_told_of_among_ancestors_and_refused_itself(
+    store: Store, target: Store, made: dict[str, Reference], write: Callable[..., Path]
+) -> None:
+    draft = ProvenanceDraft(key="4" * 64, stage="pairs", label="pairs", inputs={"rollouts": made["trajectories"]})
+    pairs = store.publish(write("pairs", {"train.parquet": "pairs"}), "dataset", draft)
+    age(store, 2)
+    assert prune(store, None, 1, delete=True)
+    with pytest.raises(NotFound, match="were pruned"):
+        plan(store, target, made["trajectories"], ancestors=False)
+    copied = copy(store, target, plan(store, target, pairs, ancestors=True))
+    assert made["trajectories"] in copied.artifacts
+    assert target.is_pruned(made["trajectories"])
+    assert Graph.of(target).descends(pairs, made["data"])
+
+
+def test_a_copy_that_was_killed_leaves_no_part_to_be_seen_and_the_next_one_goes_on(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    seen = []
+
+    def dies(entry: object) -> None:
+        seen.append(entry)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        copy(store, open_store(target.uri), plan(store, target, made["policy"], ancestors=True), dies)
+
+    assert ended(in_child(work)) == -signal.SIGKILL
+    assert list(target.artifacts()) == []
+    assert target.find(KEYS["rl"]) is None
+    copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
+    assert copied.kept >= 2
+    assert target.verify(made["policy"]) == []
+    assert collect(target, delete=True, older_than=-1).of("manifest") == []
+
+
+def test_a_damaged_source_is_found_before_the_target_has_a_record(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    entry = store.manifest(made["sft"]).files[1]
+    blob = next(path for path in Path(store.uri).rglob(entry.sha256))
+    blob.chmod(0o644)
+    blob.write_bytes(b"x" * entry.size)
+    with pytest.raises(Exception, match="has the digest"):
+        copy(store, target, plan(store, target, made["sft"], ancestors=False))
+    assert target.find(KEYS["sft"]) is None
+    assert list(target.artifacts()) == []
+
+
+def test_a_store_is_not_copied_onto_itself(store: Store, made: dict[str, Reference]) -> None:
+    with pytest.raises(UserError, match="both the source and the target"):
+        plan(store, open_store(store.uri), made["sft"], ancestors=False)
+
+
+def test_what_the_target_has_whole_is_not_marked_as_pruned_because_the_source_lost_it(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    copy(store, target, plan(store, target, made["trajectories"], ancestors=False))
+    age(store, 2)
+    assert prune(store, None, 1, delete=True)
+    copy(store, target, plan(store, target, made["policy"], ancestors=False))
+    assert not target.is_pruned(made["trajectories"])
+    assert target.find(KEYS["rl"], needs=["trajectories"]) is not None
+
+
+def test_what_came_without_its_ancestors_can_be_copied_on_with_them(
+    store: Store, target: Store, made: dict[str, Reference], tmp_path: Path
+) -> None:
+    copy(store, target, plan(store, target, made["sft"], ancestors=False))
+    third = open_store(tmp_path / "third")
+    assert copy(target, third, plan(target, third, made["sft"], ancestors=True)).artifacts == (made["sft"],)
+
+
+def test_the_commands_push_pull_and_copy(
+    store: Store, target: Store, made: dict[str, Reference], tmp_path: Path, home: Path
+) -> None:
+    store.move_tag("policy/production", made["policy"], None, "first")
+    pushed = json.loads(
+        align_here(
+            home, "artifacts", "push", "policy/production", "--to", target.uri, "--store", store.uri, "--json"
+        ).stdout
+    )
+    assert pushed["artifacts"] == [str(made["policy"])]
+    assert (pushed["sent"], pushed["to"]) == (2, target.uri)
+    third = tmp_path / "third"
+    pulled = align_here(
+        home, "artifacts", "pull", made["policy"].digest[:8], "--from", target.uri, "--store", str(third)
+    )
+    assert pulled.returncode == 0
+    assert f"{made['policy']}: in {third} (2 files sent, 0.0 MiB; 0 were there)" in pulled.stdout
+    copied = align_here(
+        home, "artifacts", "copy", str(made["sft"]), "--from", store.uri, "--to", str(third), "--ancestors", "--json"
+    )
+    assert set(json.loads(copied.stdout)["artifacts"]) == {str(made["sft"]), str(made["data"])}
+    unknown = align_here(home, "artifacts", "push", "policy/none", "--to", str(third), "--store", store.uri, "--json")
+    assert unknown.returncode == 2

@@ -1,0 +1,78 @@
+"""A Ray cluster of several nodes on this machine, each with an ALIGN_HOME of its own that the others cannot see."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.processes import wait_until
+
+RAY = str(Path(sys.executable).with_name("ray"))
+TOKEN = {"RAY_AUTH_MODE": "token"}
+
+
+class RayNodes:
+    """The first node is the head, on which drivers run; every node has an address of its own on loopback."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        """``variables``: what the processes of all nodes have in their environment, such as credentials."""
+        self.folder, self.variables = Path(tempfile.mkdtemp(prefix="r", dir="/tmp")), variables
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.address = ""
+
+    def environment(self) -> dict[str, str]:
+        """What a driver needs."""
+        return {**self.variables, **TOKEN, "RAY_ADDRESS": self.address}
+
+    def start(self, home: Path, hidden: Sequence[Path] = (), **variables: str) -> subprocess.Popen[bytes]:
+        """Add a node that has this ALIGN_HOME, and sees nothing in the ``hidden`` folders."""
+        command = [RAY, "start", "--block", f"--node-ip-address=127.0.0.{len(self.nodes) + 2}", "--num-cpus=2"]
+        command += ["--object-store-memory=134217728", "--disable-usage-stats"]
+        if not self.nodes:
+            command += ["--head", "--port=0", f"--temp-dir={self.folder}", "--include-dashboard=false"]
+        else:
+            command += [f"--address={self.address}"]
+        if hidden:
+            mounts = [f"mount -t tmpfs none {shlex.quote(str(folder))}" for folder in hidden]
+            command = ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f"exec {shlex.join(command)}"])]
+        environment = {**os.environ, **self.variables, **TOKEN, "ALIGN_HOME": str(home), **variables}
+        environment.pop("RAY_ADDRESS", None)
+        log = self.folder / f"node-{len(self.nodes)}.log"
+        with log.open("wb") as file:
+            node = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        self.nodes.append(node)
+        if not self.address:
+            started = self.folder / "ray_current_cluster"
+            assert wait_until(started.exists, 60), log.read_text()
+            self.address = started.read_text().strip()
+        assert wait_until(lambda: "started" in log.read_text().lower(), 60), log.read_text()
+        return node
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """End a node as a machine that loses its power does: all of its processes, at once."""
+        processes = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        node.wait()
+
+    def end(self) -> None:
+        """End what is left."""
+        for node in self.nodes:
+            if node.poll() is None:
+                self.kill(node)
+        for process in psutil.process_iter():
+            try:
+                if any(str(self.folder) in part for part in process.cmdline()):
+                    process.kill()
+            except psutil.Error:
+                continue
+        shutil.rmtree(self.folder, ignore_errors=True)
