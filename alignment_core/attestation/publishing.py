@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from alignment_core.artifacts import Reference, Store
@@ -24,19 +25,19 @@ def publish(store: Store, reference: Reference, uri: str, tag: str | None = None
     :func:`~alignment_core.artifacts.hub_repo.publish_files` does, and UserError for another kind of artifact.
     """
     repo, kind = repo_of(uri), _repo_kind(reference)
-    manifest, folder = store.manifest(reference), store.fetch(reference)
-    ancestry, card = ancestry_of(store, reference), model_card if kind == "model" else data_card
+    manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
     beside = {
         name: data
         for name, data in attachments(store, reference).items()
         if name in (PROVENANCE, BOM, SIGNATURE)  # and not what somebody else may put there
     }
-    page = card(manifest, ancestry, repo, beside)
-    own: dict[str, Path | bytes] = {entry.path: folder / entry.path for entry in manifest.files}
+    page = (model_card if kind == "model" else data_card)(manifest, ancestry, repo, beside)
     tags = (tag_of(reference), *([tag] if tag else []))
-    return publish_files(
-        repo, kind, {README: page.encode(), **beside, **own}, tags, f"Publish {reference.short}", private=not public
-    )
+    with ExitStack() as held:
+        folder = store.fetch(reference, held)
+        own: dict[str, Path | bytes] = {entry.path: folder / entry.path for entry in manifest.files}
+        files = {README: page.encode(), **beside, **own}
+        return publish_files(repo, kind, files, tags, f"Publish {reference.short}", private=not public)
 
 
 def tag_of(reference: Reference) -> str:

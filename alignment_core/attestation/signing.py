@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,14 +67,14 @@ def sign(store: Store, reference: Reference, key: Path) -> bool:
     Every byte is verified before. Raises EnvironmentFault for an unusable key, NotFound or Corrupt for such an artifact.
     """
     _, public = _load(key, private=True)
-    with store.workspace.scratch() as folder:
+    with store.workspace.scratch() as folder, ExitStack() as held:
         (folder / "public").write_bytes(public)
         if verify_signature(store, reference, folder / "public").state == "valid":
             return False
         from model_signing import signing
 
         made = folder / SIGNATURE
-        signing.Config().use_elliptic_key_signer(private_key=key).sign(store.fetch(reference), made)
+        signing.Config().use_elliptic_key_signer(private_key=key).sign(store.fetch(reference, held), made)
         attach(store, reference, {SIGNATURE: made.read_bytes()})
     return True
 
@@ -88,13 +89,14 @@ def verify_signature(store: Store, reference: Reference, key: Path) -> Verdict:
         return Verdict("tampered", f"the signature of {reference.short} is no signature that can be read")
     if hint != hashlib.sha256(public).hexdigest():
         return Verdict("wrong key", f"{reference.short} was signed with another key than that of {key}")
-    try:
-        folder = store.fetch(reference)
-    except (Corrupt, NotFound) as error:
-        if store.is_pruned(reference):
-            raise
-        return Verdict("tampered", str(error))
-    return _checked(reference, data, folder, key, store)
+    with ExitStack() as held:
+        try:
+            folder = store.fetch(reference, held)
+        except (Corrupt, NotFound) as error:
+            if store.is_pruned(reference):
+                raise
+            return Verdict("tampered", str(error))
+        return _checked(reference, data, folder, key, store)
 
 
 def _checked(reference: Reference, data: bytes, folder: Path, key: Path, store: Store) -> Verdict:
