@@ -17,7 +17,9 @@ from alignment_core.errors import EnvironmentFault
 from alignment_core.files import write_whole
 from alignment_core.journal import now
 
-StoreOption = Annotated[str | None, typer.Option("--store", help="Artifact store; default $ALIGN_HOME/store.")]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="Artifact store; default: `align store use` shows it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 """Of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""

@@ -7,25 +7,30 @@ import os
 import re
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from alignment_core.artifacts.backend import Backend
+from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY, check_path
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import Workspace
 from alignment_core.canonical import digest_of
 from alignment_core.errors import EnvironmentFault, StoreError, UserError
+from alignment_core.files import write_whole
 from alignment_core.home import align_home
 
 FORMAT_VERSION = 1
+_CHOSEN = "default-store"
+"""File below ALIGN_HOME that names a store."""
 
 
 def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     """The store at a folder path, a ``file://`` or an ``s3://bucket/prefix`` URI.
 
-    None: the one that ``$ALIGN_STORE`` names, or ``$ALIGN_HOME/store``.
+    None: the :func:`default_store`.
 
     It is created when it is missing, and a write shows that it can be used. Without ``writes`` nothing is written, so that
     one may look at a store on a full disk, and free room there: a missing one is empty.
@@ -35,7 +40,7 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     """
     if uri == "":
         raise UserError("the store has an empty name: name a folder, or leave the name out")
-    uri = uri or os.environ.get("ALIGN_STORE") or align_home() / "store"
+    uri = uri or default_store()
     scheme, separator, _ = str(uri).partition("://")
     if separator and scheme not in _OPENERS:
         raise UserError(
@@ -45,6 +50,28 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     backend, workspace = _OPENERS[scheme if separator else "file"](uri)
     check_backend(backend, writes)
     return Store(backend, workspace)
+
+
+def default_store() -> str | Path:
+    """The one that ``$ALIGN_STORE`` names, that was chosen (:func:`choose_store`), or ``$ALIGN_HOME/store``."""
+    return os.environ.get("ALIGN_STORE") or chosen_store() or align_home() / "store"
+
+
+def chosen_store() -> str | None:
+    """The store that this ALIGN_HOME was told to use; None if it was not."""
+    with suppress(FileNotFoundError):
+        return (align_home() / _CHOSEN).read_text().strip() or None
+    return None
+
+
+def choose_store(uri: str | None) -> None:
+    """Use a store from now on where nothing else names one; None: that of ``$ALIGN_HOME``."""
+    path = align_home() / _CHOSEN
+    with explained("write", path):
+        if uri is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_whole(path, lambda file: file.write(f"{uri}\n".encode()))
 
 
 def _open_folder(uri: str | Path) -> tuple[Backend, Workspace]:

@@ -26,6 +26,7 @@ from flows.cli import run as cli_run
 from flows.cli import samples as cli_samples
 from flows.cli import serve as cli_serve
 from flows.cli import services as cli_services
+from flows.cli import storage as cli_storage
 from flows.cli import store as cli_store
 from flows.cli import transfer as cli_transfer
 from flows.cli import trust as cli_trust
@@ -38,6 +39,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 cli_transfer.register(cli_store.artifacts_app)
 cli_trust.register(cli_store.artifacts_app)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
+app.add_typer(cli_storage.store_app, name="store")
 app.add_typer(cli_store.tags_app, name="tags")
 app.add_typer(cli_labels.labels_app, name="labels")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):

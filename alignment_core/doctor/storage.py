@@ -1,0 +1,116 @@
+"""``align store doctor``: what a store's server honours, how fast it answers, and how much it carries."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignment_core.artifacts import Store
+from alignment_core.artifacts.paths import TEMPORARY
+
+_CALLS = 10
+_BYTES = 32 << 20
+
+
+class Promise(BaseModel):
+    """Something that a store relies on, and whether it was kept."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = Field(description="what the storage has to do")
+    kept: bool = Field(description="whether it did")
+
+
+class StorageReport(BaseModel):
+    """What was found of a store."""
+
+    model_config = ConfigDict(frozen=True)
+
+    store: str = Field(description="the store")
+    promises: tuple[Promise, ...] = Field(description="what it relies on")
+    latency_ms: dict[str, float] = Field(description="median milliseconds of a call, by kind: write, read, look, list")
+    mib_per_second: dict[str, float] = Field(description="throughput of one file: write, read")
+    clock_seconds: float = Field(
+        description="how far the storage's clock is ahead of this machine's; leases use only its own"
+    )
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can hold a store."""
+        return all(one.kept for one in self.promises)
+
+
+def examine_storage(store: Store, size: int = _BYTES) -> StorageReport:
+    """Try what a store needs, below its folder for temporary things, and leave nothing there. ``size``: bytes of the file whose
+    way is timed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _Trial(store, Path(folder)).report(size)
+
+
+class _Trial:
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.backend, self.uri, self.folder = store.backend, store.uri, folder
+        self.prefix = f"{TEMPORARY}doctor-{uuid.uuid4().hex}/"
+        self.latency: dict[str, list[float]] = {}
+
+    def report(self, size: int) -> StorageReport:
+        try:
+            promises = self._promises()
+            self._calls()
+            return StorageReport(
+                store=self.uri,
+                promises=tuple(promises),
+                latency_ms={kind: round(1000 * statistics.median(taken), 2) for kind, taken in self.latency.items()},
+                mib_per_second=self._throughput(size),
+                clock_seconds=round(self.backend.now() - time.time(), 1),
+            )
+        finally:
+            for found in list(self.backend.list(self.prefix)):
+                self.backend.delete(found.path)
+
+    def _promises(self) -> list[Promise]:
+        backend, path = self.backend, f"{self.prefix}conditions"
+        first = backend.put(path, b"first")
+        found = [Promise(name="creates an object that is absent", kept=first is not None)]
+        found.append(Promise(name="refuses to create one that exists", kept=backend.put(path, b"second") is None))
+        refused = backend.put(path, b"second", replaces="another version") is None
+        found.append(Promise(name="refuses to replace another version than the one that was read", kept=refused))
+        replaced = first is not None and backend.put(path, b"third", replaces=first) is not None
+        found.append(Promise(name="replaces the version that was read", kept=replaced))
+        found.append(Promise(name="reads what was just written", kept=backend.read(path) == b"third"))
+        listed = [one.path for one in backend.list(self.prefix)]
+        found.append(Promise(name="lists what was just written", kept=listed == [path]))
+        backend.delete(path)
+        gone = backend.stat(path) is None and not list(backend.list(self.prefix))
+        return [*found, Promise(name="has nothing left of what was just deleted", kept=gone)]
+
+    def _calls(self) -> None:
+        for number in range(_CALLS):
+            path = f"{self.prefix}call-{number}"
+            self._timed("write", self.backend.put, path, os.urandom(1024))
+            self._timed("read", self.backend.read, path)
+            self._timed("look", self.backend.stat, path)
+            self._timed("list", lambda: list(self.backend.list(self.prefix)))
+
+    def _timed(self, kind: str, call: Callable[..., object], *arguments: object) -> None:
+        began = time.monotonic()
+        call(*arguments)
+        self.latency.setdefault(kind, []).append(time.monotonic() - began)
+
+    def _throughput(self, size: int) -> dict[str, float]:
+        source, target, path = self.folder / "source", self.folder / "target", f"{self.prefix}large"
+        source.write_bytes(os.urandom(size))
+        began = time.monotonic()
+        self.backend.put(path, source)
+        written = time.monotonic()
+        self.backend.download(path, target)
+        read = time.monotonic()
+        mib = size / 2**20
+        return {"write": round(mib / (written - began), 1), "read": round(mib / (read - written), 1)}

@@ -1,0 +1,58 @@
+"""The commands ``align store``: which store this machine uses, and what its server is good for."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from alignment_core.artifacts import open_store
+from alignment_core.artifacts.opening import choose_store, chosen_store, default_store
+from alignment_core.errors import UserError
+from flows.console import JsonOption, StoreOption, err, out, print_json
+
+store_app = typer.Typer(no_args_is_help=True, help="Choose the artifact store of this machine, and try it.")
+
+
+@store_app.command("use")
+def use(
+    store: Annotated[str | None, typer.Argument(help="A folder, s3://bucket/prefix or hf://organisation/name.")] = None,
+    default: Annotated[bool, typer.Option("--default", help="Go back to $ALIGN_HOME/store.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Use a store from now on where no recipe, --store or $ALIGN_STORE names one; without STORE, show which it is."""
+    if store and default:
+        raise UserError("name a store, or give --default, not both")
+    if store:
+        opened = open_store(store)  # one that cannot be used is refused now
+        choose_store(opened.uri)
+    elif default:
+        choose_store(None)
+    found = str(default_store())
+    origin = "ALIGN_STORE" if os.environ.get("ALIGN_STORE") else "align store use" if chosen_store() else "default"
+    if store and origin == "ALIGN_STORE":
+        err.print(f"[yellow]warning:[/] ALIGN_STORE is set in this shell and comes first: {found}")
+    if as_json:
+        return print_json({"store": found, "chosen_by": origin})
+    return out.print(f"{found} ({origin})", markup=False)
+
+
+@store_app.command("doctor")
+def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Try what a store relies on, and measure latency and throughput; exit 3 if the storage does not keep its promises."""
+    from alignment_core.doctor.storage import examine_storage
+
+    report = examine_storage(open_store(store))
+    if as_json:
+        print_json({**report.model_dump(), "status": "ok" if report.sound else "failed"})
+    else:
+        out.print(report.store, markup=False)
+        for one in report.promises:
+            out.print(f"  [{'green' if one.kept else 'red'}]{'ok' if one.kept else 'failed':<7}[/] {one.name}")
+        latency = " · ".join(f"{kind} {value:g}" for kind, value in report.latency_ms.items())
+        speed = " · ".join(f"{kind} {value:g}" for kind, value in report.mib_per_second.items())
+        out.print(f"  milliseconds: {latency}\n  MiB per second: {speed}")
+        out.print(f"  clock: {report.clock_seconds:+g} s beside this machine")
+    if not report.sound:
+        raise typer.Exit(3)

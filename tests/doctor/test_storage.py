@@ -1,0 +1,70 @@
+"""``align store``: which store is used where nothing names one, and what is found of its server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import Store, open_store
+from alignment_core.doctor.storage import examine_storage
+from tests.align import align_here
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_sound_store_keeps_its_promises_and_nothing_of_the_trial_stays(
+    kind: str, home: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    where = tmp_path / "store" if kind == "folder" else f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}"
+    store = open_store(where)
+    report = examine_storage(store, size=1 << 20)
+    assert report.sound
+    assert set(report.latency_ms) == {"write", "read", "look", "list"}
+    assert min(report.mib_per_second.values()) > 0
+    assert abs(report.clock_seconds) < 60
+    assert [found.path for found in store.backend.list("")] == ["format.json"]
+
+
+def test_storage_that_overwrites_is_found(store: Store, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    put = store.backend.put
+
+    def overwrites(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
+        """As a server that ignores conditions."""
+        store.backend.delete(path)
+        return put(path, source)
+
+    monkeypatch.setattr(store.backend, "put", overwrites)
+    report = examine_storage(store, size=1024)
+    assert [one.name for one in report.promises if not one.kept] == [
+        "refuses to create one that exists",
+        "refuses to replace another version than the one that was read",
+    ]
+
+
+def test_a_store_is_chosen_for_all_commands_until_another_one_is_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALIGN_STORE", raising=False)
+
+    def used(*arguments: str) -> dict[str, str]:
+        return json.loads(align_here(home, "store", "use", *arguments, "--json").stdout)
+
+    assert used() == {"store": str(home / "store"), "chosen_by": "default"}
+    chosen = str(tmp_path / "elsewhere")
+    assert used(chosen) == {"store": chosen, "chosen_by": "align store use"}
+    assert open_store().uri == chosen
+    assert json.loads(align_here(home, "store", "doctor", "--json").stdout)["store"] == chosen
+    monkeypatch.setenv("ALIGN_STORE", str(tmp_path / "third"))
+    assert used()["chosen_by"] == "ALIGN_STORE"
+    assert open_store().uri == str(tmp_path / "third")
+    monkeypatch.delenv("ALIGN_STORE")
+    assert used("--default")["store"] == str(home / "store")
+
+
+def test_a_store_that_cannot_be_used_is_not_chosen(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = align_here(home, "store", "use", str(tmp_path / "file"), "--json")
+    assert refused.returncode == 2
+    assert "a store is a folder" in refused.stdout + refused.stderr
+    assert not (home / "default-store").exists()
