@@ -44,6 +44,6 @@ def promotion_line(promotion: Mapping[str, Any]) -> str:
 def _publication(publication: Mapping[str, Any] | None) -> str:
     if publication is None:
         return ""
-    if publication["state"] == "failed":
+    if publication["state"] in ("failed", "superseded"):
         return f"; not published to {publication['repo']}: {'; '.join(publication['reasons'])}"
     return f"; {publication['repo']}: {publication['state']}, commit {publication['commit'][:12]}"

@@ -63,13 +63,18 @@ def promote(
 def publish(section: PromotionConfig, policy: Reference) -> dict[str, Any]:
     """Publish a promoted policy to the Hub; what came of it, as plain data.
 
-    What fails here undoes no promotion: the outcome says ``failed`` and why, and the next attempt of the run publishes.
+    What fails here undoes no promotion: the outcome says ``failed`` and why, and the next attempt of the run publishes. A
+    policy that the tag has moved on from meanwhile is ``superseded``: it does not replace on the Hub what came after it.
     """
     from alignment_core.attestation.publishing import publish
 
     assert section.publish, "the recipe asks for it"
+    store = CURRENT.get().store
+    if (current := store.tag(section.tag)) != policy:
+        reason = f"{section.tag} points to {current.short if current else 'nothing'} by now"
+        return {"repo": section.publish, "state": "superseded", "reasons": [reason]}
     try:
-        done = publish(CURRENT.get().store, policy, section.publish)
+        done = publish(store, policy, section.publish)
     except AlignmentError as error:
         get_run_logger().error("not published to %s: %s", section.publish, error)
         return {"repo": section.publish, "state": "failed", "reasons": [str(error)]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,15 @@ def test_a_commit_that_somebody_makes_meanwhile_is_a_conflict_and_stays(hub, rep
         publish(repo, {"model.safetensors": weights, "config.json": b"{}"}, "two")
     assert content(repo) == {"model.safetensors", "theirs"}
     assert "two" not in tagged(repo)
+
+
+def test_of_several_that_publish_the_same_at_once_one_commits_and_all_succeed(hub, repo, weights):
+    publish(repo, {"model.safetensors": weights}, "one")
+    files: dict[str, Path | bytes] = {"model.safetensors": weights, "config.json": b"{}"}
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: publish(repo, files, "two"), range(4)))
+    assert {one.commit for one in done} == {tagged(repo)["two"]}
+    assert len(hub.commits("model", repo)) == 3
 
 
 def test_an_answer_that_is_lost_is_found_out_by_reading(hub, repo, weights):

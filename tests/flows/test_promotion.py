@@ -174,6 +174,18 @@ def test_a_publication_that_fails_is_said_and_undoes_no_promotion(store, model):
     assert promotion_line(outcome).startswith("policy/production: promoted; not published to hf://org/name: ")
 
 
+def test_a_run_that_goes_on_late_does_not_replace_on_the_hub_what_was_promoted_after_it(store, model):
+    section = SECTION.model_copy(update={"publish": "hf://org/name"})
+    first, second = model("first"), model("second")
+    promote.fn(section, first, *BETTER, expected=None)
+    promote.fn(section, second, *BETTER, expected=first)  # by another run, while the first one lay killed
+    assert promote.fn(section, first, *BETTER, expected=None)["state"] == "promoted"
+    publication = publish.fn(section, first)
+    assert publication["state"] == "superseded"
+    assert publication["reasons"] == [f"policy/production points to {second.short} by now"]
+    assert not not_published({"promotion": {"state": "promoted", "publication": publication}})
+
+
 @pytest.mark.parametrize(
     ("publication", "expected"), [(None, False), ("published", False), ("unchanged", False), ("failed", True)]
 )
