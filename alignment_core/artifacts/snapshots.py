@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _LOCK, _MARK, _KEY = "lock", ".snapshot", "snapshots.key"
 _CHECKPOINT, _COMPLETE = "step-", "complete.json"
-_PLAIN = frozenset({".json", ".jsonl", ".log", ".npy", ".npz", ".parquet", ".safetensors", ".txt", ".md", ""})
+PLAIN = frozenset({".json", ".jsonl", ".log", ".npy", ".npz", ".parquet", ".safetensors", ".txt", ".md", ""})
 """Suffixes of files that nothing unpickles."""
 _LOOK_SECONDS = 1.0
 _THREADS = 8
@@ -191,7 +191,7 @@ def settled(folder: Path) -> dict[str, os.stat_result]:
 
 def _without_pickles(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     """Without the files that may be pickles, and without checkpoints that hold one."""
-    doubtful = {entry.path for entry in files if Path(entry.path).suffix not in _PLAIN}
+    doubtful = {entry.path for entry in files if Path(entry.path).suffix not in PLAIN}
     folders = {path.partition("/")[0] for path in doubtful if path.startswith(_CHECKPOINT)}
     return tuple(entry for entry in files if entry.path not in doubtful and entry.path.partition("/")[0] not in folders)
 

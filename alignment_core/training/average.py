@@ -22,10 +22,7 @@ class WeightAverage:
         self.parts = [part.detach().clone() for part in self._weights()]
 
     def _weights(self) -> list[Tensor]:
-        """The tensors that this rank's optimiser steps."""
-        if self.zero_stage == 3:
-            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
-        return [part for group in self.engine.basic_optimizer.param_groups for part in group["params"]]
+        return stepped_tensors(self.engine, self.zero_stage)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -39,8 +36,8 @@ class WeightAverage:
         from deepspeed.utils import safe_get_full_fp32_param
 
         first, found = torch.distributed.get_rank() == 0, {}
-        own = self._own() if self.zero_stage == 0 else {}
-        with self._in_place():
+        own = whole_tensors(self.engine) if self.zero_stage == 0 else {}
+        with self.in_place():
             for name, parameter in module.named_parameters():
                 frozen = not parameter.requires_grad  # the optimiser does not hold it
                 with GatheredParameters([parameter], enabled=frozen and self.zero_stage == 3):
@@ -53,14 +50,8 @@ class WeightAverage:
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         return {**found, **buffers} if first else {}
 
-    def _own(self) -> dict[int, Tensor]:
-        """Stage 0: the optimiser's tensor for each parameter; in fp32 that is the parameter itself."""
-        weights = self._weights()
-        groups = getattr(self.engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, in bf16 too
-        return {id(one): weight for one, weight in zip((p for group in groups for p in group), weights, strict=True)}
-
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
+    def in_place(self) -> Iterator[None]:
         """The average where the weights are, so that DeepSpeed gathers it as it would gather them; then as before."""
         self._swap()
         try:
@@ -91,3 +82,17 @@ class WeightAverage:
 
     def _file(self, target: Path) -> Path:
         return target / f"average-{torch.distributed.get_rank():05d}.safetensors"
+
+
+def stepped_tensors(engine: Any, zero_stage: int) -> list[Tensor]:
+    """The tensors that this rank's optimiser steps."""
+    if zero_stage == 3:
+        return list(engine.optimizer.fp32_partitioned_groups_flat)
+    return [part for group in engine.basic_optimizer.param_groups for part in group["params"]]
+
+
+def whole_tensors(engine: Any) -> dict[int, Tensor]:
+    """Stage 0: the optimiser's tensor for each parameter, by its ``id``; in fp32 that is the parameter itself."""
+    weights = stepped_tensors(engine, 0)
+    groups = getattr(engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, in bf16 too
+    return {id(one): weight for one, weight in zip((p for group in groups for p in group), weights, strict=True)}

@@ -35,6 +35,7 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
+from alignment_core.training.portable import Portable
 from alignment_core.training.ranks import sum_over_ranks, unanimous
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
@@ -161,6 +162,7 @@ class Learner:
             self.packed.balance_routers()
         self.engine = self._engine()
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
+        self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
 
     def _engine(self) -> Any:
         import deepspeed
@@ -322,7 +324,9 @@ class Learner:
             return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint must share with the learner that resumes from it."""
+        """What a checkpoint must share with the learner that resumes from it; one that goes to the store, only its form."""
+        if self._portable is not None:
+            return {"portable": self.training.optimizer}
         return {
             "world": self.world,
             "zero_stage": self.zero_stage,
@@ -337,6 +341,10 @@ class Learner:
             self._check_room(target)
         torch.distributed.barrier()
         try:
+            if self._portable is not None:
+                self._portable.save(target, self.average)
+                torch.distributed.barrier()
+                return
             self.engine.save_checkpoint(str(target), tag="state", save_latest=False, exclude_frozen_parameters=True)
             if self.average is not None:
                 self.average.save(target)
@@ -361,6 +369,10 @@ class Learner:
 
     def restore(self, target: Path, steps: int) -> None:
         """Read what :meth:`save` wrote after so many steps. Raises EnvironmentFault where somebody else wrote it."""
+        if self._portable is not None:
+            self._portable.load(target, self.average)
+            self.steps = steps
+            return
         check_ours(target)  # DeepSpeed unpickles it
         loaded, _ = self.engine.load_checkpoint(str(target), tag="state", load_module_strict=not self.training.lora)
         if loaded is None:

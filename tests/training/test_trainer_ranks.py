@@ -42,14 +42,14 @@ CHANGING = DynamicDpo(DpoLossConfig(beta=0.3, final_beta=0.6, beta_alpha=0.6, be
 class Opened(TrainerRanks):
     """A job on the ranks, where its progress left it; ``state`` says where that is."""
 
-    def __init__(self, trainers: Trainers, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> None:
+    def __init__(self, trainers: Trainers, machines: Any, job: TrainJob, folder: Path, **resources: Any) -> None:
         super().__init__(trainers, job, machines.resources.model_copy(update=resources))
-        self.state = self.prepare(progress)
+        self.state = self.prepare(folder)
 
 
-def open_job(trainers: Trainers, machines: Any, job: TrainJob, progress: Path, **resources: Any) -> Opened:
-    progress.mkdir(exist_ok=True)
-    return Opened(trainers, machines, job, progress, **resources)
+def open_job(trainers: Trainers, machines: Any, job: TrainJob, folder: Path, **resources: Any) -> Opened:
+    folder.mkdir(exist_ok=True)
+    return Opened(trainers, machines, job, folder, **resources)
 
 
 def train(ranks: TrainerRanks, steps: int) -> list[StepReport]:

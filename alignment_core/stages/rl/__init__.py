@@ -86,9 +86,8 @@ CODE = (
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories values"),
     *below(
         "alignment_core.training",
-        "average batches checkpoints forward learner moving_reference optimizers policy_ranks pretraining ranks resumable",
-        "reinforcement schedule",
-        "step_data trainers training_rows worker",
+        "average batches checkpoints forward learner moving_reference optimizers policy_ranks portable pretraining",
+        "ranks reinforcement resumable schedule step_data trainers training_rows worker",
     ),
     *below("alignment_core.training.methods", "sft"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),

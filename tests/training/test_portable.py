@@ -1,0 +1,106 @@
+"""Checkpoints for other machines: the same ranks go on to the same bytes, others to the same weights up to rounding, and
+nothing in them is a pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.artifacts.snapshots import PLAIN, settled
+from alignment_core.recipes import DpoLossConfig
+from alignment_core.training.methods.dpo import Dpo
+from alignment_core.training.methods.sft import Sft
+from tests.training.test_policy_ranks import Policy, sampled
+from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
+
+STORED = {"progress": "store"}
+LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (1, {"zero_stage": 0}),
+    (2, {"zero_stage": 0}),
+    (2, {"zero_stage": 1}),
+    (2, {"zero_stage": 2}),
+    (2, {"zero_stage": 3}),
+    (2, {"zero_stage": 2, "offload_optimizer": True}),
+]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_the_same_ranks_go_on_to_the_same_bytes(
+    layout: int, bf16: bool, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    ranks_of, resources = LAYOUTS[layout]
+    job = make_job(Dpo(DpoLossConfig(beta=0.3)), bf16=bf16)
+    with machines(ranks_of).trainers() as group:
+        ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
+        train(ranks, 3)
+        ranks.save_progress(tmp_path / "progress")
+        assert {Path(path).suffix for path in settled(tmp_path / "progress")} <= PLAIN
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
+        ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
+        assert ranks.state["step"] == 3
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (4, 1), (3, 5), (2, 4)])
+def test_other_ranks_and_stages_go_on_to_the_same_weights_up_to_rounding(
+    before: int, after: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    job = make_job(Sft())
+    results = {}
+    for name, layout in (("whole", before), ("resumed", after)):
+        ranks_of, resources = LAYOUTS[layout]
+        with machines(ranks_of).trainers() as group:
+            ranks = open_job(group, machines(ranks_of), job, tmp_path / "progress", **STORED, **resources)
+            if name == "whole":
+                train(ranks, 3)
+                ranks.save_progress(tmp_path / "progress")
+            else:
+                assert ranks.state["step"] == 3
+            train(ranks, 3)
+            results[name] = load_file(export(ranks, tmp_path / name))
+    start = load_file(job.model.path / "model.safetensors")
+    moved = greatest_difference({name: start[name] for name in results["whole"]}, results["whole"])
+    assert greatest_difference(results["whole"], results["resumed"]) < 1e-3 * moved
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+def test_every_optimiser_goes_on_to_the_same_bytes(name: str, make_job: Any, machines: Any, tmp_path: Path) -> None:
+    job = make_job(Sft(), optimizer=name)
+    with machines(1).trainers() as group:
+        ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)
+        train(ranks, 3)
+        ranks.save_progress(tmp_path / "progress")
+        train(ranks, 3)
+        whole = export(ranks, tmp_path / "whole").read_bytes()
+        ranks = open_job(group, machines(1), job, tmp_path / "progress", zero_stage=0, **STORED)
+        train(ranks, 3)
+        assert export(ranks, tmp_path / "resumed").read_bytes() == whole
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 3), (0, 3)])
+def test_the_average_of_the_weights_goes_on_too(
+    before: int, after: int, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    section = {"ema": {"decay": 0.75}, "training": {"bf16": False}}
+    with machines(2).trainers() as group:
+        policy = Policy(group, machines(2), tiny_model(), tmp_path / "run", section, zero_stage=before, **STORED)
+        policy.open()
+        policy.learn(sampled())
+        policy.ranks.save_progress(policy.folder, {})
+        policy.learn(sampled())
+        expected = policy.export("average")
+        policy.resources = policy.resources.model_copy(update={"zero_stage": after})
+        assert policy.open() == 1
+        policy.learn(sampled())
+        resumed = policy.export("average")
+    if before == after:
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+    else:
+        assert greatest_difference(resumed, expected) < 1e-5
