@@ -35,7 +35,15 @@ def step_rows(stages: Iterable[StageResult]) -> list[dict[str, str]]:
 
 
 def promotion_line(promotion: Mapping[str, Any]) -> str:
-    """What became of the promotion, with what it was compared and why."""
+    """What became of the promotion, with what it was compared and why, and of its publication."""
     beside = f" (compared with {promotion['compared_with']})" if promotion.get("compared_with") else ""
     reasons = f": {'; '.join(promotion['reasons'])}" if promotion["reasons"] else ""
-    return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}"
+    return f"{promotion['tag']}: {promotion['state']}{beside}{reasons}{_publication(promotion.get('publication'))}"
+
+
+def _publication(publication: Mapping[str, Any] | None) -> str:
+    if publication is None:
+        return ""
+    if publication["state"] in ("failed", "superseded"):
+        return f"; not published to {publication['repo']}: {'; '.join(publication['reasons'])}"
+    return f"; {publication['repo']}: {publication['state']}, commit {publication['commit'][:12]}"

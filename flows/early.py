@@ -35,11 +35,15 @@ COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", defaul
 def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
     """Look at the rows, functions and shapes of all that would run, and return the plan of it.
 
-    Raises UserError with a sentence for each mistake.
+    Raises UserError with a sentence for each mistake, EnvironmentFault where the promotion could not do what it is to do.
     """
     from alignment_core.checks.findings import check
     from flows.planning import plan
 
+    if recipe.promotion is not None:
+        from alignment_core.attestation.vouching import check_ready
+
+        check_ready(recipe.promotion)
     planned = plan(recipe, store)
     check(planned, recipe.resources).refuse()
     return planned

@@ -45,7 +45,7 @@ from flows.progress import ProgressArtifacts
 from flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
 from flows.watch import Watch
 from tasks.graph import CURRENT, Input, is_part
-from tasks.promotion import promote
+from tasks.promotion import promote, publish
 from tasks.stage import Run
 
 SETTLE_SECONDS = 5.0
@@ -291,6 +291,8 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
         promotion["compared_with"] = (
             compared.baseline if any(gate.compares for gate in recipe.promotion.gates) else None
         )
+        if recipe.promotion.publish and promotion["state"] in ("promoted", "unchanged"):
+            promotion["publication"] = publish(recipe.promotion, policy)
     named = {
         "policy": outputs.policy,
         "reward_model": outputs.reward_model,

@@ -1,4 +1,4 @@
-"""The task that promotes a policy."""
+"""The tasks that promote a policy and publish it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from alignment_core.artifacts import Reference
-from alignment_core.errors import Conflict
+from alignment_core.attestation.vouching import vouch
+from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.evaluation.gates import refusals
 from alignment_core.recipes import PromotionConfig
 from tasks.graph import CURRENT
@@ -33,6 +34,7 @@ def promote(
     outcome = {"tag": section.tag, "policy": str(policy), "previous": str(expected) if expected else None}
     history = store.tag_history(section.tag)
     if expected == policy:
+        vouch(store, section, policy)  # the recipe may ask for more than when the tag moved
         return {**outcome, "state": "unchanged", "reasons": []}
     earlier = next((move for move in history if move.to == policy), None)
     if earlier and history[-1].to == expected:
@@ -45,6 +47,7 @@ def promote(
     if failed:
         logger.warning("not promoted: %s", "; ".join(failed))
         return {**outcome, "state": "refused", "reasons": failed}
+    vouch(store, section, policy)
     passed = ", ".join(f"{gate.metric} {metrics[gate.metric]:.4g}" for gate in section.gates) or "no gates"
     try:
         store.move_tag(section.tag, policy, expected, reason=f"gates passed: {passed}")
@@ -54,3 +57,26 @@ def promote(
             logger.warning("not promoted: %s", conflict)
             return {**outcome, "state": "conflict", "reasons": [str(conflict)]}
     return {**outcome, "state": "promoted", "reasons": []}
+
+
+@task(name="publish", task_run_name="publication", cache_policy=NO_CACHE, persist_result=False)
+def publish(section: PromotionConfig, policy: Reference) -> dict[str, Any]:
+    """Publish a promoted policy to the Hub; what came of it, as plain data.
+
+    What fails here undoes no promotion: the outcome says ``failed`` and why, and the next attempt of the run publishes. A
+    policy that the tag has moved on from meanwhile is ``superseded``: it does not replace on the Hub what came after it.
+    """
+    from alignment_core.attestation.publishing import publish
+
+    assert section.publish, "the recipe asks for it"
+    store = CURRENT.get().store
+    if (current := store.tag(section.tag)) != policy:
+        reason = f"{section.tag} points to {current.short if current else 'nothing'} by now"
+        return {"repo": section.publish, "state": "superseded", "reasons": [reason]}
+    try:
+        done = publish(store, policy, section.publish)
+    except AlignmentError as error:
+        get_run_logger().error("not published to %s: %s", section.publish, error)
+        return {"repo": section.publish, "state": "failed", "reasons": [str(error)]}
+    state = "published" if done.new else "unchanged"
+    return {"repo": section.publish, "state": state, "reasons": [], "commit": done.commit, "url": done.url}

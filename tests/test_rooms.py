@@ -15,6 +15,7 @@ ORDER = (
     ("flows",),
     ("tasks",),
     ("reporting", "checks", "doctor"),
+    ("attestation",),
     ("lineage", "nights"),
     ("tracking", "host"),
     ("stages",),

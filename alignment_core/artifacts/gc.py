@@ -14,6 +14,7 @@ from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.leases import Held
 from alignment_core.artifacts.paths import (
+    ATTACHMENTS,
     BLOBS,
     COLLECTOR,
     FORMAT,
@@ -43,7 +44,8 @@ class Garbage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     what: str = Field(
-        description="blob, manifest, suspicion, mark, use, upload, snapshot, cache, progress, temporary, or a pruned kind"
+        description="blob, manifest, suspicion, mark, use, attachment, upload, snapshot, cache, progress, temporary, or a "
+        "pruned kind"
     )
     path: str = Field(description="path inside the store, or inside its local side; of what is pruned, the reference")
     size: int = Field(description="bytes that deleting it frees")
@@ -137,8 +139,8 @@ class _Collection:
 
     def artifacts(self) -> None:
         backend = self.store.backend
-        manifests, blobs, suspects, marks, uses = (
-            list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS, PRUNED, USES)
+        manifests, blobs, suspects, marks, uses, attachments = (
+            list(backend.list(prefix)) for prefix in (MANIFESTS, BLOBS, SUSPECTS, PRUNED, USES, ATTACHMENTS)
         )
         roots = self._roots()
         kept_blobs: set[str] = set()
@@ -162,9 +164,9 @@ class _Collection:
         for found in suspects:
             if blob_path(Path(found.path).name) not in present:
                 self._collect("suspicion", found)
-        for what, listed in (("mark", marks), ("use", uses)):
+        for what, listed in (("mark", marks), ("use", uses), ("attachment", attachments)):
             for found in listed:
-                if Path(found.path).name not in self.kept_digests | self.leased:
+                if Path(found.path).parts[1] not in self.kept_digests | self.leased:
                     self._collect(what, found)
         for found in self.leases_over if self.held is not None else ():
             backend.delete(found.path)  # no garbage that anyone should hear of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from alignment_core.artifacts.reference import DIGEST
-from alignment_core.errors import UserError
+from alignment_core.errors import StoreError, UserError
 
 FORMAT = "format.json"
 BLOBS = "blobs/"
@@ -26,6 +26,7 @@ RUNNING = f"{LEASES}stages/"
 NIGHTS = f"{LEASES}nights/"
 COLLECTOR = f"{LEASES}collector.json"
 USES = "uses/"  # when something that may be pruned was last wanted
+ATTACHMENTS = "attachments/"  # what lies beside an artifact, such as its signature: artifacts/attachments.py
 LOCK = "lock"  # of the folder backend: between who replaces an object that has a version and who deletes it
 LAYOUT = (
     FORMAT,
@@ -43,10 +44,12 @@ LAYOUT = (
     RESULTS,
     LEASES,
     USES,
+    ATTACHMENTS,
     LOCK,
 )
 
 _TAG_PART = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_ATTACHMENT = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _MOVE = re.compile(r"[0-9]{8}\.json")
 
 
@@ -100,6 +103,17 @@ def pruned_path(digest: str) -> str:
 
 def use_path(digest: str) -> str:
     return f"{USES}{digest}"
+
+
+def attachments_path(digest: str) -> str:
+    return f"{ATTACHMENTS}{digest}/"
+
+
+def attachment_path(digest: str, name: str) -> str:
+    """Raises StoreError for a name that is not a plain lower-case file name."""
+    if not _ATTACHMENT.fullmatch(name):
+        raise StoreError(f"{name!r} is no name of an attachment: use letters a to z, digits, '.', '_' and '-'")
+    return f"{attachments_path(digest)}{name}"
 
 
 def running_path(key: str) -> str:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from alignment_core.artifacts.attachments import attach, attachments
 from alignment_core.artifacts.manifest import FileEntry, Manifest
 from alignment_core.artifacts.provenance import Provenance
 from alignment_core.artifacts.reference import Reference
@@ -81,7 +82,8 @@ def plan(source: Store, target: Store, reference: Reference, ancestors: bool) ->
 def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], None] = lambda _: None) -> Copied:
     """Copy what is planned; ``told`` is called with each file that has arrived. Whatever ends it, the next one goes on.
 
-    Blobs come first, then manifests, then records, so that no reader of the target sees a part. The other outputs of a stage
+    Blobs come first, then manifests, then records, so that no reader of the target sees a part. What lies beside an artifact
+    comes with it, but for what the target has there under the same name. The other outputs of a stage
     whose record is copied are marked as pruned there, unless the target has them: the stage would have to run again for them.
     """
     manifests = [*what.manifests, *_other_outputs(source, target, what)]
@@ -107,6 +109,10 @@ def copy(source: Store, target: Store, what: Plan, told: Callable[[FileEntry], N
                 target.adopt(manifest, pruned=True)
         for record in what.records:
             target.adopt_record(record)
+        for manifest in what.manifests:
+            there = attachments(target, manifest.reference)
+            beside = attachments(source, manifest.reference).items()
+            attach(target, manifest.reference, {name: data for name, data in beside if name not in there})
     files = {entry.sha256 for one in what.manifests if one.reference not in what.pruned for entry in one.files}
     return Copied(
         artifacts=tuple(manifest.reference for manifest in what.manifests),

@@ -18,13 +18,14 @@ def main(asked: dict[str, Any]) -> None:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
+    from alignment_core.models.loading import load_model
     from alignment_core.models.saving import checkpoint_dtype
 
     path, trust = Path(asked["model"]), asked["trust_remote_code"]
     cuda = asked["device"] == "cuda" or (asked["device"] == "auto" and torch.cuda.is_available())
     device = "cuda" if cuda else "cpu"
     dtype = getattr(torch, checkpoint_dtype(path))
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust).to(device)
+    model = load_model(str(path), "lm", dtype, trust_remote_code=trust).to(device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
     files = list(asked["files"])
     folders = sorted({str(Path(one).parent) for one in files})

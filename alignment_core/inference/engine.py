@@ -21,7 +21,7 @@ from alignment_core.inference.options import BY_DEVICE, adapter_options
 from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.handle import Model
-from alignment_core.models.saving import checkpoint_dtype
+from alignment_core.models.saving import check_loadable, checkpoint_dtype
 from alignment_core.recipes import GenerationConfig, ResourcesConfig
 
 MOST_SEQUENCES = 256
@@ -126,12 +126,13 @@ class Engine:
     ) -> None:
         if resources.tensor_parallel_size > 1 and device.kind == "cuda":
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the GPUs are those of the workers that vLLM starts over Ray
+        folder = check_loadable(policy.path)
         prepare()
         import vllm
 
         make = functools.partial(
             vllm.LLM,
-            str(policy.path),
+            str(folder),
             dtype=checkpoint_dtype(policy.path),
             max_model_len=max_model_len,
             max_num_seqs=MOST_SEQUENCES,

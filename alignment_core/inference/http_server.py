@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from alignment_core.errors import EnvironmentFault
 from alignment_core.inference.options import BY_DEVICE
-from alignment_core.models.saving import checkpoint_dtype
+from alignment_core.models.saving import check_loadable, checkpoint_dtype
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 START_SECONDS = 600.0
@@ -41,7 +41,7 @@ def server_of(
     found: dict[str, Any] = {**BY_DEVICE.get(device.kind, {}), **device.engine_options(resources)}
     found.pop("enable_sleep_mode", None)
     if (Path(folder) / "config.json").is_file():  # of a name on the Hub vLLM knows best
-        found["dtype"] = checkpoint_dtype(Path(folder))
+        found["dtype"] = checkpoint_dtype(check_loadable(Path(folder)))
     given = {"model": folder, "served-model-name": name, "host": host, "port": port, **found}
     flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags], environment

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from alignment_core.errors import UserError
+from alignment_core.models.saving import check_loadable
 
 Head = Literal["lm", "score", "value"]
 """Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""
@@ -18,14 +20,14 @@ def load_model(
     """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
 
     A score head that the folder does not hold is initialised from ``head_seed`` with standard deviation
-    1/sqrt(hidden); without a seed such a folder is refused with UserError.
+    1/sqrt(hidden); without a seed such a folder is refused with UserError, as are pickled weights.
     """
     import transformers
 
     kind = transformers.AutoModelForCausalLM if head == "lm" else transformers.AutoModelForSequenceClassification
     options: dict[str, Any] = {} if head == "lm" else {"num_labels": 1}
     model, info = kind.from_pretrained(
-        path,
+        check_loadable(Path(path)),
         dtype=dtype,
         attn_implementation="sdpa",
         trust_remote_code=trust_remote_code,

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from alignment_core.errors import UserError
+
 ADAPTER = "adapter"
 """Folder of LoRA adapters in that of the model that they are merged into, until they are an output of their own."""
 TOKENIZER_FILES = (
@@ -64,3 +66,22 @@ def checkpoint_dtype(directory: Path) -> str:
     """The float type in which a checkpoint is stored, such as ``float32``. (vLLM's ``auto`` would round fp32 down.)"""
     config = json.loads((directory / "config.json").read_text())
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def check_loadable(directory: Path) -> Path:
+    """The folder of a model, if all that loading it would read is plain data. Raises UserError otherwise.
+
+    To read a pickle is to run what is in it, so weights are read from safetensors alone. And ``transformers`` takes a folder
+    that holds an adapter's configuration for the adapter, and loads the model that this names instead.
+    """
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(
+            f"{directory} has no *.safetensors: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never loaded, because they "
+            "can run code; convert them first"
+        )
+    if (directory / "adapter_config.json").is_file():
+        raise UserError(
+            f"{directory} is an adapter (adapter_config.json), and no model; name it as `model.adapter`, beside the model that "
+            "it was trained on"
+        )
+    return directory

@@ -25,6 +25,9 @@ CODE = ("*.py",)
 """Copied only for a model whose code the recipe trusts."""
 
 
+_ONLY_PICKLES = "has no *.safetensors; convert it first: pickled weights are not loaded"
+
+
 class BaseModelConfig(StageConfig):
     """A model whose origin is pinned, so that the same configuration means the same weights."""
 
@@ -58,7 +61,7 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
         if not (context.output / name).is_file() or digest_of_file(context.output / name) != digest:
             raise UserError(f"model: {source / name} changed while the run was starting; run again")
     if not list(context.output.glob("*.safetensors")):
-        raise UserError(f"model: {model.name} has no *.safetensors; convert it first: pickled weights are not loaded")
+        raise UserError(f"model: {model.name} {_ONLY_PICKLES}")
     check_weights(context.output, source)
     _tidy(context.output, model)
     return {"parameters": _parameters(context.output)}
@@ -178,6 +181,8 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
         paths = sorted({path for pattern in _patterns(model) for path in folder.glob(pattern)})
         if not (folder / "config.json").is_file():
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
+        if not any(path.suffix == ".safetensors" for path in paths):
+            raise UserError(f"model: {folder} {_ONLY_PICKLES}")
         check_weights(folder)
         return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
     if written_as_path:

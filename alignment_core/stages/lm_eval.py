@@ -100,6 +100,9 @@ STAGE = Stage(
     {"lm-eval": "section"},
     LmEvalStageConfig,
     run,
-    code=(*below("alignment_core.evaluation", "files lm_eval_process"), "alignment_core.models.saving"),
+    code=(
+        *below("alignment_core.evaluation", "files lm_eval_process"),
+        *below("alignment_core.models", "loading saving"),
+    ),
     packages=("lm-eval", "torch", "transformers"),
 )

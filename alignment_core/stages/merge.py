@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.models.saving import check_loadable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,10 +38,8 @@ class Tensors:
     def __init__(self, role: str, folder: Path, opened: ExitStack) -> None:
         from safetensors import safe_open
 
-        self.role = role
-        self.files = {
-            path.name: opened.enter_context(safe_open(path, "pt")) for path in sorted(folder.glob("*.safetensors"))
-        }
+        self.role, found = role, sorted(check_loadable(folder).glob("*.safetensors"))
+        self.files = {path.name: opened.enter_context(safe_open(path, "pt")) for path in found}
         self.file_of = {name: file for file in self.files.values() for name in file.keys()}  # noqa: SIM118 (no mapping)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -117,5 +116,5 @@ def _check_shapes(models: list[Tensors]) -> None:
 
 
 SHOWS = {"models": "models", "parameters": "parameters"}
-CODE = below("alignment_core.models", "merging")
+CODE = below("alignment_core.models", "merging saving")
 STAGE = Stage("merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, code=CODE, packages=("torch",))

@@ -114,7 +114,7 @@ def _tie_again(model: Any) -> None:
 
 def _folder(context: StageContext, config: MergeAdapterConfig) -> Path:
     if ADAPTER in context.inputs:
-        return context.inputs[ADAPTER]
+        return _plain(context.inputs[ADAPTER])
     if config.commit is None:
         return Path(config.adapter).expanduser()
     import huggingface_hub
@@ -124,6 +124,13 @@ def _folder(context: StageContext, config: MergeAdapterConfig) -> Path:
         raise UserError(
             f"model.adapter: {config.adapter} has no {missing[0]} on the Hub; it is no adapter that `peft` saved"
         )
+    return folder
+
+
+def _plain(folder: Path) -> Path:
+    """The folder of an adapter, if it has one that is no pickle, for which `peft` would look otherwise."""
+    if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
+        raise UserError(f"model.adapter: {folder} has no {missing[0]}; pickled adapters (*.bin) are never loaded")
     return folder
 
 

@@ -1,7 +1,7 @@
 """Language-model alignment as Prefect flows of cached, retryable, traceable stages.
 
 Exit codes: 0 success, 1 a run failed, 2 invalid input, 3 a problem with the environment, 4 not promoted (a gate rejected
-the policy, or another run moved the tag first), 130 interrupted, 143 terminated.
+the policy, or another run moved the tag first), 5 promoted but not published, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from flows.cli import services as cli_services
 from flows.cli import storage as cli_storage
 from flows.cli import store as cli_store
 from flows.cli import transfer as cli_transfer
+from flows.cli import trust as cli_trust
 from flows.console import Unbroken, err, print_json
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -36,6 +37,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 cli_transfer.register(cli_store.artifacts_app)
+cli_trust.register(cli_store.artifacts_app)
 app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_storage.store_app, name="store")
 app.add_typer(cli_store.tags_app, name="tags")

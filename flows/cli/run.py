@@ -16,6 +16,8 @@ from flows.console import StoreOption, out, print_json
 
 NOT_PROMOTED = 4
 """Exit code of a run that is complete, but whose policy may not take the tag."""
+NOT_PUBLISHED = 5
+"""Exit code of a run whose policy has the tag, and is not where it was to be published."""
 
 
 def run(
@@ -48,6 +50,8 @@ def run_here(
         print_outcome(outcome)
     if not_promoted(outcome):
         raise typer.Exit(NOT_PROMOTED)
+    if not_published(outcome):
+        raise typer.Exit(NOT_PUBLISHED)
 
 
 def run_recipe_here(
@@ -75,6 +79,12 @@ def not_promoted(outcome: dict[str, Any]) -> bool:
     """Whether the run (or its night) was to promote its policy and did not: a gate refused, or the tag had moved."""
     judged = outcome["night"] or outcome["promotion"]
     return judged is not None and judged["state"] in ("refused", "conflict")
+
+
+def not_published(outcome: dict[str, Any]) -> bool:
+    """Whether the policy was promoted, and its publication failed."""
+    publication = (outcome.get("promotion") or {}).get("publication")
+    return publication is not None and publication["state"] == "failed"
 
 
 def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_json: bool) -> dict[str, Any]:

@@ -116,28 +116,6 @@ def _path(store: Store, reference: Reference) -> str | None:
         return None
 
 
-@artifacts_app.command("verify")
-def artifacts_verify(
-    reference: Annotated[str | None, typer.Argument(help="Only this artifact. Default: all.")] = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read every byte again and compare digests."""
-    opened = open_store(store, writes=False)
-    chosen = [opened.resolve(reference)] if reference else [manifest.reference for manifest in opened.artifacts()]
-    problems = {str(one): found for one in chosen if (found := opened.verify(one))}
-    pruned = [str(one) for one in chosen if str(one) not in problems and opened.is_pruned(one)]
-    if as_json:
-        print_json({"verified": len(chosen) - len(pruned), "problems": problems, "pruned": pruned})
-    else:
-        for one, found in problems.items():
-            out.print(f"{one}\n  " + "\n  ".join(found), markup=False)
-        gone = f", {len(pruned)} pruned" if pruned else ""
-        out.print(f"{len(chosen) - len(pruned)} verified, {len(problems)} damaged{gone}")
-    if problems:
-        raise typer.Exit(1)
-
-
 @artifacts_app.command("gc")
 def artifacts_gc(
     delete: Annotated[
@@ -229,18 +207,25 @@ def promote(
         typer.Option("--if-current", help="What the tag must point to now: an artifact, or `none` for a new tag."),
     ] = None,
     reason: ReasonOption = "promoted by hand",
+    attest: Annotated[
+        bool, typer.Option("--attest", help="First write provenance and bill of materials beside the artifact.")
+    ] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move a tag to an artifact, only if it still points to what --if-current says."""
     from alignment_core.artifacts.promotion import promote
+    from alignment_core.attestation import attesting
 
     opened = open_store(store)
     current = opened.tag(tag)
     if if_current is None and current is not None:
         raise UserError(f"--if-current is missing: the tag {tag} points to {current} now; pass that to replace it")
     expected = None if if_current in (None, "none") else opened.resolve(str(if_current))
-    move = promote(opened, tag, opened.resolve(reference), expected, reason)
+    chosen = opened.resolve(reference)
+    if attest:
+        attesting.attest(opened, chosen)
+    move = promote(opened, tag, chosen, expected, reason)
     _print_move(move, "unchanged" if move.to == current else "promoted", as_json)
 
 

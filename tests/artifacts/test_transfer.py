@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, collect, open_store, prune
+from alignment_core.artifacts.attachments import attach, attachments
 from alignment_core.artifacts.transfer import copy, plan
 from alignment_core.errors import NotFound, UserError
 from alignment_core.lineage import Graph
@@ -153,6 +154,16 @@ def test_what_came_without_its_ancestors_can_be_copied_on_with_them(
     copy(store, target, plan(store, target, made["sft"], ancestors=False))
     third = open_store(tmp_path / "third")
     assert copy(target, third, plan(target, third, made["sft"], ancestors=True)).artifacts == (made["sft"],)
+
+
+def test_what_lies_beside_an_artifact_comes_with_it_and_replaces_nothing(
+    store: Store, target: Store, made: dict[str, Reference]
+) -> None:
+    attach(store, made["sft"], {"bom": b"1"})
+    copy(store, target, plan(store, target, made["sft"], ancestors=False))
+    attach(store, made["sft"], {"bom": b"2", "signature": b"3"})
+    copy(store, target, plan(store, target, made["sft"], ancestors=False))
+    assert attachments(target, made["sft"]) == {"bom": b"1", "signature": b"3"}
 
 
 def test_the_commands_push_pull_and_copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from alignment_core.artifacts import Reference, Store, open_store
-from alignment_core.errors import UserError
+from alignment_core.artifacts.attachments import attachments
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
-from flows.cli.run import not_promoted
+from flows.cli.run import not_promoted, not_published
 from flows.comparison import Compared
+from flows.costs import promotion_line
+from flows.early import check_recipe
 from flows.runs import _check_from_stage
 from tasks.graph import CURRENT
-from tasks.promotion import promote
+from tasks.promotion import promote, publish
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
 BETTER: tuple[dict[str, float], dict[str, float], str] = ({"accuracy": 0.9}, {"accuracy": 0.5}, "`sft` of this run")
@@ -129,3 +133,63 @@ def test_what_cannot_be_compared_is_not_promoted(store, model):
 def test_a_policy_that_was_to_be_promoted_and_was_not_has_an_exit_code_of_its_own(promotion, night, expected):
     state = {"promotion": promotion, "night": night}
     assert not_promoted({name: one and {"state": one} for name, one in state.items()}) is expected
+
+
+def test_what_vouches_for_a_policy_is_beside_it_before_the_tag_moves(store, model, tmp_path, monkeypatch):
+    first = model("first")
+    with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
+        promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)
+    assert store.tag(SECTION.tag) is None
+    key = tmp_path / "key.pem"
+    new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
+    subprocess.run(new, check=True, capture_output=True)
+    monkeypatch.setenv("ALIGN_SIGNING_KEY", str(key))
+    assert promote.fn(SECTION.model_copy(update={"sign": "key"}), first, *BETTER, expected=None)["state"] == "promoted"
+    assert attachments(store, first).keys() == {"bom.cdx.json", "model.sig"}, "it was made by no stage"
+    second, silent = model("second"), SECTION.model_copy(update={"attest": False})
+    promote.fn(silent, second, *BETTER, expected=first)
+    assert attachments(store, second) == {}
+    assert promote.fn(SECTION, second, *BETTER, expected=second)["state"] == "unchanged"
+    assert attachments(store, second).keys() == {"bom.cdx.json"}, "the recipe asks for more than before"
+
+
+def test_a_recipe_that_signs_is_refused_before_it_runs_where_there_is_no_key(store, monkeypatch):
+    monkeypatch.delenv("ALIGN_SIGNING_KEY", raising=False)
+    content = {"method": "sft", "name": "one", "model": "some/model", "sft": {"data": "rows.jsonl"}}
+    recipe = parse_recipe({**content, "promotion": {"sign": "key"}})
+    with pytest.raises(EnvironmentFault, match="to sign, set ALIGN_SIGNING_KEY"):
+        check_recipe(recipe, store)
+
+
+def test_a_publication_that_fails_is_said_and_undoes_no_promotion(store, model):
+    section = SECTION.model_copy(update={"publish": "hf://org/name"})
+    first = model("first")
+    outcome = promote.fn(section, first, *BETTER, expected=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+        outcome["publication"] = publish.fn(section, first)
+    assert (outcome["state"], outcome["publication"]["state"]) == ("promoted", "failed")
+    assert store.tag(section.tag) == first
+    assert not_published({"promotion": outcome})
+    assert promotion_line(outcome).startswith("policy/production: promoted; not published to hf://org/name: ")
+
+
+def test_a_run_that_goes_on_late_does_not_replace_on_the_hub_what_was_promoted_after_it(store, model):
+    section = SECTION.model_copy(update={"publish": "hf://org/name"})
+    first, second = model("first"), model("second")
+    promote.fn(section, first, *BETTER, expected=None)
+    promote.fn(section, second, *BETTER, expected=first)  # by another run, while the first one lay killed
+    assert promote.fn(section, first, *BETTER, expected=None)["state"] == "promoted"
+    publication = publish.fn(section, first)
+    assert publication["state"] == "superseded"
+    assert publication["reasons"] == [f"policy/production points to {second.short} by now"]
+    assert not not_published({"promotion": {"state": "promoted", "publication": publication}})
+
+
+@pytest.mark.parametrize(
+    ("publication", "expected"), [(None, False), ("published", False), ("unchanged", False), ("failed", True)]
+)
+def test_a_policy_that_is_promoted_and_not_published_has_an_exit_code_of_its_own(publication, expected):
+    promotion = {"state": "promoted", "publication": publication and {"state": publication}}
+    assert not_published({"promotion": promotion}) is expected
+    assert not_published({"promotion": None}) is False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.paths import CodePath
@@ -72,6 +72,7 @@ class EvaluationConfig(Config):
             check_verifier(self.verifier, prompts, where, "; name a function")
 
 
+REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "length", "truncated")
 
 
@@ -126,3 +127,17 @@ class PromotionConfig(Config):
     """The tag to move."""
     gates: tuple[Gate, ...] = ()
     """Conditions that must all hold."""
+    attest: bool = True
+    """Write the policy's provenance (in-toto, SLSA) and bill of materials (CycloneDX) beside it in the store."""
+    sign: Literal["key"] | None = None
+    """`key`: sign the policy with the elliptic-curve key at `$ALIGN_SIGNING_KEY`. Default: no signature."""
+    publish: str | None = None
+    """Hub repository (`hf://organisation/name`) that the promoted policy is published to; private when it is new. The token
+    comes from `HF_TOKEN` or `hf auth login`. Default: not published."""
+
+    @field_validator("publish")
+    @classmethod
+    def _is_repository(cls, publish: str | None) -> str | None:
+        if publish is not None and not re.fullmatch(REPOSITORY, publish):
+            raise ValueError(f"{publish!r} is not a Hub repository: write hf://organisation/name")
+        return publish

@@ -139,6 +139,12 @@ class ResourcesConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _loads_no_pickles(self) -> ResourcesConfig:
+        if (form := self.engine_options.get("load_format")) in ("pt", "npcache"):
+            raise ValueError(f"`engine_options.load_format: {form}` reads pickles, which can run code: remove it")
+        return self
+
+    @model_validator(mode="after")
     def _can_offload(self) -> ResourcesConfig:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(

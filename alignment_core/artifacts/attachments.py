@@ -1,0 +1,48 @@
+"""Small files beside an artifact, such as its signature: no part of its content or digest, and gone when it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from alignment_core.artifacts.paths import attachment_path, attachments_path
+from alignment_core.artifacts.reference import Reference
+from alignment_core.artifacts.store import Store
+from alignment_core.errors import NotFound, StoreError
+
+_ATTEMPTS = 5
+
+
+def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> None:
+    """Put files beside an artifact, by name; a file that is there under the name is replaced.
+
+    Raises NotFound where there is no such artifact, StoreError for a name that is none.
+    """
+    store.manifest(reference)
+    for name, data in files.items():
+        _put(store, attachment_path(reference.digest, name), data)
+
+
+def attachments(store: Store, reference: Reference) -> dict[str, bytes]:
+    """The files beside an artifact, by name; none where nobody put any."""
+    prefix = attachments_path(reference.digest)
+    return {found.path.removeprefix(prefix): store.backend.read(found.path) for found in store.backend.list(prefix)}
+
+
+def attachment(store: Store, reference: Reference, name: str) -> bytes | None:
+    """One of the files beside an artifact; None where nobody put it."""
+    try:
+        return store.backend.read(attachment_path(reference.digest, name))
+    except NotFound:
+        return None
+
+
+def _put(store: Store, path: str, data: bytes) -> None:
+    for _ in range(_ATTEMPTS):
+        if store.backend.put(path, data):
+            return
+        existing = store.backend.stat(path)
+        with suppress(NotFound):  # deleted since the look
+            if existing and (store.backend.read(path) == data or store.backend.put(path, data, existing.version)):
+                return
+    raise StoreError(f"{path} in {store.uri} changes faster than it can be written")

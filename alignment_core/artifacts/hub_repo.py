@@ -1,0 +1,191 @@
+"""Publishing files as a repository on the Hugging Face Hub: in one commit, if nobody else made one meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from alignment_core.canonical import digest_of_file
+from alignment_core.errors import Conflict, EnvironmentFault, InfrastructureError, StoreError, UserError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+RepoKind = Literal["model", "dataset"]
+_URI = re.compile(r"hf://([\w.-]+/[\w.-]+)")
+_KEPT = (".gitattributes",)
+"""What the Hub itself puts into a repository: never deleted."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where files are on the Hub."""
+
+    repo: str
+    kind: RepoKind
+    commit: str
+    tags: tuple[str, ...]
+    url: str
+    new: bool
+    """Whether there is a new commit; otherwise the head of the repository had these files already."""
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A file to publish, and what the Hub may call its content."""
+
+    content: Path | bytes
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, content: Path | bytes) -> _Local:
+        if isinstance(content, bytes):
+            return cls(content, hashlib.sha256(content).hexdigest(), len(content))
+        return cls(content, digest_of_file(content), content.stat().st_size)
+
+    def is_at(self, remote: Any) -> bool:
+        """Whether a file of the Hub has the same content: by SHA-256 if it is large, else by git's name for it."""
+        if remote is None or remote.size != self.size:
+            return False
+        return bool(remote.lfs.sha256 == self.sha256) if remote.lfs else bool(remote.blob_id == self._blob_id())
+
+    def _blob_id(self) -> str:
+        data = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def repo_of(uri: str) -> str:
+    """The repository that ``hf://organisation/name`` means. Raises UserError."""
+    if (found := _URI.fullmatch(uri)) is None:
+        raise UserError(f"{uri!r} is not a Hub repository: write hf://organisation/name")
+    return found[1]
+
+
+def has_token() -> bool:
+    """Whether this machine has a token for the Hub."""
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def publish_files(
+    repo: str,
+    kind: RepoKind,
+    files: Mapping[str, Path | bytes],
+    tags: tuple[str, ...],
+    message: str,
+    private: bool = True,
+) -> Published:
+    """Make the main branch of a repository hold exactly ``files``, by path, in one commit, and put ``tags`` on that.
+
+    A repository that is missing is made, ``private`` or not. What is there already is not sent again, and where all of it
+    is, no commit is made; so whoever was killed on the way, or lost an answer, tries again. A tag that is there stays where
+    it is.
+
+    Raises Conflict when somebody else made a commit meanwhile, or a tag names a commit with other files; EnvironmentFault
+    without a token that may write; InfrastructureError when the Hub does not answer.
+    """
+    from huggingface_hub import HfApi
+
+    api, local = HfApi(), {path: _Local.of(content) for path, content in files.items()}
+    _create_if_missing(api, repo, kind, private)
+    head = _head(api, repo, kind)
+    new = bool(changes := _changes(api, repo, kind, head, local))
+    if new:
+        head = _commit(api, repo, kind, head, changes, message, local)
+    for tag in tags:
+        _tag(api, repo, kind, tag, head, local)
+    url = f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}"
+    return Published(repo, kind, head, tags, url, new)
+
+
+def _create_if_missing(api: HfApi, repo: str, kind: RepoKind, private: bool) -> None:
+    """A token that may write to one repository need not be allowed to make any."""
+    with _told(repo):
+        if not api.repo_exists(repo, repo_type=kind):
+            api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
+
+
+def _commit(
+    api: HfApi, repo: str, kind: RepoKind, head: str, changes: list[Any], message: str, local: dict[str, _Local]
+) -> str:
+    """The new commit; or the one that is there, where it holds these files: an answer that was lost, or another publisher."""
+    try:
+        with _told(repo):
+            made = api.create_commit(repo, changes, commit_message=message, repo_type=kind, parent_commit=head)
+            return str(made.oid)
+    except (Conflict, InfrastructureError):
+        found = _head(api, repo, kind)
+        if found == head or _changes(api, repo, kind, found, local):
+            raise
+        return found
+
+
+def _tag(api: HfApi, repo: str, kind: RepoKind, tag: str, commit: str, local: dict[str, _Local]) -> None:
+    with _told(repo):
+        present = {one.name for one in api.list_repo_refs(repo, repo_type=kind).tags}
+        if tag not in present:
+            api.create_tag(repo, tag=tag, revision=commit, repo_type=kind, exist_ok=True)
+    other = {path: one for path, one in local.items() if isinstance(one.content, Path)}  # what is generated may differ
+    there = _files(api, repo, kind, tag)
+    if wrong := [path for path, one in other.items() if not one.is_at(there.get(path))]:
+        raise Conflict(f"the tag {tag} of {repo} is on a commit with another {wrong[0]}: choose another tag")
+
+
+def _changes(api: HfApi, repo: str, kind: RepoKind, revision: str, local: dict[str, _Local]) -> list[Any]:
+    """What would make the files at a revision the local ones."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    there = _files(api, repo, kind, revision)
+    added = [
+        CommitOperationAdd(path, one.content) for path, one in sorted(local.items()) if not one.is_at(there.get(path))
+    ]
+    return added + [CommitOperationDelete(path) for path in sorted(there) if path not in local and path not in _KEPT]
+
+
+def _files(api: HfApi, repo: str, kind: RepoKind, revision: str) -> dict[str, Any]:
+    with _told(repo):
+        tree = api.list_repo_tree(repo, recursive=True, revision=revision, repo_type=kind)
+        return {one.path: one for one in tree if hasattr(one, "blob_id")}
+
+
+def _head(api: HfApi, repo: str, kind: RepoKind) -> str:
+    with _told(repo):
+        return str(api.repo_info(repo, repo_type=kind).sha)
+
+
+@contextmanager
+def _told(repo: str) -> Iterator[None]:
+    """Turn what the client raises into the project's errors."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise UserError(f"{repo} is no name of a Hub repository: {error}") from None
+    except HfHubHTTPError as error:
+        status, said = error.response.status_code, _first_line(error)
+        if status in (401, 403, 404):
+            raise EnvironmentFault(
+                f"the Hub does not let you write to {repo} ({said}): set HF_TOKEN, or `hf auth login`, to a token that may"
+            ) from error
+        if status in (409, 412):
+            raise Conflict(
+                f"somebody else made a commit to {repo} meanwhile, so nothing was published ({said}): look at it, and "
+                "publish again"
+            ) from error
+        if status == 429 or status >= 500:
+            raise InfrastructureError(f"the Hub does not take {repo} now: {said}") from error
+        raise StoreError(f"the Hub refuses {repo}: {said}") from error
+    except Exception as error:  # the client's transport errors have no common base of their own
+        raise InfrastructureError(f"the Hub, or the way to {repo} on it, failed: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,108 @@
+"""What is behind an artifact, each thing once: artifacts, the stages that made them, what these read from outside."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alignment_core.artifacts import Provenance, Reference, Store
+from alignment_core.lineage import Graph, Source
+from alignment_core.lineage.sources import sources_of
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """An artifact, and how it came to be."""
+
+    reference: Reference
+    way: str
+    """The roles that lead to it by the shortest way, such as ``policy/train``; empty for the artifact that was asked about."""
+    record: Provenance | None
+    """Of the stage that made it; the latest, if several made the same bytes; None for what was brought into the store."""
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether what its stage reads from outside is data, and no model."""
+        return self.record is not None and self.record.stage == "dataset"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What its stage read from outside the store."""
+        return sources_of(self.record) if self.record else ()
+
+
+@dataclass(frozen=True)
+class Ancestry:
+    """An artifact and everything that it was made from."""
+
+    all: tuple[Ancestor, ...]
+    """The artifact itself first; what is nearer to it before what is farther."""
+    measured: dict[str, float]
+    """Metrics of the latest evaluation of it; empty if there was none."""
+
+    @property
+    def artifact(self) -> Ancestor:
+        return self.all[0]
+
+    @property
+    def earlier(self) -> tuple[Ancestor, ...]:
+        """All but the artifact itself."""
+        return self.all[1:]
+
+    def on_hub(self, data: bool) -> tuple[tuple[str, str], ...]:
+        """Names and commits of what was read from the Hub for it, data sets or models, the nearest first."""
+        found = (one for ancestor in self.all if ancestor.reads_data == data for one in ancestor.sources)
+        return tuple(dict.fromkeys((source.path, source.commit) for source in found if source.commit))
+
+
+def ancestry_of(store: Store, reference: Reference) -> Ancestry:
+    """Read from the store's records alone. Raises NotFound where there is no such artifact."""
+    store.manifest(reference)
+    graph = Graph.of(store)
+    return Ancestry(tuple(_walk(graph, reference)), _evaluation(graph, reference))
+
+
+def _walk(graph: Graph, reference: Reference) -> Iterator[Ancestor]:
+    waiting, seen = deque([(reference, "")]), {reference}
+    while waiting:
+        found, way = waiting.popleft()
+        record = _latest(graph.made_by(found))
+        yield Ancestor(found, way, record)
+        for role, used in sorted(record.inputs.items()) if record else ():
+            if used not in seen:
+                seen.add(used)
+                waiting.append((used, f"{way}/{role}" if way else role))
+
+
+def _latest(records: Sequence[Provenance]) -> Provenance | None:
+    return max(records, key=lambda record: (record.finished_at, record.key), default=None)
+
+
+def _evaluation(graph: Graph, reference: Reference) -> dict[str, float]:
+    """What the stage ``evaluate`` measured: samples of the policy, scored on held-out prompts."""
+    found = [
+        evaluated
+        for sampled in _users(graph, [reference], "policy", "generate")
+        for scored in _users(graph, sampled.outputs.values(), "rollouts", "score")
+        for evaluated in _users(graph, scored.outputs.values(), "scores", "evaluate")
+    ]
+    latest = _latest(found)
+    return numbers(latest.metrics) if latest else {}
+
+
+def _users(graph: Graph, references: Any, role: str, stage: str) -> Iterator[Provenance]:
+    for reference in references:
+        for used_as, record in graph.used_by(reference):
+            if used_as == role and record.stage == stage:
+                yield record
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Those of the metrics that are numbers."""
+    return {
+        name: value
+        for name, value in sorted(metrics.items())
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

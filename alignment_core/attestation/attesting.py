@@ -1,0 +1,48 @@
+"""Making the attestations of an artifact, and keeping them beside it in the store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from alignment_core.artifacts import Manifest, Reference, Store
+from alignment_core.artifacts.attachments import attach
+from alignment_core.attestation.ancestry import ancestry_of
+from alignment_core.attestation.bom import bill, config_of
+from alignment_core.attestation.provenance import statement
+
+PROVENANCE, BOM = "provenance.intoto.json", "bom.cdx.json"
+"""Names of the files beside an artifact, and of those that `align artifacts attest` writes."""
+
+
+def attestations(store: Store, reference: Reference) -> dict[str, bytes]:
+    """The attestations by file name, made from the records of the store as they are now.
+
+    What was brought into the store, and made by no stage, has a bill of materials alone. Raises NotFound or Corrupt.
+    """
+    manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
+    found = {BOM: bill(manifest, ancestry, config_of(_file(store, manifest, "config.json")))}
+    if record := ancestry.artifact.record:
+        found[PROVENANCE] = statement(manifest, ancestry, record)
+    return {name: _json(content) for name, content in found.items()}
+
+
+def attest(store: Store, reference: Reference) -> dict[str, bytes]:
+    """Make the attestations, and put them beside the artifact."""
+    made = attestations(store, reference)
+    attach(store, reference, made)
+    return made
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _file(store: Store, manifest: Manifest, path: str) -> bytes | None:
+    """A small file of an artifact, verified; the rest of it is not fetched. None where there is none, or it was pruned."""
+    entry = next((one for one in manifest.files if one.path == path), None)
+    if entry is None or store.is_pruned(manifest.reference):
+        return None
+    with store.workspace.scratch() as folder:
+        store.content.get(manifest.reference.short, entry, folder / "file")
+        return (folder / "file").read_bytes()

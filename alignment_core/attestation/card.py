@@ -1,0 +1,92 @@
+"""The page of an artifact on the Hugging Face Hub: a README with metadata, made from the store's records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from alignment_core.artifacts import Manifest
+from alignment_core.attestation.ancestry import Ancestry
+from alignment_core.attestation.attesting import BOM, PROVENANCE
+from alignment_core.attestation.bom import intervals
+from alignment_core.attestation.signing import SIGNATURE
+
+_BESIDE = {
+    PROVENANCE: "how it was made: an in-toto statement with SLSA provenance, of every stage's inputs and their digests",
+    BOM: "what it was made from and with: a CycloneDX bill of materials",
+    SIGNATURE: "a signature over its files",
+}
+_SPLITS = ("train", "test")
+
+
+def model_card(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[str]) -> str:
+    """The README of a model; ``beside`` are the names of the attestations that are published with it."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    bases = [name for name, _ in ancestry.on_hub(data=False)]
+    data = ModelCardData(
+        model_name=repo.rpartition("/")[2],
+        base_model=bases or None,
+        base_model_relation=_relation(manifest, ancestry) if bases else None,
+        datasets=[name for name, _ in ancestry.on_hub(data=True)] or None,
+        library_name="peft" if manifest.kind == "adapter" else "transformers",
+        pipeline_tag="text-generation" if manifest.kind == "model" else None,
+        tags=["alignment"],
+        eval_results=[
+            EvalResult("text-generation", "held-out-prompts", "held-out prompts", name, value)
+            for name, value, _ in intervals(ancestry.measured)
+        ],
+    )
+    return _page(data, manifest, ancestry, repo, beside)
+
+
+def data_card(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[str]) -> str:
+    """The README of a data set, which says what its splits are."""
+    from huggingface_hub import DatasetCardData
+
+    files = {entry.path for entry in manifest.files}
+    splits = [{"split": name, "path": f"{name}.parquet"} for name in _SPLITS if f"{name}.parquet" in files]
+    data = DatasetCardData(
+        source_datasets=[name for name, _ in ancestry.on_hub(data=True)] or None,
+        tags=["alignment"],
+        configs=[{"config_name": "default", "data_files": splits}] if splits else None,
+    )
+    return _page(data, manifest, ancestry, repo, beside)
+
+
+def _relation(manifest: Manifest, ancestry: Ancestry) -> str | None:
+    """What the artifact is to the models on the Hub that it descends from, in the Hub's words."""
+    record = ancestry.artifact.record
+    if manifest.kind == "adapter":
+        return "adapter"
+    if record is None or record.stage == "base_model":
+        return None
+    return "merge" if record.stage == "merge" else "finetune"
+
+
+def _page(data: Any, manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[str]) -> str:
+    lines = [*_text(manifest, ancestry, repo, beside)]
+    return f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines) + "\n"
+
+
+def _text(manifest: Manifest, ancestry: Ancestry, repo: str, beside: Collection[str]) -> Iterator[str]:
+    record = ancestry.artifact.record
+    yield f"# {repo.rpartition('/')[2]}"
+    yield ""
+    how = f", made by the stage `{record.label}` ({record.stage})" if record else ""
+    yield f"The artifact `{manifest.reference}`{how}."
+    if measured := [*intervals(ancestry.measured)]:
+        yield from ("", "## Evaluation", "", "| metric | value | interval |", "|---|---|---|")
+        for name, value, ends in measured:
+            yield f"| {name} | {value:.4g} | {f'[{ends[0]:.4g}, {ends[1]:.4g}]' if ends else ''} |"
+    if ancestry.earlier:
+        yield from ("", "## Made from", "", "| as | artifact | by |", "|---|---|---|")
+        for ancestor in ancestry.earlier:
+            made = ancestor.record
+            yield f"| {ancestor.way} | `{ancestor.reference.short}` | {f'{made.label} ({made.stage})' if made else ''} |"
+    if beside:
+        yield from ("", "## Provenance", "")
+        yield from (f"- [{name}]({name}): {what}" for name, what in _BESIDE.items() if name in beside)
+    if SIGNATURE in beside:
+        verify = f"model_signing verify key FOLDER --signature {SIGNATURE} --public_key KEY.pub --ignore_unsigned_files"
+        yield from ("", f"`{verify}` checks a download.")

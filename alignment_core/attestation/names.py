@@ -1,0 +1,26 @@
+"""How other tools write what we refer to: packages, repositories on the Hugging Face Hub, times."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+
+def package_url(name: str, version: str) -> str:
+    """The purl of a package on PyPI, such as ``pkg:pypi/torch@2.13.0%2Bcpu``."""
+    return f"pkg:pypi/{quote(re.sub(r'[-_.]+', '-', name).lower())}@{quote(version, safe='.')}"
+
+
+def hub_uri(name: str, commit: str, is_data: bool) -> str:
+    """As huggingface_hub's file system writes a repository at a commit: ``hf://datasets/org/name@commit``."""
+    return f"hf://{'datasets/' if is_data else ''}{name}@{commit}"
+
+
+def hub_package_url(name: str, commit: str) -> str:
+    """The purl of a model on the Hub, such as ``pkg:huggingface/org/name@commit``."""
+    return f"pkg:huggingface/{quote(name, safe='/.-_')}@{commit}"
+
+
+def utc(time: str) -> str:
+    """A time of a record as RFC 3339 with the letter Z, which in-toto asks for."""
+    return time.replace("+00:00", "Z")

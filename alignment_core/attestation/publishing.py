@@ -1,0 +1,53 @@
+"""Publishing an artifact of the store as an ordinary repository on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.attachments import attachments
+from alignment_core.artifacts.hub_repo import Published, RepoKind, publish_files, repo_of
+from alignment_core.attestation.ancestry import ancestry_of
+from alignment_core.attestation.attesting import BOM, PROVENANCE
+from alignment_core.attestation.bom import MODELS
+from alignment_core.attestation.card import data_card, model_card
+from alignment_core.attestation.signing import SIGNATURE
+from alignment_core.errors import UserError
+
+README = "README.md"
+
+
+def publish(store: Store, reference: Reference, uri: str, tag: str | None = None, public: bool = False) -> Published:
+    """Publish a model, or a data set, to ``hf://organisation/name``, with what lies beside it and a page that says what it is.
+
+    The commit gets the tag :func:`tag_of`, and ``tag`` as well. Raises what
+    :func:`~alignment_core.artifacts.hub_repo.publish_files` does, and UserError for another kind of artifact.
+    """
+    repo, kind = repo_of(uri), _repo_kind(reference)
+    manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
+    beside = {
+        name: data
+        for name, data in attachments(store, reference).items()
+        if name in (PROVENANCE, BOM, SIGNATURE)  # and not what somebody else may put there
+    }
+    page = (model_card if kind == "model" else data_card)(manifest, ancestry, repo, beside)
+    tags = (tag_of(reference), *([tag] if tag else []))
+    with ExitStack() as held:
+        folder = store.fetch(reference, held)
+        own: dict[str, Path | bytes] = {entry.path: folder / entry.path for entry in manifest.files}
+        files = {README: page.encode(), **beside, **own}
+        return publish_files(repo, kind, files, tags, f"Publish {reference.short}", private=not public)
+
+
+def tag_of(reference: Reference) -> str:
+    """The git tag of an artifact: whatever is published later, it leads to this one."""
+    return f"sha256-{reference.digest[:12]}"
+
+
+def _repo_kind(reference: Reference) -> RepoKind:
+    if reference.kind in MODELS:
+        return "model"
+    if reference.kind == "dataset":
+        return "dataset"
+    raise UserError(f"{reference.short} is a {reference.kind}: models and data sets are what the Hub takes")

@@ -1,0 +1,127 @@
+"""What is published is an ordinary repository: others load it by its name, and its page says where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import DatasetCard, HfApi, ModelCard
+
+from alignment_core.attestation.attesting import attest
+from alignment_core.attestation.publishing import publish, tag_of
+from alignment_core.attestation.signing import sign
+from alignment_core.attestation.vouching import check_ready
+from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.recipes import PromotionConfig
+from tests.align import align_here
+
+LOADS = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+import transformers
+from alignment_core.recipes import ModelConfig
+from alignment_core.stages.base_model import pin_model, run
+repo, tag, output = sys.argv[1:]
+model = transformers.AutoModelForCausalLM.from_pretrained(repo, revision=tag)
+tokenizer = transformers.AutoTokenizer.from_pretrained(repo, revision=tag)
+pinned = pin_model(ModelConfig(name=repo, revision=tag))
+Path(output).mkdir()
+made = run(SimpleNamespace(output=Path(output), seed=0), pinned)
+print(json.dumps({"parameters": model.num_parameters(), "made": made["parameters"], "commit": pinned.commit}))
+"""
+
+
+def files_of(repo: str, kind: str = "model", revision: str = "main") -> set[str]:
+    return set(HfApi().list_repo_files(repo, repo_type=kind, revision=revision)) - {".gitattributes"}
+
+
+def card_of(repo: str, tmp_path: Path, kind: Any = "model") -> Any:
+    """The README as it is on the Hub."""
+    file = HfApi().hf_hub_download(repo, "README.md", repo_type=kind, local_dir=tmp_path / "downloaded")
+    return (ModelCard if kind == "model" else DatasetCard)(Path(file).read_text())
+
+
+@pytest.mark.slow
+def test_a_published_model_is_loaded_by_name_and_is_the_model_of_another_recipe(hub, repo, store, tiny_model, tmp_path):
+    reference = store.publish(tiny_model(), "model")
+    done = publish(store, reference, f"hf://{repo}")
+    environment = {**os.environ, **hub.environment(), "HF_HOME": str(tmp_path / "huggingface")}
+    command = [sys.executable, "-c", LOADS, repo, tag_of(reference), str(tmp_path / "base")]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout.splitlines()[-1])
+    assert found["commit"] == done.commit
+    assert found["parameters"] == found["made"] > 0
+    ours = {entry.path: entry.sha256 for entry in store.manifest(reference).files}
+    again = store.publish(tmp_path / "base", "model")
+    theirs = {entry.path: entry.sha256 for entry in store.manifest(again).files}
+    assert ours == theirs, "the weights have come round"
+
+
+def test_the_page_tells_base_data_metrics_and_what_is_beside(hub, repo, store, made, keys, tmp_path):
+    attest(store, made["sft"])
+    sign(store, made["sft"], keys("one")[0])
+    publish(store, made["sft"], f"hf://{repo}", tag="v1")
+    assert files_of(repo, revision="v1") == {
+        *("README.md", "config.json", "content", "bom.cdx.json", "model.sig", "provenance.intoto.json")
+    }
+    card = card_of(repo, tmp_path)
+    told = card.data.to_dict()
+    assert (told["base_model"], told["base_model_relation"]) == (["org/base"], "finetune")
+    assert (told["datasets"], told["library_name"]) == (["org/rows"], "transformers")
+    assert [(one.metric_type, one.metric_value) for one in card.data.eval_results] == [("accuracy", 0.5)]
+    for said in (str(made["sft"]), "| accuracy | 0.5 | [0.25, 0.75] |", made["data"].short, "(provenance.intoto.json)"):
+        assert said in card.content
+
+
+def test_the_same_artifact_again_makes_no_commit_and_an_edited_page_is_a_new_version(hub, repo, store, made):
+    assert publish(store, made["sft"], f"hf://{repo}").new
+    assert not publish(store, made["sft"], f"hf://{repo}").new
+    attest(store, made["sft"])
+    assert publish(store, made["sft"], f"hf://{repo}").new, "what vouches for it came later"
+    assert publish(store, made["base"], f"hf://{repo}").new
+    tags = {tag.name for tag in HfApi().list_repo_refs(repo).tags}
+    assert tags == {tag_of(made["sft"]), tag_of(made["base"])}
+    assert len(hub.commits("model", repo)) == 4
+
+
+def test_a_data_set_is_a_data_set_repository_and_other_kinds_are_refused(hub, repo, store, made, tmp_path):
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "rows" / f"{split}.parquet").write_bytes(b"PAR1")
+    reference = store.publish(tmp_path / "rows", "dataset")
+    publish(store, reference, f"hf://{repo}", public=True)
+    assert not HfApi().repo_info(repo, repo_type="dataset").private
+    splits = [{"split": name, "path": f"{name}.parquet"} for name in ("train", "test")]
+    told = card_of(repo, tmp_path, "dataset").data.to_dict()
+    assert told["configs"] == [{"config_name": "default", "data_files": splits}]
+    with pytest.raises(UserError, match="is a scores: models and data sets"):
+        publish(store, made["scores"], f"hf://{repo}")
+
+
+def test_the_command_publishes(hub, repo, store, made, tmp_path):
+    command = ["artifacts", "publish", made["sft"].short, f"hf://{repo}", "--tag", "v1", "--store", store.uri, "--json"]
+    for state in ("published", "unchanged"):
+        done = align_here(tmp_path / "home", *command)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert (found["state"], found["tags"]) == (state, [tag_of(made["sft"]), "v1"])
+    command[3] = "hf://name"
+    assert align_here(tmp_path / "home", *command).returncode == 2
+
+
+def test_a_recipe_that_publishes_is_refused_before_it_runs_where_there_is_no_token(hub, monkeypatch, tmp_path):
+    section = PromotionConfig(publish="hf://org/name")
+    check_ready(section)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(EnvironmentFault, match="set HF_TOKEN"):
+        check_ready(section)
+    with pytest.raises(ValueError, match="write hf://organisation/name"):
+        PromotionConfig(publish="org/name")

@@ -1,0 +1,51 @@
+"""A run that promotes, signs and publishes its policy: what fails at the Hub is made good by `align resume`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import Reference, open_store
+from alignment_core.artifacts.attachments import attachments
+from tests.align import Align, states
+from tests.conftest import TinyModel
+from tests.servers.hub import ORGANISATION, HubServer
+
+RECIPE = """
+method: sft
+name: small
+model: {{name: {model}}}
+sft: {{data: {{task: reverse, rows: 64}}, training: {{batch_size: 32, max_steps: 2}}}}
+promotion: {{sign: key, publish: "hf://{repo}"}}
+resources: {{trainers: 1, engines: 1}}
+"""
+
+
+@pytest.mark.slow
+def test_a_publication_that_failed_is_made_good_by_resuming(
+    align: Align, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    home, key, repo = tmp_path / "home", tmp_path / "key.pem", f"{ORGANISATION}/policy"
+    home.mkdir()
+    new = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
+    subprocess.run(new, check=True, capture_output=True)
+    (home / "small.yaml").write_text(RECIPE.format(model=tiny_model(), repo=repo))
+    hub = HubServer(tmp_path / "hub").start()
+    try:
+        variables = {**hub.environment(), "ALIGN_SIGNING_KEY": str(key), "HF_HOME": str(tmp_path / "huggingface")}
+        hub.fail("POST .*/commit/main", "400", 1)
+        first = align(home, "run", str(home / "small.yaml"), expect=5, **variables)
+        assert (first["promotion"]["state"], first["promotion"]["publication"]["state"]) == ("promoted", "failed")
+        policy = Reference.parse(first["outputs"]["policy"])
+        store = open_store(first["store"])
+        assert store.tag("policy/production") == policy
+        assert attachments(store, policy).keys() == {"bom.cdx.json", "model.sig", "provenance.intoto.json"}
+
+        again = align(home, "resume", "last", **variables)
+        assert set(states(again).values()) == {"cached"}
+        assert (again["promotion"]["state"], again["promotion"]["publication"]["state"]) == ("unchanged", "published")
+        assert hub.commits("model", repo)[-1] == f"Publish {policy.short}"
+    finally:
+        hub.end()
