@@ -12,6 +12,7 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import BLOBS, LEASES, MANIFESTS, USES
 from tests.processes import ended, in_child
+from tests.servers.hub import HubServer
 from tests.servers.s3 import S3Server
 
 KEY = "a" * 64
@@ -31,6 +32,13 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in s3_server.environment().items():
         monkeypatch.setenv(name, value)
     return "bucket"
+
+
+@pytest.fixture(scope="session")
+def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    server = HubServer(tmp_path_factory.mktemp("hub")).start()
+    yield server
+    server.end()
 
 
 @pytest.fixture
