@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 
 def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
-    """The store at a folder path, a ``file://`` or an ``s3://bucket/prefix`` URI.
+    """The store at a folder path, or at a ``file://``, ``s3://bucket/prefix`` or ``hf://organisation/name`` URI.
 
     None: the one that ``$ALIGN_STORE`` names, or ``$ALIGN_HOME/store``.
 
@@ -67,26 +67,54 @@ def _open_s3(uri: str | Path) -> tuple[Backend, Workspace]:
     return backend, _workspace_of(backend)
 
 
+def _open_hub(uri: str | Path) -> tuple[Backend, Workspace]:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    from alignment_core.artifacts.hub import HubBackend  # the Hub's client takes a while to import
+
+    name = str(uri).removeprefix("hf://").strip("/")
+    try:
+        if name.count("/") != 1:
+            raise ValueError("these are exactly two parts, and all of the dataset repo is the store")
+        validate_repo_id(name)
+    except (ValueError, HFValidationError) as error:
+        raise UserError(f"{uri}: write hf://organisation/name; {error}") from None
+    backend = HubBackend(name)
+    return backend, _workspace_of(backend)
+
+
 def _workspace_of(backend: Backend) -> Workspace:
     """Where this machine keeps what belongs to a store that is not on its file system."""
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", backend.uri).strip("-")
     return Workspace(align_home() / "stores" / f"{readable[:80]}-{digest_of(backend.uri)[:8]}")
 
 
-_OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {"file": _open_folder, "s3": _open_s3}
+_OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {
+    "file": _open_folder,
+    "hf": _open_hub,
+    "s3": _open_s3,
+}
 
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
     """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
-    if backend.stat(FORMAT) is None:
-        for found in backend.list(""):
-            if not found.path.startswith(LAYOUT):
-                raise UserError(
-                    f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
-                )
-        if not writes:
-            return
+    new = backend.stat(FORMAT) is None
+    if not new:
+        _check_format(backend)
+    for found in backend.list("") if new else ():
+        if not found.path.startswith(LAYOUT):
+            raise UserError(
+                f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
+            )
+    if writes and (new or not backend.few_writes):
+        _probe(backend)
+    if writes and new:
         backend.put(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
+        _check_format(backend)
+
+
+def _check_format(backend: Backend) -> None:
     try:
         version = json.loads(backend.read(FORMAT))["format"]
     except (ValueError, KeyError, TypeError):
@@ -96,8 +124,6 @@ def check_backend(backend: Backend, writes: bool = True) -> None:
             f"{backend.uri} has store format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version that wrote it"
         )
-    if writes:
-        _probe(backend)
 
 
 def _probe(backend: Backend) -> None:

@@ -76,6 +76,8 @@ T = TypeVar("T")
 class S3Backend:
     """Objects are those of ``bucket`` whose keys begin with ``prefix``, which is empty or ends in '/'."""
 
+    few_writes = False
+
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket, self.prefix = bucket, prefix
         self._made: tuple[int, BaseClient] | None = None  # by which process, for a fork must not share connections
