@@ -20,7 +20,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
-from alignment_core.artifacts.hub_commits import Change, Large, commits_of, is_file, version_of
+from alignment_core.artifacts.hub_commits import Large, commits_of, is_file, version_of
 from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, told
 from alignment_core.artifacts.paths import check_path
 from alignment_core.errors import NotFound, StoreError
@@ -98,7 +98,7 @@ class HubBackend:
 
     def delete(self, path: str) -> None:
         try:
-            commits_of(self.repo).make(Change(self._check(path), None))
+            commits_of(self.repo).make(self._check(path), lambda: None)
         except NoRepo:
             return
 
@@ -126,11 +126,12 @@ class HubBackend:
                     if (found.version if found else None) != replaces:
                         return None
                     with source.open("rb") as file:
-                        content = self._send(path, file)
-                    return commits_of(self.repo).make(Change(path, content, replaces))
+                        return commits_of(self.repo).make(path, lambda: self._send(path, file), replaces)
                 source = source.read_bytes()
-        small = source if _is_text(source) else self._send(path, io.BytesIO(source))
-        return commits_of(self.repo).make(Change(path, small, replaces))
+        small = source
+        return commits_of(self.repo).make(
+            path, lambda: small if _is_text(small) else self._send(path, io.BytesIO(small)), replaces
+        )
 
     def _send(self, path: str, file: io.BufferedIOBase) -> bytes | Large:
         """Send a file as the Hub wants it: a large one by LFS, in parts; else its bytes go into the commit."""

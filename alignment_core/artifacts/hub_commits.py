@@ -15,6 +15,7 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ from alignment_core.artifacts.hub_requests import TRIES, HubRepo, Moved, endpoin
 from alignment_core.errors import InfrastructureError
 
 _MOST_CHANGES, _MOST_BYTES = 100, 32 << 20  # of one commit
+_LEAST_PATIENCE, _MOST_PATIENCE = 0.2, 60.0
+"""Seconds that a change waits for those that are on their way: as long as its own content took, within these bounds."""
 _ROUNDS = 200
 """Of looking at the head and trying to follow it. In each round some writer wins, so that of fewer writers all do."""
 
@@ -41,7 +44,8 @@ class Change:
 
     path: str
     content: bytes | Large | None
-    replaces: str | None = None
+    replaces: str | None
+    until: float  # that time it waits for others that are on their way, by the monotonic clock
     version: str | None = field(default=None, init=False)  # that it got; None when the condition did not hold
     failure: Exception | None = field(default=None, init=False)
     done: bool = field(default=False, init=False)
@@ -52,12 +56,16 @@ class Commits:
 
     def __init__(self, repo: HubRepo) -> None:
         self.repo = repo
-        self._waiting = list[Change]()
+        self._waiting, self._coming = list[Change](), 0
+        self._news = threading.Condition()
         self._turn = threading.Lock()
 
-    def make(self, change: Change) -> str | None:
-        """The new version; None when the condition does not hold. Whoever finds no other at work works for all who wait."""
-        self._waiting.append(change)
+    def make(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None = None) -> str | None:
+        """The new version; None when the condition does not hold. ``content`` may send a large file first.
+
+        Whoever finds no other at work works for all who wait, and waits a little for those who are on their way.
+        """
+        change = self._arrived(path, content, replaces)
         while not change.done:
             with self._turn:
                 if not change.done:
@@ -66,10 +74,28 @@ class Commits:
             raise copy.copy(change.failure) from change.failure
         return change.version
 
+    def _arrived(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None) -> Change:
+        began = time.monotonic()
+        with self._news:
+            self._coming += 1
+        try:
+            ready = content()
+            with self._news:
+                now = time.monotonic()
+                patience = min(max(now - began, _LEAST_PATIENCE), _MOST_PATIENCE)
+                change = Change(path, ready, replaces, now + patience)
+                self._waiting.append(change)
+            return change
+        finally:
+            with self._news:
+                self._coming -= 1
+                self._news.notify_all()
+
     def _lead(self) -> None:
         batch, failure = list[Change](), None
         try:
-            head, _ = self.repo.head()  # in the meantime others join
+            self._wait_for_others()
+            head, _ = self.repo.head()
             batch = self._take()
             self._commit(batch, head)
         except BaseException as error:
@@ -80,16 +106,24 @@ class Commits:
             for change in batch or self._take():
                 change.failure, change.done = failure, True
 
+    def _wait_for_others(self) -> None:
+        with self._news:
+            while self._coming and len(self._waiting) < _MOST_CHANGES:
+                left = min(change.until for change in self._waiting) - time.monotonic()
+                if left <= 0:
+                    return
+                self._news.wait(left)
+
     def _take(self) -> list[Change]:
-        size, count = 0, 0
-        for change in self._waiting[:_MOST_CHANGES]:
-            size += len(change.content) if isinstance(change.content, bytes) else 0
-            if count and size > _MOST_BYTES:
-                break
-            count += 1
-        taken = self._waiting[:count]
-        del self._waiting[:count]
-        return taken
+        with self._news:
+            size, count = 0, 0
+            for change in self._waiting[:_MOST_CHANGES]:
+                size += len(change.content) if isinstance(change.content, bytes) else 0
+                if count and size > _MOST_BYTES:
+                    break
+                count += 1
+            taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            return taken
 
     def _commit(self, batch: list[Change], head: str) -> None:
         """Make the changes of a batch whose conditions hold, and note for each what came of it.

@@ -201,7 +201,9 @@ def test_any_sequence_of_operations_does_what_a_dictionary_does(backend: Backend
         return FolderBackend(tmp_path / f"store-{number}")
 
     contract = machine(fresh).TestCase
-    contract.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+    contract.settings = settings(
+        max_examples=5 if isinstance(backend, HubBackend) else 20, stateful_step_count=25, deadline=None
+    )
     contract("runTest").runTest()
 
 
