@@ -22,7 +22,7 @@ from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.artifacts.hub_commits import Large, commits_of, is_file, version_of
 from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, told
-from alignment_core.artifacts.paths import check_path
+from alignment_core.artifacts.paths import check_path, digest_of_blob
 from alignment_core.errors import NotFound, StoreError
 
 PART = 16 << 20
@@ -119,29 +119,38 @@ class HubBackend:
     # ---------------------------------------------------------------- inside
 
     def _put(self, path: str, source: bytes | Path, replaces: str | None) -> str | None:
-        if isinstance(source, Path):
-            with explained("read", source):
-                if source.stat().st_size > _IN_MEMORY:
-                    found = self.stat(path)  # before all of it is sent in vain
-                    if (found.version if found else None) != replaces:
-                        return None
-                    with source.open("rb") as file:
-                        return commits_of(self.repo).make(path, lambda: self._send(path, file), replaces)
-                source = source.read_bytes()
-        small = source
-        return commits_of(self.repo).make(
-            path, lambda: small if _is_text(small) else self._send(path, io.BytesIO(small)), replaces
-        )
+        commits = commits_of(self.repo)
+        if isinstance(source, bytes):
+            return commits.make(path, lambda: self._send(path, source), replaces)
+        with explained("read", source):
+            if source.stat().st_size <= _IN_MEMORY:
+                data = source.read_bytes()
+                return commits.make(path, lambda: self._send(path, data), replaces)
+            found = self.stat(path)  # before all of it is sent in vain
+            if (found.version if found else None) != replaces:
+                return None
+            return commits.make(path, lambda: self._send_file(path, source), replaces)
 
-    def _send(self, path: str, file: io.BufferedIOBase) -> bytes | Large:
-        """Send a file as the Hub wants it: a large one by LFS, in parts; else its bytes go into the commit."""
-        with told(f"write {self.uri}/{path}"):
-            addition = CommitOperationAdd(path, file)  # type: ignore[arg-type]  # reads it once, for its SHA-256
+    def _send(self, path: str, data: bytes) -> bytes | Large:
+        if _is_text(data):
+            return data
+        return self._sent(CommitOperationAdd(path, io.BytesIO(data))) or data
+
+    def _send_file(self, path: str, source: Path) -> bytes | Large:
+        with source.open("rb") as file:
+            addition = CommitOperationAdd(path, str(source.absolute()))
+            addition.path_or_fileobj = file  # an open file goes by LFS, where a path would go by Xet
+            if digest := digest_of_blob(path):
+                addition.upload_info.sha256 = bytes.fromhex(digest)  # else the client reads all of it once more
+            return self._sent(addition) or source.read_bytes()
+
+    def _sent(self, addition: CommitOperationAdd) -> Large | None:
+        """Send a file by LFS, in parts; None if the Hub does not want that, but the bytes in the commit."""
+        with told(f"write {self.uri}/{addition.path_in_repo}"):
             self._api.preupload_lfs_files(self.repo.name, [addition], repo_type="dataset")
         if addition.path_or_fileobj == b"":  # let go of, as it was sent
             return Large(addition.upload_info.sha256.hex(), addition.upload_info.size)
-        file.seek(0)
-        return file.read()
+        return None
 
     def _in_repo(self, work: Callable[[], str | None]) -> str | None:
         """Do what needs the repo; it is created where it is missing, and then nobody else may see it."""
