@@ -38,6 +38,11 @@ class Backend(Protocol):
     def endpoint(self) -> str:
         """The address of the server that keeps the objects; empty where none does."""
 
+    @property
+    def few_writes(self) -> bool:
+        """Whether the storage takes only so many writes an hour: then leases are renewed rarely, and are left to the
+        collector where nothing waits for their end; and only a new store is probed."""
+
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         """Create ``path`` atomically and durably if it does not exist, or replace it if it has the version ``replaces``.
 

@@ -40,6 +40,8 @@ _CLOCK_OF_FILES = 5
 class FolderBackend:
     """Objects are files below ``root``. The file system must offer hard links (local disks and NFS do)."""
 
+    few_writes = False
+
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
         self._durable: set[Path] = set()  # directories whose entry in their parent this process has synced

@@ -27,8 +27,8 @@ from alignment_core.processes import ProcessId
 
 log = logging.getLogger(__name__)
 
-SECONDS = 60.0
-"""How long a holder on another machine is believed to live after its last sign."""
+SECONDS, SECONDS_FEW_WRITES = 60.0, 1800.0
+"""How long a holder on another machine is believed to live after its last sign; and where every sign is dear."""
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 1.0
 
 
@@ -73,11 +73,15 @@ class Held:
                 f"this process: was it stopped, or the store away, for {self.lease.seconds:.0f} seconds? Start it again"
             )
 
+    def stop(self) -> None:
+        """Renew it no more. It protects until this process has ended and the lease has become old."""
+        self._over.set()
+        self._thread.join()
+
     def release(self, remove: bool = True) -> None:
         """Stop renewing, and free what it holds; without ``remove`` the lease is left to the collector, which spares what it
         protects while it is young."""
-        self._over.set()
-        self._thread.join()
+        self.stop()
         if not remove:
             self._write(ended=True)
         elif not self._lost:
@@ -106,12 +110,14 @@ class Leases:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    def take(self, path: str, owner: str = "", protects: Collection[str] = (), seconds: float = SECONDS) -> Held | None:
+    def take(
+        self, path: str, owner: str = "", protects: Collection[str] = (), seconds: float | None = None
+    ) -> Held | None:
         """Hold the lease at ``path``; None when somebody who lives holds it."""
         lease = Lease(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             process=ProcessId.mine(),
-            seconds=seconds,
+            seconds=seconds or (SECONDS_FEW_WRITES if self.backend.few_writes else SECONDS),
             protects=tuple(sorted(protects)),
         )
         began, data = time.monotonic(), lease.model_dump_json().encode()
@@ -174,7 +180,10 @@ class Leases:
             with contextlib.ExitStack() as quiet:
                 if not done:  # the error that ends the publication is the one to tell
                     quiet.enter_context(contextlib.suppress(UserError, InfrastructureError))
-                held.release(remove=not (done and lasting))
+                if done and self.backend.few_writes:
+                    held.stop()
+                else:
+                    held.release(remove=not (done and lasting))
 
     def protected(self, before: float) -> tuple[set[str], list[Object]]:
         """The digests that publications need which live or whose lease is younger than ``before``; and the other leases."""

@@ -30,7 +30,7 @@ _CHOSEN = "default-store"
 
 
 def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
-    """The store at a folder path, a ``file://`` or an ``s3://bucket/prefix`` URI.
+    """The store at a folder path, or at a ``file://``, ``s3://bucket/prefix`` or ``hf://organisation/name`` URI.
 
     None: the :func:`default_store`.
 
@@ -96,44 +96,67 @@ def _open_s3(uri: str | Path) -> tuple[Backend, Workspace]:
     return backend, _workspace_of(backend)
 
 
+def _open_hub(uri: str | Path) -> tuple[Backend, Workspace]:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    from alignment_core.artifacts.hub import HubBackend  # the Hub's client takes a while to import
+
+    name = str(uri).removeprefix("hf://").strip("/")
+    try:
+        if name.count("/") != 1:
+            raise ValueError("these are exactly two parts, and all of the dataset repo is the store")
+        validate_repo_id(name)
+    except (ValueError, HFValidationError) as error:
+        raise UserError(f"{uri}: write hf://organisation/name; {error}") from None
+    backend = HubBackend(name)
+    return backend, _workspace_of(backend)
+
+
 def _workspace_of(backend: Backend) -> Workspace:
     """Where this machine keeps what belongs to a store that is not on its file system."""
     return Workspace(align_home() / "stores" / local_name(backend.uri))
 
 
-_OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {"file": _open_folder, "s3": _open_s3}
+_OPENERS: dict[str, Callable[[str | Path], tuple[Backend, Workspace]]] = {
+    "file": _open_folder,
+    "hf": _open_hub,
+    "s3": _open_s3,
+}
 
 
 def check_backend(backend: Backend, writes: bool = True) -> None:
     """Refuse a place that holds something else, a store of another format, or that ignores conditional writes."""
+    new, told = False, b""
     try:
         told = backend.read(FORMAT)
     except NotFound:
-        for found in backend.list(""):
-            if not found.path.startswith(LAYOUT):
-                raise UserError(
-                    f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
-                ) from None
-        if not writes:
-            return
+        new = True
+    if not new:
+        _check_format(backend.uri, told)
+    for found in backend.list("") if new else ():
+        if not found.path.startswith(LAYOUT):
+            raise UserError(
+                f"{backend.uri} holds other files ({found.path}) and is not a store: choose an empty or new one"
+            )
+    if writes and (new or not (backend.few_writes or _probed_lately(backend))):
+        _probe(backend)
+        _remember_probe(backend)
+    if writes and new:
         backend.put(FORMAT, json.dumps({"format": FORMAT_VERSION}).encode())
-        told = backend.read(FORMAT)
+        _check_format(backend.uri, backend.read(FORMAT))
+
+
+def _check_format(uri: str, told: bytes) -> None:
     try:
         version = json.loads(told)["format"]
     except (ValueError, KeyError, TypeError):
-        raise StoreError(f'{FORMAT} in {backend.uri} is damaged: it should say {{"format": 1}}') from None
+        raise StoreError(f'{FORMAT} in {uri} is damaged: it should say {{"format": 1}}') from None
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{backend.uri} has store format {version}, this version reads format {FORMAT_VERSION}: "
+            f"{uri} has store format {version}, this version reads format {FORMAT_VERSION}: "
             "use the version that wrote it"
         )
-    if writes and not _probed_lately(backend):
-        _probe(backend)
-        if backend.endpoint:
-            with suppress(OSError):  # the next process probes again
-                mark = _mark_of(backend)
-                make_like_parent(mark.parent)
-                mark.touch()
 
 
 def _probed_lately(backend: Backend) -> bool:
@@ -142,6 +165,14 @@ def _probed_lately(backend: Backend) -> bool:
         return bool(backend.endpoint) and 0 <= time.time() - _mark_of(backend).stat().st_mtime < _PROBE_SECONDS
     except OSError:
         return False
+
+
+def _remember_probe(backend: Backend) -> None:
+    with suppress(OSError):  # the next process probes again
+        if backend.endpoint:
+            mark = _mark_of(backend)
+            make_like_parent(mark.parent)
+            mark.touch()
 
 
 def _mark_of(backend: Backend) -> Path:

@@ -89,6 +89,12 @@ def blob_path(digest: str) -> str:
     return f"{BLOBS}sha256/{digest[:2]}/{digest}"
 
 
+def digest_of_blob(path: str) -> str | None:
+    """The SHA-256 of the bytes at a path, if it is a blob's."""
+    name = path.rpartition("/")[2]
+    return name if DIGEST.fullmatch(name) and path == blob_path(name) else None
+
+
 def manifest_path(digest: str) -> str:
     return f"{MANIFESTS}sha256/{digest[:2]}/{digest}.json"
 

@@ -57,6 +57,8 @@ T = TypeVar("T")
 class S3Backend:
     """Objects are those of ``bucket`` whose keys begin with ``prefix``, which is empty or ends in '/'."""
 
+    few_writes = False
+
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket, self.prefix = bucket, prefix
         self._made: _Connection | None = None

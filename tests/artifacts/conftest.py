@@ -12,8 +12,25 @@ import pytest
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import BLOBS, LEASES, MANIFESTS, USES
 from tests.processes import ended, in_child
+from tests.servers.hub import ORGANISATION, HubServer
 
 KEY = "a" * 64
+
+
+@pytest.fixture(scope="session")
+def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    server = HubServer(tmp_path_factory.mktemp("hub")).start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def organisation(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An organisation on a Hub that the environment names; tests make repos of their own in it."""
+    for name, value in hub_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return ORGANISATION
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The contract of a back end, the same for a folder and S3: conditions that hold, whole objects, one winner."""
+"""The contract of a back end, the same for a folder, S3 and the Hub: conditions that hold, whole objects, one winner."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from alignment_core.artifacts import Backend, open_store
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.hub import HubBackend
 from alignment_core.artifacts.s3 import PART, S3Backend
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError
 from tests.processes import ended, in_child
 from tests.servers.s3 import S3Server
 
-KINDS = ("folder", "s3")
+KINDS = ("folder", "s3", "hub")
 
 
 @pytest.fixture(params=KINDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     if request.param == "folder":
         return FolderBackend(tmp_path / "store")
+    if request.param == "hub":
+        return HubBackend(f"{request.getfixturevalue('organisation')}/{tmp_path.name}")
     return S3Backend(request.getfixturevalue("bucket"), f"{tmp_path.name}/")
 
 
@@ -193,10 +196,14 @@ def test_any_sequence_of_operations_does_what_a_dictionary_does(backend: Backend
         number = next(numbers)
         if isinstance(backend, S3Backend):
             return S3Backend(backend.bucket, f"{backend.prefix}{number}/")
+        if isinstance(backend, HubBackend):
+            return HubBackend(f"{backend.repo.name}-{number}")
         return FolderBackend(tmp_path / f"store-{number}")
 
     contract = machine(fresh).TestCase
-    contract.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+    contract.settings = settings(
+        max_examples=5 if isinstance(backend, HubBackend) else 20, stateful_step_count=25, deadline=None
+    )
     contract("runTest").runTest()
 
 

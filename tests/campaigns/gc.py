@@ -132,6 +132,10 @@ class Stepped:
     def endpoint(self) -> str:
         return self._backend.endpoint
 
+    @property
+    def few_writes(self) -> bool:
+        return self._backend.few_writes
+
     def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
         self._schedule.step()
         version = self._backend.put(path, source, replaces)

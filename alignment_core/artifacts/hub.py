@@ -1,0 +1,188 @@
+"""The Hub backend: a store in a private dataset repo of the Hugging Face Hub, by commits that name their parent.
+
+Credentials come from where ``huggingface_hub`` looks for them (``HF_TOKEN``, the file of ``hf auth login``). Nothing is
+kept in that client's cache. What comes back is checked by ``Content``.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from alignment_core.artifacts.backend import Object
+from alignment_core.artifacts.faults import check_room, explained
+from alignment_core.artifacts.hub_commits import Large, commits_of, is_file, version_of
+from alignment_core.artifacts.hub_requests import HubRepo, NoRepo, endpoint, token, told
+from alignment_core.artifacts.paths import check_path, digest_of_blob
+from alignment_core.errors import NotFound, StoreError
+
+PART = 16 << 20
+"""Bytes of a large object that one thread fetches in one request."""
+_THREADS = 4
+_TEXT = 1 << 16
+"""Text up to so many bytes goes into the commit itself; of other files the Hub is asked how it wants them."""
+_IN_MEMORY = 1 << 20
+_OF_THE_HUB = ".gitattributes"  # it comes with every repo
+
+logging.getLogger("huggingface_hub._commit_api").addFilter(
+    lambda record: "not supported by Xet" not in record.getMessage()  # Xet keeps a cache of its own; LFS does not
+)
+
+
+class HubBackend:
+    """Objects are the files of the dataset repo ``name`` (``organisation/name``) at its branch main."""
+
+    few_writes = True
+
+    def __init__(self, name: str) -> None:
+        self.repo = HubRepo(name)
+
+    @property
+    def uri(self) -> str:
+        return self.repo.uri
+
+    @property
+    def endpoint(self) -> str:
+        return endpoint()
+
+    def put(self, path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
+        self._check(path)
+        return self._in_repo(lambda: self._put(path, source, replaces))
+
+    def read(self, path: str) -> bytes:
+        return b"".join(self.stream(path))
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        return self.repo.pieces(self._check(path))
+
+    def download(self, path: str, destination: Path) -> None:
+        commit, size = self.repo.locate(self._check(path))
+        check_room(destination.parent, size, destination.name)
+        with explained("write", destination):
+            file = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.truncate(file, size)
+
+                def fetch(start: int) -> None:
+                    at = start
+                    for chunk in self.repo.pieces(path, commit, start, min(start + PART, size)):
+                        at += os.pwrite(file, chunk, at)
+
+                with ThreadPoolExecutor(_THREADS) as pool:
+                    list(pool.map(fetch, range(0, size, PART)))
+                os.fchmod(file, 0o444)
+            finally:
+                os.close(file)
+
+    def stat(self, path: str) -> Object | None:
+        try:
+            found = self.repo.entries("main", [self._check(path)], expand=True)
+        except NoRepo:
+            return None
+        return next((_object(one) for one in found if is_file(one)), None)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        folder = self._check(prefix.removesuffix("/")) if prefix else ""
+        try:
+            found = [one for one in self.repo.below(self.repo.head()[0], folder) if is_file(one)]
+        except NotFound:
+            return
+        for one in sorted(found, key=lambda one: str(one["path"])):
+            if one["path"] != _OF_THE_HUB:
+                yield _object(one)
+
+    def delete(self, path: str) -> None:
+        try:
+            commits_of(self.repo).make(self._check(path), lambda: None)
+        except NoRepo:
+            return
+
+    def now(self) -> float:
+        """The time of an answer, as HTTP tells it: whole seconds, as those of commits are."""
+        try:
+            return self.repo.head()[1]
+        except NoRepo:
+            return time.time()  # nothing has a time yet
+
+    def unfinished(self) -> Iterator[Object]:
+        """None: what was sent and is in no commit, the Hub does not tell."""
+        yield from ()
+
+    def drop(self, upload: Object) -> None:
+        raise StoreError(f"{self.uri} has no upload {upload.path}")
+
+    # ---------------------------------------------------------------- inside
+
+    def _put(self, path: str, source: bytes | Path, replaces: str | None) -> str | None:
+        commits = commits_of(self.repo)
+        if isinstance(source, bytes):
+            return commits.make(path, lambda: self._send(path, source), replaces)
+        with explained("read", source):
+            if source.stat().st_size <= _IN_MEMORY:
+                data = source.read_bytes()
+                return commits.make(path, lambda: self._send(path, data), replaces)
+            found = self.stat(path)  # before all of it is sent in vain
+            if (found.version if found else None) != replaces:
+                return None
+            return commits.make(path, lambda: self._send_file(path, source), replaces)
+
+    def _send(self, path: str, data: bytes) -> bytes | Large:
+        if _is_text(data):
+            return data
+        return self._sent(CommitOperationAdd(path, io.BytesIO(data))) or data
+
+    def _send_file(self, path: str, source: Path) -> bytes | Large:
+        with source.open("rb") as file:
+            addition = CommitOperationAdd(path, str(source.absolute()))
+            addition.path_or_fileobj = file  # an open file goes by LFS, where a path would go by Xet
+            if digest := digest_of_blob(path):
+                addition.upload_info.sha256 = bytes.fromhex(digest)  # else the client reads all of it once more
+            return self._sent(addition) or source.read_bytes()
+
+    def _sent(self, addition: CommitOperationAdd) -> Large | None:
+        """Send a file by LFS, in parts; None if the Hub does not want that, but the bytes in the commit."""
+        with told(f"write {self.uri}/{addition.path_in_repo}"):
+            self._api.preupload_lfs_files(self.repo.name, [addition], repo_type="dataset")
+        if addition.path_or_fileobj == b"":  # let go of, as it was sent
+            return Large(addition.upload_info.sha256.hex(), addition.upload_info.size)
+        return None
+
+    def _in_repo(self, work: Callable[[], str | None]) -> str | None:
+        """Do what needs the repo; it is created where it is missing, and then nobody else may see it."""
+        try:
+            return work()
+        except NoRepo:
+            with told(f"create the private dataset repo {self.repo.name}"):
+                self._api.create_repo(self.repo.name, repo_type="dataset", private=True, exist_ok=True)
+            return work()
+
+    @property
+    def _api(self) -> HfApi:
+        return HfApi(endpoint=endpoint(), token=token())
+
+    def _check(self, path: str) -> str:
+        try:
+            return check_path(path)
+        except ValueError as error:
+            raise StoreError(f"the store at {self.uri} refuses the path: {error}") from error
+
+
+def _object(entry: dict[str, Any]) -> Object:
+    changed = datetime.fromisoformat(entry["lastCommit"]["date"]).timestamp()
+    return Object(entry["path"], entry["size"], changed, version_of(entry))
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return len(data) <= _TEXT and b"\0" not in data and bool(data.decode() or True)
+    except UnicodeDecodeError:
+        return False

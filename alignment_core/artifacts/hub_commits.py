@@ -1,0 +1,212 @@
+"""Changes of a dataset repo as few commits: what the threads of a process want at the same time goes into one.
+
+The Hub takes only so many commits an hour. A commit names its parent, so that it is made only while that is the head: all
+conditions are judged at one commit, and hold when the next one is made.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from alignment_core.artifacts.hub_requests import TRIES, HubRepo, Moved, endpoint
+from alignment_core.errors import InfrastructureError
+
+_MOST_CHANGES, _MOST_BYTES = 100, 32 << 20  # of one commit
+_LEAST_PATIENCE, _MOST_PATIENCE = 0.2, 60.0
+"""Seconds that a change waits for those that are on their way: as long as its own content took, within these bounds."""
+_ROUNDS = 200
+"""Of looking at the head and trying to follow it. In each round some writer wins, so that of fewer writers all do."""
+
+
+@dataclass(frozen=True)
+class Large:
+    """A file whose bytes lie on the Hub already, under their SHA-256."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(eq=False)
+class Change:
+    """What one caller wants: ``path`` to have this content (None: to be gone), if its version is ``replaces`` (None: if
+    there is no such file). A deletion has no condition."""
+
+    path: str
+    content: bytes | Large | None
+    replaces: str | None
+    until: float  # that time it waits for others that are on their way, by the monotonic clock
+    version: str | None = field(default=None, init=False)  # that it got; None when the condition did not hold
+    failure: Exception | None = field(default=None, init=False)
+    done: bool = field(default=False, init=False)
+
+
+class Commits:
+    """The commits of this process in one repo, one after the other."""
+
+    def __init__(self, repo: HubRepo) -> None:
+        self.repo = repo
+        self._waiting, self._coming = list[Change](), 0
+        self._news = threading.Condition()
+        self._turn = threading.Lock()
+
+    def make(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None = None) -> str | None:
+        """The new version; None when the condition does not hold. ``content`` may send a large file first.
+
+        Whoever finds no other at work works for all who wait, and waits a little for those who are on their way.
+        """
+        change = self._arrived(path, content, replaces)
+        while not change.done:
+            with self._turn:
+                if not change.done:
+                    self._lead()
+        if change.failure is not None:
+            raise copy.copy(change.failure) from change.failure
+        return change.version
+
+    def _arrived(self, path: str, content: Callable[[], bytes | Large | None], replaces: str | None) -> Change:
+        began = time.monotonic()
+        with self._news:
+            self._coming += 1
+        try:
+            ready = content()
+            with self._news:
+                now = time.monotonic()
+                patience = min(max(now - began, _LEAST_PATIENCE), _MOST_PATIENCE)
+                change = Change(path, ready, replaces, now + patience)
+                self._waiting.append(change)
+            return change
+        finally:
+            with self._news:
+                self._coming -= 1
+                self._news.notify_all()
+
+    def _lead(self) -> None:
+        batch, failure = list[Change](), None
+        try:
+            self._wait_for_others()
+            head, _ = self.repo.head()
+            batch = self._take()
+            self._commit(batch, head)
+        except BaseException as error:
+            failure = error if isinstance(error, Exception) else InfrastructureError("the commit was interrupted")
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for change in batch or self._take():
+                change.failure, change.done = failure, True
+
+    def _wait_for_others(self) -> None:
+        with self._news:
+            while self._coming and len(self._waiting) < _MOST_CHANGES:
+                left = min(change.until for change in self._waiting) - time.monotonic()
+                if left <= 0:
+                    return
+                self._news.wait(left)
+
+    def _take(self) -> list[Change]:
+        with self._news:
+            size, count = 0, 0
+            for change in self._waiting[:_MOST_CHANGES]:
+                size += len(change.content) if isinstance(change.content, bytes) else 0
+                if count and size > _MOST_BYTES:
+                    break
+                count += 1
+            taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            return taken
+
+    def _commit(self, batch: list[Change], head: str) -> None:
+        """Make the changes of a batch whose conditions hold, and note for each what came of it.
+
+        Whether a try without an answer succeeded is found out by reading: then the commit after ``tried`` has this
+        writer's name. While the head is ``tried``, the try may still succeed, and the next one is the same commit.
+        """
+        writer, tried, silent = uuid.uuid4().hex, None, 0
+        for attempt in range(_ROUNDS):
+            if attempt:
+                time.sleep(random.uniform(0, min(2.0, 0.02 * 2 ** min(attempt, 10))))
+                head, _ = self.repo.head()
+            if tried is not None and tried != head:
+                if writer in self.repo.following(tried):
+                    return
+                silent = 0
+            writes = self._judge(batch, head)
+            if not writes:
+                return
+            tried = head
+            try:
+                self.repo.commit(_lines(writes, head, writer))
+                return
+            except Moved:
+                continue
+            except InfrastructureError:
+                silent += 1
+                if silent == TRIES:
+                    raise
+        raise InfrastructureError(f"others write to {self.repo.uri} faster than this process can")
+
+    def _judge(self, batch: list[Change], head: str) -> dict[str, bytes | Large | None]:
+        """Which changes hold at a commit, one after the other; what is to be written so that they do."""
+        paths = list(dict.fromkeys(change.path for change in batch))
+        found = {one["path"]: version_of(one) for one in self.repo.entries(head, paths, expand=False) if is_file(one)}
+        state, writes = dict[str, str | None](found), dict[str, bytes | Large | None]()
+        for change in batch:
+            holds = change.content is None or state.get(change.path) == change.replaces
+            change.version = _version(change.content) if holds else None
+            if holds:
+                state[change.path], writes[change.path] = change.version, change.content
+        return {path: content for path, content in writes.items() if state[path] != found.get(path)}
+
+
+_all = dict[str, Commits]()
+os.register_at_fork(after_in_child=_all.clear)
+
+
+def commits_of(repo: HubRepo) -> Commits:
+    """Those of this process, whichever store object asks."""
+    return _all.setdefault(f"{endpoint()} {repo.name}", Commits(repo))
+
+
+def is_file(entry: dict[str, Any]) -> bool:
+    return bool(entry["type"] == "file")
+
+
+def version_of(entry: dict[str, Any]) -> str:
+    """What the Hub tells of a file that changes with its bytes: the SHA-256 of a large one, else git's name of the blob."""
+    return str(entry["lfs"]["oid"] if entry.get("lfs") else entry["oid"])
+
+
+def _version(content: bytes | Large | None) -> str | None:
+    if isinstance(content, bytes):
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return content.sha256 if content else None
+
+
+def _lines(writes: dict[str, bytes | Large | None], parent: str, writer: str) -> bytes:
+    """A commit as the Hub takes it: one JSON object a line."""
+    first, *others = writes
+    title = first + (f" and {len(others)} more" if others else "")
+    said: list[tuple[str, dict[str, Any]]] = [
+        ("header", {"summary": title, "description": f"writer {writer}", "parentCommit": parent})
+    ]
+    for path, content in writes.items():
+        if content is None:
+            said.append(("deletedFile", {"path": path}))
+        elif isinstance(content, Large):
+            said.append(
+                ("lfsFile", {"path": path, "algo": "sha256", "oid": content.sha256, "size": content.size}),
+            )
+        else:
+            text = base64.b64encode(content).decode()
+            said.append(("file", {"path": path, "content": text, "encoding": "base64"}))
+    return b"".join(json.dumps({"key": key, "value": value}).encode() + b"\n" for key, value in said)

@@ -1,0 +1,237 @@
+"""Requests to one dataset repo of the Hugging Face Hub: tried again where that helps, and refusals as sentences."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from alignment_core.errors import AlignmentError, EnvironmentFault, InfrastructureError, NotFound, StoreError
+
+TRIES = 6
+"""Of a request without an answer; the pauses between them double from a fifth of a second."""
+PATIENCE = 120
+"""Seconds that a request waits at most where the Hub says when to come again."""
+_CHUNK = 1 << 20
+_TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
+_LIMITS = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
+
+
+class NoRepo(NotFound):
+    """There is no such repo, or this token may not see it."""
+
+
+class Moved(InfrastructureError):
+    """The head is not the commit that was named as the parent."""
+
+
+class HubRepo:
+    """The dataset repo ``name``, which is ``organisation/name``. What it raises says what could not be done."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.uri = f"hf://{name}"
+
+    def head(self) -> tuple[str, float]:
+        """The newest commit, and the Hub's time in seconds since the epoch."""
+        answer = self.ask("GET", self._api(), f"look at {self.uri}", params={"expand": "sha"})
+        return answer.json()["sha"], parsedate_to_datetime(answer.headers["Date"]).timestamp()
+
+    def entries(self, revision: str, paths: list[str], expand: bool) -> list[dict[str, Any]]:
+        """What the Hub tells of those of the paths that are there; with the last commit of each if ``expand``."""
+        asked = {"paths": paths, "expand": str(expand).lower()}
+        answer = self.ask("POST", self._api("paths-info", revision), f"look at {self.uri}/{paths[0]}", data=asked)
+        return list(answer.json())
+
+    def below(self, revision: str, folder: str) -> Iterator[dict[str, Any]]:
+        """What the Hub tells of everything below a folder, with the last commits."""
+        url, query = self._api("tree", revision, *([folder] if folder else [])), {"recursive": "true", "expand": "true"}
+        while url:
+            answer = self.ask("GET", url, f"list {self.uri}/{folder}", params=query)
+            yield from answer.json()
+            url, query = answer.links.get("next", {}).get("url", ""), {}
+
+    def following(self, commit: str) -> str:
+        """Title and message of the commit that came after ``commit``; empty if there is none."""
+        url, after = self._api("commits", "main"), ""
+        while url:
+            answer = self.ask("GET", url, f"look at the commits of {self.uri}")
+            for one in answer.json():
+                if one["id"] == commit:
+                    return after
+                after = f"{one['title']}\n{one['message']}"
+            url = answer.links.get("next", {}).get("url", "")
+        return ""
+
+    def commit(self, lines: bytes) -> None:
+        """Send a commit once. Raises Moved, or InfrastructureError when it is unknown whether it was made."""
+        kind = {"Content-Type": "application/x-ndjson"}
+        self.ask("POST", self._api("commit", "main"), f"write to {self.uri}", once=True, content=lines, headers=kind)
+
+    def locate(self, path: str) -> tuple[str, int]:
+        """The commit that has ``path`` now, and the size of the file. Raises NotFound."""
+        answer = self._ask_for(path, "main", "HEAD")
+        size = answer.headers.get("X-Linked-Size") or answer.headers["Content-Length"]
+        return answer.headers["X-Repo-Commit"], int(size)
+
+    def pieces(self, path: str, revision: str = "main", start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes from ``start`` to ``end`` (None: to the end) at one commit; what breaks off is taken up where it was."""
+        broken = 0
+        while end is None or start < end:
+            wanted = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+            answer = self._ask_for(path, revision, "GET", wanted, stream=True)
+            try:
+                first = answer.history[0] if answer.history else answer  # the storage of large files tells no commit
+                revision = first.headers.get("X-Repo-Commit", revision)
+                at = start if answer.status_code == 206 else 0  # a server may ignore ranges
+                if end is None and "Content-Length" in answer.headers:
+                    end = at + int(answer.headers["Content-Length"])
+                for chunk in answer.iter_bytes(_CHUNK):
+                    new = chunk[max(0, start - at) :][: None if end is None else end - start]
+                    at += len(chunk)
+                    if new:
+                        yield new
+                        start, broken = start + len(new), 0
+                if end is None or start == end:
+                    return
+            except httpx2.TransportError as error:
+                broken += 1
+                if broken == TRIES:
+                    raise InfrastructureError(
+                        f"cannot read {self.uri}/{path}: it breaks off again and again"
+                    ) from error
+            finally:
+                answer.close()
+
+    def ask(
+        self, method: str, url: str, doing: str, once: bool = False, stream: bool = False, **request: Any
+    ) -> httpx2.Response:
+        """An answer that is no refusal. A busy Hub, and unless ``once`` a silent one, is asked again."""
+        deadline, pause = time.monotonic() + PATIENCE, 0.2
+        request["headers"] = {**_authorization(), "Accept-Encoding": "identity", **request.get("headers", {})}
+        follow = method != "HEAD"
+        for attempt in range(1, TRIES + 1):
+            with told(doing):
+                try:
+                    sent = _client().build_request(method, url, **request)
+                    answer = _client().send(sent, stream=stream, follow_redirects=follow)
+                except httpx2.TransportError:
+                    if once or attempt == TRIES:
+                        raise
+                else:
+                    if answer.status_code < 400:
+                        return answer
+                    answer.read()
+                    busy = answer.status_code == 429
+                    wait = _wait_of(answer) if busy else 0.0
+                    again = busy or (answer.status_code >= 500 and not once)
+                    if not again or attempt == TRIES or time.monotonic() + wait > deadline:
+                        raise refusal(answer, doing)
+                    pause = max(pause, wait)
+            time.sleep(pause * random.uniform(0.75, 1.25))
+            pause *= 2
+        raise AssertionError("the last try returns or raises")
+
+    def _ask_for(
+        self, path: str, revision: str, method: str, headers: dict[str, str] | None = None, stream: bool = False
+    ) -> httpx2.Response:
+        url = f"{endpoint()}/datasets/{self.name}/resolve/{quote(revision, safe='')}/{quote(path)}"
+        try:
+            return self.ask(method, url, f"read {self.uri}/{path}", stream=stream, headers=headers or {})
+        except NoRepo:
+            raise
+        except NotFound:
+            raise NotFound(f"{self.uri} has no {path}") from None
+
+    def _api(self, *rest: str) -> str:
+        return "/".join((f"{endpoint()}/api/datasets/{self.name}", *(quote(part, safe="") for part in rest)))
+
+
+def endpoint() -> str:
+    """Where the Hub is: ``HF_ENDPOINT``, or huggingface.co."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or str(constants.ENDPOINT)
+
+
+def token() -> str:
+    """From ``HF_TOKEN`` or the file of ``hf auth login``."""
+    found = get_token()
+    if found is None:
+        raise EnvironmentFault("there is no token for the Hub: set HF_TOKEN, or log in with `hf auth login`")
+    return found
+
+
+def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
+    """What an answer of 400 or more means, and who has to act."""
+    status, said = answer.status_code, answer.headers.get("X-Error-Message") or answer.reason_phrase
+    sentence = f"cannot {doing}: "
+    if status in (404, 401) and answer.headers.get("X-Error-Code") == "RepoNotFound":
+        return NoRepo(f"{sentence}the Hub has no such dataset repo, or this token may not see it")
+    if status == 401:
+        return EnvironmentFault(
+            f"{sentence}the Hub does not know this token ({said}); renew HF_TOKEN or `hf auth login`"
+        )
+    if status == 403:
+        return EnvironmentFault(
+            f"{sentence}this token may not ({said}); take one with write access to the organisation"
+        )
+    if status in (402, 413, 507):
+        return EnvironmentFault(f"{sentence}{said}; free space (docs/stores.md, The Hub) or raise the quota")
+    if status == 404:
+        return NotFound(f"{sentence}{said}")
+    if status in (409, 412):
+        return Moved(f"{sentence}{said}")
+    if status == 429:
+        when = f"; it can be tried again in {_wait_of(answer):.0f} seconds" if _wait_of(answer) else ""
+        return InfrastructureError(f"{sentence}the Hub takes no more requests of this account now ({said}){when}")
+    if status == 408 or status >= 500:
+        return InfrastructureError(f"{sentence}the Hub answers {status}, {said}")
+    return StoreError(f"{sentence}the Hub answers {status}, {said}")
+
+
+@contextmanager
+def told(doing: str) -> Iterator[None]:
+    """Turn what the Hub's client raises into EnvironmentFault, InfrastructureError, NotFound or StoreError."""
+    try:
+        yield
+    except (HfHubHTTPError, httpx2.TransportError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        if isinstance(cause, HfHubHTTPError):
+            raise refusal(cause.response, doing) from error
+        if isinstance(cause, OfflineModeIsEnabled):
+            raise EnvironmentFault(f"cannot {doing}: HF_HUB_OFFLINE is set; unset it") from error
+        if isinstance(cause, httpx2.TransportError):
+            raise InfrastructureError(f"cannot {doing}: {endpoint()} does not answer ({cause})") from error
+        raise StoreError(f"cannot {doing}: {cause}") from error
+
+
+def _authorization() -> dict[str, str]:
+    if constants.is_offline_mode():
+        raise EnvironmentFault("HF_HUB_OFFLINE is set, but the store is on the Hub: unset it, or choose another store")
+    return {"Authorization": f"Bearer {token()}"}
+
+
+def _wait_of(answer: httpx2.Response) -> float:
+    """Seconds after which the Hub wants to be asked again."""
+    told = answer.headers.get("Retry-After", "")
+    limit = re.search(r"\br=0\b.*\bt=(\d+)", answer.headers.get("RateLimit", ""))
+    return float(told) if told.isdigit() else float(limit[1]) if limit else 0.0
+
+
+_clients = list[httpx2.Client]()  # none or one, which a fork must not share
+os.register_at_fork(after_in_child=_clients.clear)
+
+
+def _client() -> httpx2.Client:
+    if not _clients:
+        _clients.append(httpx2.Client(timeout=_TIMEOUT, limits=_LIMITS))
+    return _clients[0]
