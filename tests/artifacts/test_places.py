@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.artifacts.places import home_id, placed, receive, send, share
 from alignment_core.models.handle import Model
 
-Elsewhere = Callable[[str, object], object]
+Elsewhere = Callable[[str, object], Any]
 
 
 @pytest.fixture

@@ -39,10 +39,11 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
     training = TrainingConfig(batch_size=BATCH, num_train_epochs=1000, lr_scheduler_type="constant")
     policy = Model(model, Reference("model", "0" * 64))
     method: Any = Sft()
-    logps, pairs = "", [(row["prompt_ids"], row[side]) for row in rows for side in SIDES if side in row]
+    logps: Path | None = None
+    pairs = [(row["prompt_ids"], row[side]) for row in rows for side in SIDES if side in row]
     reference = ForwardJob(policy, "lm").open(RESOURCES, device)
     if pairs:
-        method, logps = Dpo(DpoLossConfig()), str(folder / "logps.parquet")
+        method, logps = Dpo(DpoLossConfig()), folder / "logps.parquet"
         chosen, rejected = reference.run(pairs).reshape(-1, 2).T
         table = {
             "split": ["train"] * len(rows),
@@ -52,7 +53,7 @@ def our_trainer(laps: Laps, model: Path, rows: Rows, settings: Mapping[str, Any]
         }
         pq.write_table(pa.table(table), logps)
     train_data = folder / "train.parquet"
-    worker.open(TrainJob(method, policy, logps or None, train_data, None, training, 0), RESOURCES)
+    worker.open(TrainJob(method, policy, logps, train_data, None, training, 0), RESOURCES)
     worker.do(call(Trainer.prepare, None))
     while True:
         if pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from functools import partial
 from pathlib import Path
 
 from alignment_core.artifacts import Reference, Store, tags
@@ -33,7 +34,7 @@ def run(place: Place, count: int, seed: int) -> Outcome:
         for thread in threads:
             thread.join()
 
-    children = [in_child(lambda n=n: process(n)) for n in range(_PROCESSES)]
+    children = [in_child(partial(process, n)) for n in range(_PROCESSES)]
     assert [ended(child) for child in children] == [0] * _PROCESSES, "a writer failed"
     history = store.tag_history(
         "policy"

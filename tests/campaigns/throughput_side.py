@@ -11,11 +11,10 @@ from pathlib import Path
 
 
 def through_store(source: Path, to: Path, prefix: str) -> tuple[Callable[[], object], Callable[[], object]]:
-    from alignment_core.artifacts import open_store
+    from alignment_core.artifacts import Store, open_store
     from alignment_core.artifacts.workspace import Workspace
 
-    store = open_store(f"s3://bucket/{prefix}")
-    store.workspace = Workspace(to)
+    store = Store(open_store(f"s3://bucket/{prefix}").backend, Workspace(to))
     made = []
     return lambda: made.append(store.publish(source, "model")), lambda: store.fetch(made[0])
 

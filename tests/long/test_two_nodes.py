@@ -50,9 +50,8 @@ def homes(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture
 def run(nodes: RayNodes, homes: tuple[Path, Path], tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Run it from the first node."""
-    return lambda **more: run_align(
-        homes[0], "run", str(RECIPE), *SET, "--store", f"s3://bucket/{tmp_path.name}", **nodes.environment(), **more
-    )
+    command = ["run", str(RECIPE), *SET, "--store", f"s3://bucket/{tmp_path.name}"]
+    return lambda expect: run_align(homes[0], *command, expect=expect, timeout=550, **nodes.environment())
 
 
 def test_a_run_over_two_nodes_gives_the_same_digests(
@@ -98,12 +97,12 @@ def test_a_run_whose_other_node_is_lost_goes_on_and_gives_the_same_digests(
 def test_a_node_with_another_source_is_refused_before_anything_runs(
     nodes: RayNodes, homes: tuple[Path, Path], run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(Path(alignment_core.__file__).parent, copy / "alignment_core")
-    with (copy / "alignment_core" / "losses" / "kto.py").open("a") as file:
+    source, copy = Path(alignment_core.__file__).parent, tmp_path / "copy"
+    shutil.copytree(source, copy)
+    with (copy / "losses" / "kto.py").open("a") as file:
         file.write("\nBETA = 2\n")
     nodes.start(homes[0])
-    nodes.start(homes[1], hidden=[homes[0]], PYTHONPATH=str(copy))
+    nodes.start(homes[1], hidden=[homes[0]], instead={source: copy})
     failure = run(expect=3)
     assert "losses/kto.py differs" in failure["error"]
     assert "install the same version of the project" in failure["error"]

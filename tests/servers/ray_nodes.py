@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -33,18 +33,27 @@ class RayNodes:
         """What a driver needs."""
         return {**self.variables, **TOKEN, "RAY_ADDRESS": self.address}
 
-    def start(self, home: Path, hidden: Sequence[Path] = (), **variables: str) -> subprocess.Popen[bytes]:
-        """Add a node that has this ALIGN_HOME, and sees nothing in the ``hidden`` folders."""
+    def start(
+        self, home: Path, hidden: Sequence[Path] = (), instead: Mapping[Path, Path] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Add a node that has this ALIGN_HOME, sees nothing in the ``hidden`` folders, and others ``instead`` of some."""
         command = [RAY, "start", "--block", f"--node-ip-address=127.0.0.{len(self.nodes) + 2}", "--num-cpus=2"]
         command += ["--object-store-memory=134217728", "--disable-usage-stats"]
         if not self.nodes:
             command += ["--head", "--port=0", f"--temp-dir={self.folder}", "--include-dashboard=false"]
         else:
             command += [f"--address={self.address}"]
-        if hidden:
-            mounts = [f"mount -t tmpfs none {shlex.quote(str(folder))}" for folder in hidden]
-            command = ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f"exec {shlex.join(command)}"])]
-        environment = {**os.environ, **self.variables, **TOKEN, "ALIGN_HOME": str(home), **variables}
+        mounts = [["mount", "-t", "tmpfs", "none", str(folder)] for folder in hidden]
+        mounts += [["mount", "--bind", str(other), str(folder)] for folder, other in (instead or {}).items()]
+        if mounts:
+            command = [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                " && ".join([*map(shlex.join, mounts), f"exec {shlex.join(command)}"]),
+            ]
+        environment = {**os.environ, **self.variables, **TOKEN, "ALIGN_HOME": str(home)}
         environment.pop("RAY_ADDRESS", None)
         log = self.folder / f"node-{len(self.nodes)}.log"
         with log.open("wb") as file:

@@ -53,7 +53,7 @@ class Policy:
         model: Path,
         folder: Path,
         section: dict[str, Any],
-        pretraining: str | None = None,
+        pretraining: Path | None = None,
         reference: Path | None = None,
         **resources: Any,
     ) -> None:

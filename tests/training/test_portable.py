@@ -17,7 +17,7 @@ from alignment_core.training.methods.sft import Sft
 from tests.training.test_policy_ranks import Policy, sampled
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train
 
-STORED = {"progress": "store"}
+STORED: dict[str, Any] = {"progress": "store"}
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (1, {"zero_stage": 0}),
     (2, {"zero_stage": 0}),
