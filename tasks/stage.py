@@ -15,7 +15,7 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.artifacts.snapshot import Lately
+from alignment_core.artifacts.lately import Lately
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.key import key_of

@@ -27,8 +27,8 @@ from alignment_core.artifacts.paths import (
     blob_path,
     stage_path,
 )
-from alignment_core.artifacts.snapshots import files_of
 from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.stored_progress import files_of
 from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
 from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
 

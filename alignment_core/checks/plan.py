@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from alignment_core.artifacts import Reference, Store
+from alignment_core.artifacts.lately import Lately
 from alignment_core.artifacts.reference import PRUNABLE
-from alignment_core.artifacts.snapshot import Lately
 from alignment_core.errors import UserError
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.key import key_of

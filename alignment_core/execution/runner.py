@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
 from alignment_core.artifacts.paths import running_path
 from alignment_core.artifacts.places import placed
-from alignment_core.artifacts.snapshots import StoredProgress
+from alignment_core.artifacts.stored_progress import StoredProgress
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store, tags
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.lately import Lately
 from alignment_core.artifacts.paths import MANIFESTS, PRUNED, STAGES, manifest_path, stage_path, suspect_path
 from alignment_core.artifacts.provenance import parse_record
-from alignment_core.artifacts.snapshot import Lately
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Corrupt
 from alignment_core.lineage import Graph
@@ -453,7 +453,7 @@ def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
     assert lately().find(digest_of("model")) is not None
     (entry,) = store.manifest(model).files
     store.backend.put(suspect_path(entry.sha256), b"corrupt")
-    monkeypatch.setattr("alignment_core.artifacts.snapshot.SECONDS", 0.0)
+    monkeypatch.setattr("alignment_core.artifacts.lately.SECONDS", 0.0)
     assert lately().find(digest_of("model")) is None
     store.backend.delete(suspect_path(entry.sha256))
     store.backend.delete(stage_path(digest_of("model")))
@@ -463,7 +463,7 @@ def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
 def test_a_long_listing_is_not_waited_for(
     bucket: str, tmp_path: Path, make: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alignment_core.artifacts.snapshot._SHORT", 2)
+    monkeypatch.setattr("alignment_core.artifacts.lately._SHORT", 2)
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     for number in range(3):
         make(store, f"model-{number}")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment_core.artifacts.snapshots import PLAIN, settled
+from alignment_core.artifacts.stored_progress import PLAIN, settled
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.sft import Sft

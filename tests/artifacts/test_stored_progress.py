@@ -11,7 +11,7 @@ import pytest
 
 from alignment_core.artifacts import Store, collect, open_store, prune
 from alignment_core.artifacts.paths import SNAPSHOTS
-from alignment_core.artifacts.snapshots import StoredProgress, settled
+from alignment_core.artifacts.stored_progress import StoredProgress, settled
 from alignment_core.errors import Stopped
 from tests.processes import ended, in_child, wait_until
 
