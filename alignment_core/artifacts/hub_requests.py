@@ -57,11 +57,11 @@ class HubRepo:
 
     def below(self, revision: str, folder: str) -> Iterator[dict[str, Any]]:
         """What the Hub tells of everything below a folder, with the last commits."""
-        url, query = self._api("tree", revision, *([folder] if folder else [])), {"recursive": "true", "expand": "true"}
+        url = self._api("tree", revision, *([folder] if folder else [])) + "?recursive=true&expand=true"
         while url:
-            answer = self.ask("GET", url, f"list {self.uri}/{folder}", params=query)
+            answer = self.ask("GET", url, f"list {self.uri}/{folder}")
             yield from answer.json()
-            url, query = answer.links.get("next", {}).get("url", ""), {}
+            url = answer.links.get("next", {}).get("url", "")
 
     def following(self, commit: str) -> str:
         """Title and message of the commit that came after ``commit``; empty if there is none."""
