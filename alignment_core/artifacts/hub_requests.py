@@ -23,6 +23,8 @@ TRIES = 6
 PATIENCE = 120
 """Seconds that a request waits at most where the Hub says when to come again."""
 _CHUNK = 1 << 20
+_FULL = re.compile(r"quota|storage|payment|too large", re.IGNORECASE)
+_MAKE_ROOM = "free space (docs/stores.md, The Hub) or raise the quota"
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 _LIMITS = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
 
@@ -55,11 +57,11 @@ class HubRepo:
 
     def below(self, revision: str, folder: str) -> Iterator[dict[str, Any]]:
         """What the Hub tells of everything below a folder, with the last commits."""
-        url, query = self._api("tree", revision, *([folder] if folder else [])), {"recursive": "true", "expand": "true"}
+        url = self._api("tree", revision, *([folder] if folder else [])) + "?recursive=true&expand=true"
         while url:
-            answer = self.ask("GET", url, f"list {self.uri}/{folder}", params=query)
+            answer = self.ask("GET", url, f"list {self.uri}/{folder}")
             yield from answer.json()
-            url, query = answer.links.get("next", {}).get("url", ""), {}
+            url = answer.links.get("next", {}).get("url", "")
 
     def following(self, commit: str) -> str:
         """Title and message of the commit that came after ``commit``; empty if there is none."""
@@ -81,8 +83,10 @@ class HubRepo:
     def locate(self, path: str) -> tuple[str, int]:
         """The commit that has ``path`` now, and the size of the file. Raises NotFound."""
         answer = self._ask_for(path, "main", "HEAD")
-        size = answer.headers.get("X-Linked-Size") or answer.headers["Content-Length"]
-        return answer.headers["X-Repo-Commit"], int(size)
+        commit, size = answer.headers["X-Repo-Commit"], answer.headers.get("X-Linked-Size")
+        if size is None and answer.next_request and str(answer.next_request.url).startswith(endpoint()):
+            answer = self.ask("HEAD", str(answer.next_request.url), f"look at {self.uri}/{path}")
+        return commit, int(size or answer.headers["Content-Length"])
 
     def pieces(self, path: str, revision: str = "main", start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """The bytes from ``start`` to ``end`` (None: to the end) at one commit; what breaks off is taken up where it was."""
@@ -91,8 +95,8 @@ class HubRepo:
             wanted = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
             answer = self._ask_for(path, revision, "GET", wanted, stream=True)
             try:
-                first = answer.history[0] if answer.history else answer  # the storage of large files tells no commit
-                revision = first.headers.get("X-Repo-Commit", revision)
+                for one in (*answer.history, answer):  # the storage of large files, where it ends, tells no commit
+                    revision = one.headers.get("X-Repo-Commit", revision)
                 at = start if answer.status_code == 206 else 0  # a server may ignore ranges
                 if end is None and "Content-Length" in answer.headers:
                     end = at + int(answer.headers["Content-Length"])
@@ -174,6 +178,8 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
     """What an answer of 400 or more means, and who has to act."""
     status, said = answer.status_code, answer.headers.get("X-Error-Message") or answer.reason_phrase
     sentence = f"cannot {doing}: "
+    if status in (402, 413, 507) or (status == 403 and _FULL.search(said)):
+        return EnvironmentFault(f"{sentence}{said}; {_MAKE_ROOM}")
     if status in (404, 401) and answer.headers.get("X-Error-Code") == "RepoNotFound":
         return NoRepo(f"{sentence}the Hub has no such dataset repo, or this token may not see it")
     if status == 401:
@@ -184,8 +190,6 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
         return EnvironmentFault(
             f"{sentence}this token may not ({said}); take one with write access to the organisation"
         )
-    if status in (402, 413, 507):
-        return EnvironmentFault(f"{sentence}{said}; free space (docs/stores.md, The Hub) or raise the quota")
     if status == 404:
         return NotFound(f"{sentence}{said}")
     if status in (409, 412):
@@ -200,7 +204,7 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
 
 @contextmanager
 def told(doing: str) -> Iterator[None]:
-    """Turn what the Hub's client raises into EnvironmentFault, InfrastructureError, NotFound or StoreError."""
+    """Turn what the client or the connection raises into EnvironmentFault, InfrastructureError, NotFound or StoreError."""
     try:
         yield
     except (HfHubHTTPError, httpx2.TransportError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
@@ -211,6 +215,8 @@ def told(doing: str) -> Iterator[None]:
             raise EnvironmentFault(f"cannot {doing}: HF_HUB_OFFLINE is set; unset it") from error
         if isinstance(cause, httpx2.TransportError):
             raise InfrastructureError(f"cannot {doing}: {endpoint()} does not answer ({cause})") from error
+        if _FULL.search(str(cause)):  # what the client makes of an LFS object that is refused
+            raise EnvironmentFault(f"cannot {doing}: {cause}; {_MAKE_ROOM}") from error
         raise StoreError(f"cannot {doing}: {cause}") from error
 
 

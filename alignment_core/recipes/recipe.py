@@ -32,8 +32,8 @@ class BaseRecipe(Config):
     promotion: PromotionConfig | None = None
     """Which tag to move, and the gates that must pass. Default: no promotion."""
     store: FolderPath | None = None
-    """Folder, or `s3://bucket/prefix`, of the artifact store. Default: `$ALIGN_STORE`, what `align store use`
-    chose, or `$ALIGN_HOME/store`."""
+    """Folder, `s3://bucket/prefix` or `hf://organisation/name` of the artifact store. Default: `$ALIGN_STORE`, what
+    `align store use` chose, or `$ALIGN_HOME/store`."""
     reuse_across_versions: tuple[str, ...] = ()
     """Reuse cached results that were computed with other versions of these packages, such as `[torch, vllm]`. Default: a
     stage runs again after an upgrade of a package that computes its result."""

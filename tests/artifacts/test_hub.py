@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from alignment_core.artifacts.hub_requests import HubRepo
 from alignment_core.errors import AlignmentError, EnvironmentFault, InfrastructureError, UserError
 from tests.artifacts.conftest import KEY
 from tests.processes import ended, in_child
-from tests.servers.hub import READER, HubServer
+from tests.servers.hub import PAGES, READER, HubServer
 
 
 @pytest.fixture
@@ -131,6 +132,20 @@ def test_a_busy_hub_is_asked_again_and_one_that_stays_silent_is_named(
         backend.put("two", b"2")
 
 
+def test_a_listing_of_many_pages_is_whole_and_so_is_the_search_for_a_commit(backend: HubBackend) -> None:
+    backend.put("first", b"0")
+    first, _ = backend.repo.head()
+    count = PAGES[True] + 10
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: backend.put(f"d/{number:03}", b"1"), range(count)))
+    found = list(backend.list("d/"))
+    assert [one.path for one in found] == [f"d/{number:03}" for number in range(count)]
+    assert {one.size for one in found} == {1}
+    for number in range(PAGES[True] + 1):
+        backend.put(f"late/{number}", b"1")
+    assert "d/" in backend.repo.following(first), "more than a page of commits back"
+
+
 # ------------------------------------------------------------------ large files
 
 
@@ -189,7 +204,7 @@ def test_what_is_missing_is_said(
         open_store(f"hf://{name}")
 
 
-@pytest.mark.parametrize("name", ["store", "org/store/more", "org/..", ""])
+@pytest.mark.parametrize("name", ["store", "datasets/org/store", "org/..", ""])
 def test_a_name_has_two_parts(name: str) -> None:
     with pytest.raises(UserError, match="write hf://organisation/name"):
         open_store(f"hf://{name}")

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from tests.processes import free_port, wait_until
-from tests.servers.hub_repos import Refused, Repo, Repos, keep
+from tests.servers.hub_repos import Refused, Repo, Repos, commit, entries_of, keep
 
 ORGANISATION = "org"
 TOKEN, READER = "hf_writes", "hf_reads"
@@ -140,6 +140,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._repo(kind, name)
                 self.repos.delete(kind, name)
                 self._answer({})
+            case (("GET" | "HEAD"), "api", "resolve-cache", kinds, organisation, name, oid, *path):
+                repo = self._repo(kinds[:-1], f"{organisation}/{name}")
+                entry = repo.tree(oid)["/".join(path)]
+                self._send(repo.object(entry), {"X-Repo-Commit": oid, "ETag": f'"{entry["oid"]}"'})
             case _, "api", ("models" | "datasets") as kinds, organisation, name, *rest:
                 writes = self.command != "GET" and rest[:1] not in (["paths-info"], ["preupload"])
                 repo = self._repo(kinds[:-1], f"{organisation}/{name}", writes)
@@ -230,7 +234,9 @@ class Handler(BaseHTTPRequestHandler):
             )  # another host, as the real one's: no token goes there
             self._answer({}, 302, said | {"Location": f"{storage}/lfs/{kind}/{name}/{entry['lfs']}"})
         else:
-            self._send(repo.object(entry), {"X-Repo-Commit": oid, "ETag": f'"{entry["oid"]}"'})
+            self._answer(
+                {}, 307, {"X-Repo-Commit": oid, "Location": f"/api/resolve-cache/{kind}s/{name}/{oid}/{quote(path)}"}
+            )
 
     def _batch(self, repo: Repo, place: str) -> None:
         objects = []
@@ -368,42 +374,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             send()
         self.wfile.flush()
-
-
-def commit(repo: Repo, asked: list[dict[str, Any]]) -> str:
-    """Make a commit of the lines of a request, if the parent that they name is the head."""
-    files: dict[str, bytes | tuple[str, int] | None] = {}
-    folders, title, message = list[str](), "", ""
-    for key, value in ((line["key"], line["value"]) for line in asked):
-        match key:
-            case "header":
-                title, message = value["summary"], value.get("description", "")
-                if value.get("parentCommit") not in (None, repo.head):
-                    raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
-            case "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            case "lfsFile":
-                files[value["path"]] = value["oid"], value.get("size") or repo.large(value["oid"]).stat().st_size
-            case "deletedFile":
-                files[value["path"]] = None
-            case "deletedFolder":
-                folders.append(value["path"])
-    return repo.write(files, folders, title, message)
-
-
-def entries_of(repo: Repo, oid: str, expand: bool) -> dict[str, dict[str, Any]]:
-    """Files and folders of a commit, as the Hub tells them."""
-    found: dict[str, dict[str, Any]] = {}
-    for path, entry in repo.tree(oid).items():
-        found[path] = {"type": "file", "path": path, "oid": entry["oid"], "size": entry["size"]}
-        if entry["lfs"]:
-            found[path]["lfs"] = {"oid": entry["lfs"], "size": entry["size"], "pointerSize": 134}
-        if expand:
-            last = repo.commit(entry["commit"])
-            found[path]["lastCommit"] = {key: last[key] for key in ("id", "title", "date")}
-        for folder in map(str, list(Path(path).parents)[:-1]):
-            found.setdefault(folder, {"type": "directory", "path": folder, "oid": oid, "size": 0})
-    return found
 
 
 class Server(ThreadingHTTPServer):

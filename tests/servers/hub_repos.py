@@ -5,6 +5,7 @@ A commit is a JSON file with the whole tree after it; ``head`` and ``tags.json``
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -203,3 +204,39 @@ class Repos:
             with suppress(FileNotFoundError):
                 (path / "repo.json").unlink()
             shutil.rmtree(path, ignore_errors=True)
+
+
+def commit(repo: Repo, asked: list[dict[str, Any]]) -> str:
+    """Make a commit of the lines of a request, if the parent that they name is the head."""
+    files: dict[str, bytes | tuple[str, int] | None] = {}
+    folders, title, message = list[str](), "", ""
+    for key, value in ((line["key"], line["value"]) for line in asked):
+        match key:
+            case "header":
+                title, message = value["summary"], value.get("description", "")
+                if value.get("parentCommit") not in (None, repo.head):
+                    raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
+            case "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            case "lfsFile":
+                files[value["path"]] = value["oid"], value.get("size") or repo.large(value["oid"]).stat().st_size
+            case "deletedFile":
+                files[value["path"]] = None
+            case "deletedFolder":
+                folders.append(value["path"])
+    return repo.write(files, folders, title, message)
+
+
+def entries_of(repo: Repo, oid: str, expand: bool) -> dict[str, dict[str, Any]]:
+    """Files and folders of a commit, as the Hub tells them."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, entry in repo.tree(oid).items():
+        found[path] = {"type": "file", "path": path, "oid": entry["oid"], "size": entry["size"]}
+        if entry["lfs"]:
+            found[path]["lfs"] = {"oid": entry["lfs"], "size": entry["size"], "pointerSize": 134}
+        if expand:
+            last = repo.commit(entry["commit"])
+            found[path]["lastCommit"] = {key: last[key] for key in ("id", "title", "date")}
+        for folder in map(str, list(Path(path).parents)[:-1]):
+            found.setdefault(folder, {"type": "directory", "path": folder, "oid": oid, "size": 0})
+    return found
