@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.paths import HOLDS
-from alignment_core.artifacts.workspace import Workspace, adopt_tree, entries, names, time_and_size
+from alignment_core.artifacts.workspace import Workspace, adopt_tree, entries, names, open_lock, time_and_size
 from alignment_core.errors import EnvironmentFault, UserError
 
 BOUND = "ALIGN_CACHE_GIB"
@@ -67,7 +68,7 @@ class Cache:
         with contextlib.suppress(OSError, EnvironmentFault), self.workspace.scratch() as scratch:
             fresh = scratch / "artifact"
             shutil.copytree(directory, fresh, copy_function=_link)
-            self.workspace.cache.mkdir(exist_ok=True)
+            make_like_parent(self.workspace.cache)
             adopt_tree(fresh, self.folder(digest))
 
     def evict(self, digest: str) -> bool:
@@ -90,8 +91,8 @@ class Cache:
     def _open(self, digest: str) -> BinaryIO:
         path = self._path(digest)
         with explained("lock", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("ab")
+            make_like_parent(path.parent)
+            return open_lock(path)
 
     def _path(self, digest: str) -> Path:
         return self.workspace.root / HOLDS / digest

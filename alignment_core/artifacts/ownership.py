@@ -6,6 +6,7 @@ Trusted are this user, root and, by root alone, the owner of the store: a contai
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ def make_private(directory: Path) -> Path:
     Raises EnvironmentFault if it belongs to somebody else.
     """
     with explained("create", directory):
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_like_parent(directory.parent)
         while True:
             directory.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):  # somebody who had it before has removed it just now
@@ -34,9 +35,15 @@ def make_private(directory: Path) -> Path:
 
 
 def make_like_parent(directory: Path) -> Path:
-    """Create a directory, if it is missing, that belongs to the owner of its parent, also where root does it first."""
+    """Create a directory, if it is missing, that belongs to the owner of its parent, also where root does it first, and that a
+    group may write into if the parent was given to one (``chmod g+ws``)."""
     with suppress(FileExistsError):
-        directory.mkdir(parents=True)
+        if not directory.parent.exists():
+            make_like_parent(directory.parent)
+        directory.mkdir()
+        shared = stat.S_ISGID | stat.S_IWGRP
+        if directory.parent.stat().st_mode & shared == shared:
+            directory.chmod(stat.S_IMODE(directory.stat().st_mode) | shared)
         if os.geteuid() == 0:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

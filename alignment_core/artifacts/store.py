@@ -21,6 +21,7 @@ from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.index import Index, Summary
 from alignment_core.artifacts.leases import Leases
 from alignment_core.artifacts.manifest import FileEntry, Manifest, parse_manifest
+from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.paths import (
     MANIFESTS,
     PRUNED,
@@ -421,7 +422,7 @@ class Store:
         with self.workspace.scratch() as scratch:
             fresh = scratch / "artifact"
             with explained("write", fresh):
-                self.workspace.cache.mkdir(exist_ok=True)
+                make_like_parent(self.workspace.cache)
                 for entry in manifest.files:
                     (fresh / entry.path).parent.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(_THREADS) as pool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
-from alignment_core.artifacts.ownership import make_private
+from alignment_core.artifacts.ownership import make_like_parent, make_private
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
 from alignment_core.canonical import digest_of
 
@@ -51,7 +51,7 @@ class Workspace:
 
     def _locked_directory(self) -> tuple[Path, BinaryIO]:
         with explained("create a temporary directory in", self.temporary):
-            self.temporary.mkdir(parents=True, exist_ok=True)
+            make_like_parent(self.temporary)
             while True:
                 holder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.temporary))
                 try:

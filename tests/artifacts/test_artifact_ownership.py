@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import collect, open_store
+from alignment_core.artifacts import ProvenanceDraft, collect, open_store
 from alignment_core.artifacts.ownership import check_ours, make_private
+from alignment_core.canonical import digest_of
 from alignment_core.doctor.machine import own_disk
 from alignment_core.errors import EnvironmentFault
 from alignment_core.execution.machine_queue import MachineQueue
@@ -124,6 +125,64 @@ def test_a_home_of_another_user_works_for_root_and_for_its_owner_after_root(monk
     assert in_children(owner(collects)) == [0]
     assert in_children(owner(use_machine)) == [0]
     assert theirs.is_dir()
+
+
+@AS_ROOT
+def test_users_of_a_group_share_a_folder_that_was_given_to_it(in_children, request, monkeypatch):
+    place = tempfile.TemporaryDirectory()
+    request.addfinalizer(place.cleanup)
+    folder, homes = Path(place.name) / "store", Path(place.name)
+    homes.chmod(0o755)
+    folder.mkdir()
+    os.chown(folder, 4242, 5000)
+    folder.chmod(0o2775)
+
+    def of(user, work):
+        def done():
+            os.setgroups([5000])
+            os.setgid(user)
+            os.setuid(user)
+            os.umask(0o022)
+            os.environ["ALIGN_HOME"] = str(homes / f"home-{user}")
+            work(open_store(folder))
+
+        home = homes / f"home-{user}"
+        home.mkdir(exist_ok=True)
+        os.chown(home, user, user)
+        return done
+
+    def publish(name, tag=None):
+        def work(store):
+            with store.workspace.scratch() as model:
+                (model / "weights").write_text("w" * 1000)
+                (model / "name").write_text(name)
+                reference = store.publish(model, "model", ProvenanceDraft(key=digest_of(name), stage="sft", label=name))
+            assert (store.fetch(reference) / "name").read_text() == name
+            store.move_tag("policy", reference, store.tag("policy"), name)
+
+        return work
+
+    def reads(store):
+        assert [move.reason for move in store.tag_history("policy")] == ["one", "two"]
+        assert all(store.verify(manifest.reference) == [] for manifest in store.artifacts())
+        assert collect(store, delete=True, older_than=-1).of("blob") == []
+
+    assert in_children(of(4242, publish("one"))) == [0]
+    assert in_children(of(4343, publish("two"))) == [0]
+    assert in_children(of(4242, reads), of(4343, reads)) == [0, 0]
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            path.chmod(0o755)
+
+    def told():
+        os.setgroups([])
+        os.setuid(4343)
+        os.environ["ALIGN_HOME"] = str(homes / "home-4343")
+        with pytest.raises(EnvironmentFault, match="permission denied; give this user read and write access"):
+            open_store(folder)
+
+    assert in_children(told) == [0], "who may not write is told so"
 
 
 def test_a_new_home_is_closed_to_others_and_one_that_is_there_keeps_its_mode(tmp_path, monkeypatch):
