@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, constants
+from huggingface_hub import CommitOperationAdd, HfApi, constants
 
 from alignment_core.artifacts import ProvenanceDraft, collect, open_store
 from alignment_core.artifacts.hub import PART, HubBackend
@@ -74,7 +75,7 @@ def test_writers_in_many_processes_all_get_through(backend: HubBackend) -> None:
         for step in range(3):
             assert backend.put(f"{number}/{step}", b"1")
 
-    children = [in_child(lambda number=number: writes(number)) for number in range(4)]
+    children = [in_child(partial(writes, number)) for number in range(4)]
     assert [ended(child) for child in children] == [0] * 4
     assert len(list(backend.list(""))) == 1 + 4 * 3
 
@@ -107,8 +108,8 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
             commit(repo, lines)
             api.delete_file("lease", repo.name, repo_type="dataset")
         else:
-            file = {"path_or_fileobj": b"mine", "path_in_repo": "lease"}
-            api.upload_file(**file, repo_id=repo.name, repo_type="dataset")
+            add = CommitOperationAdd("lease", b"mine")
+            api.create_commit(repo.name, [add], commit_message="others", repo_type="dataset")
         raise InfrastructureError("no answer")
 
     monkeypatch.setattr(HubRepo, "commit", others_follow)
