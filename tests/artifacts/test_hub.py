@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, constants
+from huggingface_hub import CommitOperationAdd, HfApi, constants
 
 from alignment_core.artifacts import ProvenanceDraft, collect, open_store
 from alignment_core.artifacts.hub import PART, HubBackend
@@ -108,7 +108,12 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
             commit(repo, lines)
             api.delete_file("lease", repo.name, repo_type="dataset")
         else:
+<<<<<<< HEAD
             api.upload_file(path_or_fileobj=b"mine", path_in_repo="lease", repo_id=repo.name, repo_type="dataset")
+=======
+            add = CommitOperationAdd("lease", b"mine")
+            api.create_commit(repo.name, [add], commit_message="others", repo_type="dataset")
+>>>>>>> hub
         raise InfrastructureError("no answer")
 
     monkeypatch.setattr(HubRepo, "commit", others_follow)
