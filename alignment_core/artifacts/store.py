@@ -282,8 +282,8 @@ class Store:
 
         def put_again(entry: FileEntry) -> None:
             """If it was found damaged since, or taken by a collector that was stopped for minutes."""
-            if not self.content.is_intact(entry):
-                put(entry)
+            if not self.content.is_intact(entry) and put(entry):
+                self.content.trust([entry])
 
         with ThreadPoolExecutor(_THREADS) as pool:
             new = dict(zip(manifest.files, pool.map(put, manifest.files), strict=True))
