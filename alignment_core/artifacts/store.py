@@ -348,7 +348,7 @@ class Store:
         def put_again(entry: FileEntry) -> None:
             """If it was found damaged since, or taken by a collector that was stopped for minutes."""
             if not self.content.is_intact(entry):
-                self.content.put(entry, files.directory / entry.path, files.before[entry.path])
+                self.content.put_files([entry], files.directory, files.before)
 
         new = self.content.put_files(manifest.files, files.directory, files.before)
         self._put_manifest(manifest)
