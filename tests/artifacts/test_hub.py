@@ -205,6 +205,14 @@ def test_what_is_missing_is_said(
         open_store(f"hf://{name}")
 
 
+def test_a_machine_that_is_told_to_stay_offline_has_no_store_there(
+    organisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"):
+        open_store(f"hf://{organisation}/store")
+
+
 @pytest.mark.parametrize("name", ["store", "datasets/org/store", "org/..", ""])
 def test_a_name_has_two_parts(name: str) -> None:
     with pytest.raises(UserError, match="write hf://organisation/name"):
