@@ -203,9 +203,7 @@ def _lines(writes: dict[str, bytes | Large | None], parent: str, writer: str) ->
         if content is None:
             said.append(("deletedFile", {"path": path}))
         elif isinstance(content, Large):
-            said.append(
-                ("lfsFile", {"path": path, "algo": "sha256", "oid": content.sha256, "size": content.size}),
-            )
+            said.append(("lfsFile", {"path": path, "algo": "sha256", "oid": content.sha256, "size": content.size}))
         else:
             text = base64.b64encode(content).decode()
             said.append(("file", {"path": path, "content": text, "encoding": "base64"}))

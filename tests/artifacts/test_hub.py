@@ -108,12 +108,8 @@ def test_a_lost_answer_is_found_out_when_others_have_gone_on(
             commit(repo, lines)
             api.delete_file("lease", repo.name, repo_type="dataset")
         else:
-<<<<<<< HEAD
-            api.upload_file(path_or_fileobj=b"mine", path_in_repo="lease", repo_id=repo.name, repo_type="dataset")
-=======
             add = CommitOperationAdd("lease", b"mine")
             api.create_commit(repo.name, [add], commit_message="others", repo_type="dataset")
->>>>>>> hub
         raise InfrastructureError("no answer")
 
     monkeypatch.setattr(HubRepo, "commit", others_follow)
@@ -207,6 +203,14 @@ def test_what_is_missing_is_said(
         monkeypatch.setenv(variable, value)
     with pytest.raises(EnvironmentFault, match=sentence):
         open_store(f"hf://{name}")
+
+
+def test_a_machine_that_is_told_to_stay_offline_has_no_store_there(
+    organisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"):
+        open_store(f"hf://{organisation}/store")
 
 
 @pytest.mark.parametrize("name", ["store", "datasets/org/store", "org/..", ""])
