@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,11 @@ def test_requests_that_wait_are_computed_together(serve: Any) -> None:
 
     url = serve(slow)
     with ThreadPoolExecutor(6) as threads:
-        asked = [threads.submit(httpx.post, url, json={"query": ["x" * n] * 2}, timeout=60) for n in range(1, 7)]
-        deadline = time.monotonic() + 30
+        asked, deadline = list[Future[httpx.Response]](), time.monotonic() + 30
+        for n in range(1, 7):
+            asked.append(threads.submit(httpx.post, url, json={"query": ["x" * n] * 2}, timeout=60))
+            while not sizes and time.monotonic() < deadline:
+                time.sleep(0.02)  # the first one is being computed, alone, before the others come
         while "requests_waiting 5" not in httpx.get(f"{url}metrics").text and time.monotonic() < deadline:
             time.sleep(0.02)
         first.set()
