@@ -54,8 +54,10 @@ $(VENV)/.test: requirements/test.txt $(VENV)/.run
 	touch $@
 
 # What throughput is compared with. Its botocore is another than that of the S3 server of the tests.
-$(S3FS): $(VENV)/.run
-	$(BIN)/pip install --quiet --target $@ s3fs==2026.9.0
+$(S3FS): requirements/s3fs.txt $(VENV)/.run
+	rm -rf $@
+	$(BIN)/pip install --quiet --no-deps --require-hashes --target $@ -r requirements/s3fs.txt
+	touch $@
 
 PURELIB := -c "from sysconfig import get_path; print(get_path('purelib'))"
 
