@@ -17,7 +17,7 @@ from alignment_core.lineage import Graph
 from alignment_core.nights.ledger import ATTEMPTS, LISTED, AlreadyRuns, Claim, Ledger, Night, summary
 from alignment_core.stages.dataset import ROWS
 from tests.nights.conftest import pair
-from tests.processes import ended, in_child, kill_at
+from tests.processes import ended, in_child, kill_at, wait_until
 
 PRODUCTION = "policy/production"
 
@@ -277,6 +277,33 @@ def test_the_same_night_does_not_run_twice_at_once(ledger, drop):
         with pytest.raises(AlreadyRuns, match="is being run"), ledger.claim("mon", patience=0.2):
             pass
         assert len(ledger.nights()) == 1
+
+
+def test_a_night_that_another_machine_runs_is_not_run_here_and_is_taken_over_when_that_is_gone(
+    bucket, recipe, drop, tmp_path, monkeypatch
+):
+    """They share nothing but a store in S3."""
+    drop("a.jsonl", pair(1))
+
+    def at(machine):
+        monkeypatch.setenv("ALIGN_HOME", str(tmp_path / machine))
+        return Ledger(open_store(f"s3://{bucket}/{tmp_path.name}"), recipe())
+
+    theirs, (over, done) = at("theirs"), os.pipe()
+
+    def night():
+        with theirs.claim("mon"):
+            os.read(over, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = in_child(night)
+    assert wait_until(lambda: len(theirs.nights()) == 1, 30)
+    ours = at("ours")
+    with pytest.raises(AlreadyRuns, match="is being run"), ours.claim("mon", patience=0.2):
+        pass
+    os.write(done, b"!")
+    assert ended(child) == -signal.SIGKILL
+    assert taken(ours, whole_night(ours, "mon").night) == ["1"]
 
 
 def test_processes_that_begin_at_the_same_moment_take_each_row_once(ledger, drop):
