@@ -72,5 +72,6 @@ def test_its_verdicts_are_those_of_the_model_and_its_server_ends_with_it(tiny_mo
 @pytest.mark.slow
 def test_a_model_that_vllm_cannot_serve_is_said(tiny_model: Any, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"none")
     with pytest.raises(EnvironmentFault, match="judge: vLLM's server did not start"):
         kind_of(judge()).open(judge(), opening(tmp_path))

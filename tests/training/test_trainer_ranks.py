@@ -234,7 +234,9 @@ def test_after_a_failure_new_processes_resume_to_the_same_bytes(make_job: Any, m
         ranks = open_job(old, machines(2), job, progress)
         train(ranks, 3)
         ranks.save_progress(progress)
-    without_model = dataclasses.replace(job, model=Model(tmp_path / "absent", MODEL))
+    shutil.copytree(job.model.path, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
+    without_model = dataclasses.replace(job, model=Model(tmp_path / "broken", MODEL))
     with pytest.raises(RuntimeError, match="`open` failed"), machines(2).trainers() as old:
         open_job(old, machines(2), without_model, progress)
     with machines(2).trainers() as new:
