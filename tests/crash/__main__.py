@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.align import prefect_server
 from tests.crash import recipe
 from tests.crash.campaign import Campaign, campaign_of, summary
+from tests.crash.machines import lose_machines
 from tests.crash.replicas import replicas
 
 
@@ -20,12 +21,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--recipe", choices=recipe.NAMES, default="quickstart")
     parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--losses", type=int, default=0, help="lose so many whole machines instead, over a store in S3")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--longest-pause", type=float, default=Campaign.longest_pause, help="seconds between two kills")
     parser.add_argument("--begins-at", default="", help="label of a stage before which nothing is killed")
     parser.add_argument("--roles", nargs="+", default=[], help="what is killed, as the output names it; none for all")
     parser.add_argument("--set", action="append", default=[], help="a field of the recipe, as in align run")
     options = parser.parse_args()
+    if options.losses:
+        return lose_machines(options.losses, options.seed)
     with (
         tempfile.TemporaryDirectory(prefix="crash-") as folder,
         prefect_server(Path(folder) / "server") as server,

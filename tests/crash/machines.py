@@ -1,11 +1,7 @@
-"""Losing whole machines: all processes of a run die at once, its ALIGN_HOME is gone, and it goes on from the store alone.
-
-``python -m tests.crash.machines --losses 25`` prints what came of it; exit 1 if a digest differs.
-"""
+"""Losing whole machines: all processes of a run die at once, its ALIGN_HOME is gone, and it goes on from the store alone."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -107,12 +103,8 @@ def _lose(home: Path) -> None:
         time.sleep(0.05)
 
 
-def main() -> int:
-    """Run the campaign and say what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.crash.machines", description=__doc__)
-    parser.add_argument("--losses", type=int, default=25)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    options = parser.parse_args()
+def lose_machines(losses: int, seed: int) -> int:
+    """Run the campaign and say what came of it; 1 if a digest differs."""
     with tempfile.TemporaryDirectory(prefix="machines-") as name:
         folder = Path(name)
         server = S3Server(folder / "s3").start()
@@ -120,15 +112,11 @@ def main() -> int:
             server.make_bucket("bucket")
             with prefect_server(folder / "server") as prefect:
                 environment = {**server.environment(), **prefect}
-                campaign = Machines(folder, "bucket", random.Random(options.seed), environment)
+                campaign = Machines(folder, "bucket", random.Random(seed), environment)
                 campaign.say = lambda text: print(text, flush=True)
-                print(f"seed {options.seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
-                campaign.run(options.losses)
+                print(f"seed {seed}; an undisturbed run takes {campaign.undisturbed():.0f} s", flush=True)
+                campaign.run(losses)
         finally:
             server.end()
     print("\n".join(campaign.differences) or f"{campaign.losses} machines lost without a difference")
     return 1 if campaign.differences else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
