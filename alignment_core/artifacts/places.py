@@ -99,18 +99,18 @@ def _put_files(store: Store, folder: Path) -> tuple[FileEntry, ...]:
     return files
 
 
-def receive(folder: Path, entries: Iterable[FileEntry], what: str = "", home: str | None = None) -> None:
+def receive(folder: Path, entries: Iterable[FileEntry], home: str | None = None) -> None:
     """Bring files that lie in the store into a folder of this machine, every byte verified; others stay.
 
-    ``what`` they are is for errors. With ``home``, nothing if this machine has the folder of the one with that ``home_id``.
+    With ``home``, nothing if this machine has the folder of the one with that ``home_id``.
     """
     if home is not None and is_here(folder, home):
         return
-    get_files(_store_of(folder), folder, entries, what or f"of {folder.name}")
+    get_files(_store_of(folder), folder, entries, folder.name)
 
 
 def get_files(store: Store, folder: Path, entries: Iterable[FileEntry], what: str) -> None:
-    """Bring files from the store into a folder, in the place of those of these names."""
+    """Bring files from the store into a folder, in the place of those of these names; ``what`` they belong to is for errors."""
 
     def bring(entry: FileEntry) -> None:
         target = folder / entry.path
