@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alignment_core.artifacts.backend import Backend, Object
+from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.manifest import FileEntry
 from alignment_core.artifacts.paths import SUSPECTS, blob_path, suspect_path
 from alignment_core.artifacts.workspace import Workspace
@@ -19,6 +20,8 @@ from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, EnvironmentFault, NotF
 
 _ATTEMPTS = 5
 _THREADS = 8
+_STREAMED = 1 << 20
+"""Bytes of a blob that come from a server in one piece, and are hashed on their way."""
 
 
 class Content:
@@ -38,16 +41,16 @@ class Content:
 
         ``hashed`` is the state of the file before it was hashed; StoreError when it has changed since.
         """
-        path = blob_path(entry.sha256)
+        path, existing = blob_path(entry.sha256), None
         for _ in range(_ATTEMPTS):
-            existing = self.backend.stat(path)
-            if existing is not None and not self._is_damaged(entry, existing):
-                return False
             if self.backend.put(path, source, replaces=existing.version if existing else None):
                 if _identity(source.lstat()) != _identity(hashed):
                     self.backend.delete(path)
                     raise StoreError(f"{source} changed while it was being published: publish it again")
                 return True
+            existing = self.backend.stat(path)
+            if existing is not None and not self._is_damaged(entry, existing):
+                return False
         raise StoreError(f"{path} in {self.backend.uri} changes faster than it can be written")
 
     def put_files(
@@ -73,6 +76,8 @@ class Content:
 
         def look(path: str) -> str | None:
             to.unlink(missing_ok=True)
+            if self.backend.endpoint and entry.size <= _STREAMED:
+                return self._stream(entry, to)
             self.backend.download(path, to)
             return self.problem(entry, to)
 
@@ -128,10 +133,20 @@ class Content:
         self.backend.delete(suspect_path(entry.sha256))
         return False
 
-    def _damage(self, entry: FileEntry) -> str | None:
-        """What is wrong with a blob; None when every byte is right. Raises NotFound."""
+    def _stream(self, entry: FileEntry, to: Path) -> str | None:
+        """Write a blob into the new read-only file ``to``; what is wrong with it. Each byte is looked at once."""
+        with explained("write", to), to.open("xb") as file:
+            problem = self._damage(entry, file.write)
+            os.fchmod(file.fileno(), 0o444)
+        if problem is None:
+            self._verified[_identity(to.lstat())] = entry.sha256
+        return problem
+
+    def _damage(self, entry: FileEntry, told: Callable[[bytes], object] = lambda _: None) -> str | None:
+        """What is wrong with a blob; None when every byte is right. ``told`` gets the bytes in pieces. Raises NotFound."""
         digest, size = hashlib.sha256(), 0
         for chunk in self.backend.stream(blob_path(entry.sha256)):
+            told(chunk)
             digest.update(chunk)
             size += len(chunk)
         if size != entry.size:

@@ -48,6 +48,7 @@ LAYOUT = (
     LOCK,
 )
 
+_UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")
 _TAG_PART = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _ATTACHMENT = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _MOVE = re.compile(r"[0-9]{8}\.json")
@@ -58,7 +59,7 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{path!r} is not a plain relative path: no '..', '.', empty part or leading '/'")
-    if "\\" in path or any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+    if _UNFIT.search(path):
         raise ValueError(f"{path!r} holds a backslash or a control character")
     try:
         path.encode()

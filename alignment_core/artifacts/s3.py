@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -48,6 +48,8 @@ PART = 16 << 20
 _PARTS = 10_000  # that S3 allows for one object
 _THREADS = 4  # of one large object; the publisher works on several objects at once
 _IN_MEMORY = 8  # parts of all the objects that are being sent, at once
+_UNASKED = 1 << 16
+"""Bytes that are sent without a look whether they are there: the look would cost more."""
 _CHUNK = 1 << 20
 _NO_BYTES = {"InvalidRange", "416"}  # in an empty object
 
@@ -80,6 +82,8 @@ class S3Backend:
                 size = source.stat().st_size
             if size > PART:
                 return self._put_large(path, source, size, replaces)
+            if size > _UNASKED and replaces is None and self.stat(path) is not None:
+                return None  # before it is sent in vain
             with explained("read", source):
                 source = source.read_bytes()
         writer = uuid.uuid4().hex
@@ -358,6 +362,8 @@ def _etag_of(parts: list[dict[str, Any]]) -> str:
     return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"'
 
 
-def _all_of(work: Callable[[int], T], items: Iterable[int]) -> list[T]:
+def _all_of(work: Callable[[int], T], items: Sequence[int]) -> list[T]:
+    if len(items) == 1:
+        return [work(items[0])]
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, items))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import botocore.session
@@ -21,7 +22,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
-from botocore.utils import parse_timestamp
+from botocore.utils import determine_content_length, parse_timestamp
 
 from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 8
 """How often a request is sent at most; the pauses between are random and double from one second up to twenty."""
 _CONNECTIONS = 64
+_SMALL = 1 << 20
 
 ABSENT = {"NoSuchKey", "404", "NotFound"}
 LOST = {"PreconditionFailed", "412"}
@@ -69,10 +71,12 @@ def new_client() -> BaseClient:
         connect_timeout=10,
         read_timeout=60,
         tcp_keepalive=True,
+        user_agent=f"alignment-core botocore/{botocore.__version__}",  # else made anew for each request, at some cost
         request_checksum_calculation="when_required",  # ours are SHA-256
         response_checksum_validation="when_required",  # whole files are verified
     )
     region = session.get_config_variable("region") or "us-east-1"
+    session.get_component("event_emitter").register_last("before-call.s3", _without_waiting)
     client = session.create_client("s3", region_name=region, config=config)
     if "addressing_style" in own or urlsplit(client.meta.endpoint_url).netloc.endswith(
         ("amazonaws.com", "amazonaws.com.cn")
@@ -82,12 +86,18 @@ def new_client() -> BaseClient:
     return session.create_client("s3", region_name=region, config=config.merge(Config(s3={"addressing_style": "path"})))
 
 
+def _without_waiting(params: dict[str, Any], **_: object) -> None:
+    """Send what is small at once: to ask whether the server wants it costs one more way there and back."""
+    if (determine_content_length(params["body"]) or 0) < _SMALL:
+        params["headers"].pop("Expect", None)
+
+
 def _time(text: str) -> datetime:
-    """Most times are those of listings, by the thousand: their form is read fast."""
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return parse_timestamp(text)
+    """Most times are those of listings, by the thousand, and of answers: their forms are read fast."""
+    for form in (datetime.fromisoformat, parsedate_to_datetime):
+        with suppress(TypeError, ValueError):
+            return form(text)
+    return parse_timestamp(text)
 
 
 def code_of(error: Exception) -> str:

@@ -52,6 +52,7 @@ class StoredProgress:
         self.store, self.key, self.path = store, key, snapshot_path(key)
         self._entries: dict[tuple[str, int, int], FileEntry] = {}
         self._pushed: Mapping[str, os.stat_result] = {}
+        self._there: set[FileEntry] = set()  # in the snapshot
         self._exists = False
 
     def pull(self, folder: Path) -> None:
@@ -72,6 +73,7 @@ class StoredProgress:
                 if path.name != _LOCK:
                     remove_tree(path)
         get_files(self.store, folder, files, f"the progress of stage {self.key[:12]}")
+        self._there = set(files)
         self._note(folder, found)
 
     def push(self, folder: Path) -> bool:
@@ -83,13 +85,13 @@ class StoredProgress:
             entries = self._entries_of(folder, files)
             digests = {entry.sha256 for entry in entries}
             with self.store.leases.publication(digests, lasting=False):
-                self.store.content.put_files(entries, folder, files)
+                self.store.content.put_files([one for one in entries if one not in self._there], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
                 found = self._write(Snapshot(files=entries))
         except (FileNotFoundError, NotFound):
             return False  # a checkpoint made room for the next one
-        self._pushed = files
+        self._pushed, self._there = files, set(entries)
         if found is not None:
             self._note(folder, found)
         return True
