@@ -49,7 +49,7 @@ class Run:
     """Labels of the stages of which it was said how they ended."""
 
     def __post_init__(self) -> None:
-        self.lately = Lately(self.store)
+        self.lately = Lately(self.store, uses=True)
 
     def submit(
         self,

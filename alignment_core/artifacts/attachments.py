@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from alignment_core.artifacts.paths import attachment_path, attachments_path
@@ -19,8 +20,9 @@ def attach(store: Store, reference: Reference, files: Mapping[str, bytes]) -> No
     Raises NotFound where there is no such artifact, StoreError for a name that is none.
     """
     store.manifest(reference)
-    for name, data in files.items():
-        _put(store, attachment_path(reference.digest, name), data)
+    paths = [attachment_path(reference.digest, name) for name in files]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda path, data: _put(store, path, data), paths, files.values()))
 
 
 def attachments(store: Store, reference: Reference) -> dict[str, bytes]:
@@ -39,10 +41,10 @@ def attachment(store: Store, reference: Reference, name: str) -> bytes | None:
 
 def _put(store: Store, path: str, data: bytes) -> None:
     for _ in range(_ATTEMPTS):
-        if store.backend.put(path, data):
-            return
         existing = store.backend.stat(path)
         with suppress(NotFound):  # deleted since the look
-            if existing and (store.backend.read(path) == data or store.backend.put(path, data, existing.version)):
+            if existing and store.backend.read(path) == data:
+                return
+            if store.backend.put(path, data, replaces=existing.version if existing else None):
                 return
     raise StoreError(f"{path} in {store.uri} changes faster than it can be written")

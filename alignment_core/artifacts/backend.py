@@ -7,13 +7,11 @@ checks, and all times are the storage's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(NamedTuple):
     """One stored object. ``modified`` is in seconds since the epoch by the clock that ``Backend.now`` reads; ``version``
     changes whenever the object is replaced by other bytes."""
 

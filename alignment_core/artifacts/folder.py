@@ -122,7 +122,7 @@ class FolderBackend:
         return Object(path, found.st_size, found.st_mtime, _version(found))
 
     def list(self, prefix: str) -> Iterator[Object]:
-        yield from self._walk(self._locate(prefix.removesuffix("/")) if prefix else self.root)
+        return self._walk(self._locate(prefix.removesuffix("/")) if prefix else self.root)
 
     def delete(self, path: str) -> None:
         target = self._locate(path)

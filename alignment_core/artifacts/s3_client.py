@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
+from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -33,6 +34,8 @@ ATTEMPTS = 8
 """How often a request is sent at most; the pauses between are random and double from one second up to twenty."""
 _CONNECTIONS = 64
 _SMALL = 1 << 20
+_WITH_NAMES = ("amazonaws.com", "amazonaws.com.cn")
+"""Servers that have a name for each bucket; others rarely do."""
 
 ABSENT = {"NoSuchKey", "404", "NotFound"}
 LOST = {"PreconditionFailed", "412"}
@@ -77,13 +80,10 @@ def new_client() -> BaseClient:
     )
     region = session.get_config_variable("region") or "us-east-1"
     session.get_component("event_emitter").register_last("before-call.s3", _without_waiting)
-    client = session.create_client("s3", region_name=region, config=config)
-    if "addressing_style" in own or urlsplit(client.meta.endpoint_url).netloc.endswith(
-        ("amazonaws.com", "amazonaws.com.cn")
-    ):
-        return client
-    # Other servers rarely have a name for each bucket.
-    return session.create_client("s3", region_name=region, config=config.merge(Config(s3={"addressing_style": "path"})))
+    where = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3").provide()
+    if "addressing_style" not in own and where and not urlsplit(where).netloc.endswith(_WITH_NAMES):
+        config = config.merge(Config(s3={"addressing_style": "path"}))
+    return session.create_client("s3", region_name=region, config=config)
 
 
 def _without_waiting(params: dict[str, Any], **_: object) -> None:

@@ -263,17 +263,17 @@ class Store:
 
     # ---------------------------------------------------------------- stage records
 
-    def find(self, key: str, needs: Collection[str] = ()) -> Provenance | None:
+    def find(self, key: str, needs: Collection[str] = (), use: bool = True) -> Provenance | None:
         """The record of a finished stage, when its outputs are still whole; otherwise None, and the log says why.
 
         Outputs that retention may drop count only where they are the default output or among the ``needs``. To find
-        them so is to use them: their days under a retention policy count from now.
+        them so is to ``use`` them: their days under a retention policy count from now. Who merely looks does not.
         """
         path = stage_path(key)
         try:
             record = self.record_at(path)
             with ThreadPoolExecutor(_LOOKS) as pool:
-                self._check_whole(record, needs, pool)
+                self._check_whole(record, needs, use, pool)
         except _Pruned as error:
             log.info("the stage with key %s has to run again: %s", key[:12], error)
             return None
@@ -283,12 +283,12 @@ class Store:
             return None
         return record
 
-    def _check_whole(self, record: Provenance, needs: Collection[str], pool: ThreadPoolExecutor) -> None:
+    def _check_whole(self, record: Provenance, needs: Collection[str], use: bool, pool: ThreadPoolExecutor) -> None:
         """Raise _Pruned, Corrupt or NotFound where an output that counts is not whole. Whatever can be asked at once, is."""
         outputs = enumerate(record.outputs.items())
         counted = [one for place, (name, one) in outputs if place == 0 or name in needs or one.kind not in PRUNABLE]
         prunable = [one for one in counted if one.kind in PRUNABLE]
-        used = pool.map(self._note_use, prunable)
+        used = pool.map(self._note_use, prunable if use else ())
         manifests = pool.map(self.manifest, counted)
         list(used)  # before the look at the marks, see retention
         for reference, pruned in zip(prunable, pool.map(self.is_pruned, prunable), strict=True):

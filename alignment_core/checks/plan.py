@@ -93,7 +93,7 @@ class Plan:
     """Options that are passed through to packages: the recipe's ``resources.passed``."""
 
     def __post_init__(self) -> None:
-        self._lately = Lately(self.store)
+        self._lately = Lately(self.store, uses=False)
 
     def submit(
         self,
@@ -116,7 +116,7 @@ class Plan:
             told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
             told |= {"trust_remote_code": self.trust_remote_code, "passed": self.passed}
             call = StageCall(stage=stage, label=label, accept=self.accept, **told)
-            found = cached_result(self._lately(), call, key_of(call))
+            found = cached_result(self._lately(), call, key_of(call), use=False)
             state = "runs" if found is None else "cached"
         planned = PlannedStage(label, stage, config, given, state, found, needs=needs)  # type: ignore[arg-type]
         self.stages.append(planned)

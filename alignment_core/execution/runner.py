@@ -50,13 +50,13 @@ class StageRequest:
     """The call's, if somebody has worked it out already."""
 
 
-def cached_result(store: Store, call: StageCall, key: StageKey) -> StageResult | None:
+def cached_result(store: Store, call: StageCall, key: StageKey, use: bool = True) -> StageResult | None:
     """The result of an earlier run with the same key, if the outputs that the call needs are whole; or else of one whose key
-    differs in versions of packages alone that the call accepts."""
-    record = store.find(key.value, call.needs)
+    differs in versions of packages alone that the call accepts. Without ``use``, nobody is going to use it."""
+    record = store.find(key.value, call.needs, use)
     if record is not None:
         return StageResult.of(record, call.label, call.stage, "cached", "same key", 0.0)
-    found = _of_other_versions(store, call, key) if call.accept else None
+    found = _of_other_versions(store, call, key, use) if call.accept else None
     if found is None:
         return None
     here, then = key.parts["packages"], found.key_parts["packages"]
@@ -67,7 +67,7 @@ def cached_result(store: Store, call: StageCall, key: StageKey) -> StageResult |
     return result.model_copy(update={"accepted": accepted})
 
 
-def _of_other_versions(store: Store, call: StageCall, key: StageKey) -> Provenance | None:
+def _of_other_versions(store: Store, call: StageCall, key: StageKey, use: bool) -> Provenance | None:
     """The latest record that a call accepts whose outputs are whole."""
     here = key.parts["packages"]
 
@@ -82,7 +82,7 @@ def _of_other_versions(store: Store, call: StageCall, key: StageKey) -> Provenan
     latest = sorted(
         filter(fits, store.records(key.parts["stage"])), key=lambda record: record.finished_at, reverse=True
     )
-    return next(filter(None, (store.find(record.key, call.needs) for record in latest)), None)
+    return next(filter(None, (store.find(record.key, call.needs, use) for record in latest)), None)
 
 
 def run_stage(request: StageRequest) -> StageResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,10 @@ def compared(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[
     did not sample the same prompts from two policies.
     """
     groups: dict[str, dict[str, Path]] = {}
-    for label, line in lines.items():
-        found = _folder_of(store, line) if label.endswith(EVALUATION) else None
+    evaluations = {label: line for label, line in lines.items() if label.endswith(EVALUATION)}
+    with ThreadPoolExecutor() as pool:
+        folders = pool.map(lambda line: _folder_of(store, line), evaluations.values())
+    for (label, line), found in zip(evaluations.items(), folders, strict=True):
         if found is not None:
             groups.setdefault(line.key_parts["inputs"]["prompts"], {})[label.removesuffix(EVALUATION)] = found[0]
     policies = max(groups.values(), key=len, default={})

@@ -20,7 +20,16 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, Summary, collect, index, open_store, tags
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.lately import Lately
-from alignment_core.artifacts.paths import MANIFESTS, PRUNED, STAGES, manifest_path, stage_path, suspect_path
+from alignment_core.artifacts.paths import (
+    MANIFESTS,
+    PRUNED,
+    STAGES,
+    manifest_path,
+    pruned_path,
+    stage_path,
+    suspect_path,
+    use_path,
+)
 from alignment_core.artifacts.provenance import parse_record
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Corrupt
@@ -434,14 +443,37 @@ def test_many_finished_stages_are_found_with_a_few_listings(
     rollouts = make(store, "rollouts", kind="rollouts")
     store.summaries()
     proxy.requests.clear()
-    lately = Lately(store)
+    lately = Lately(store, uses=True)
     assert [lately().find(digest_of(f"model-{number}")).output.kind for number in range(5)] == ["model"] * 5  # type: ignore[union-attr]
     assert lately().find(digest_of("unknown")) is None
-    assert len(proxy.requests) == 4
+    assert len(proxy.requests) == 5
     assert lately().find(digest_of("rollouts")).output == rollouts  # type: ignore[union-attr]
-    targets = [(one.method, one.target.split(f"/{tmp_path.name}/")[-1]) for one in proxy.requests[4:]]
-    digest = rollouts.digest
-    assert targets == [("HEAD", f"uses/{digest}"), ("PUT", f"uses/{digest}"), ("HEAD", f"pruned/{digest}")]
+    targets = [(one.method, one.target.split(f"/{tmp_path.name}/")[-1]) for one in proxy.requests[5:]]
+    assert targets == [("PUT", f"uses/{rollouts.digest}"), ("HEAD", f"pruned/{rollouts.digest}")]
+
+
+def test_a_use_is_noted_each_time_and_who_merely_looks_notes_none(
+    bucket: str, tmp_path: Path, make: Callable[..., Reference]
+) -> None:
+    store = open_store(f"s3://{bucket}/{tmp_path.name}")
+    rollouts = make(store, "rollouts", kind="rollouts")
+
+    def noted() -> str | None:
+        found = store.backend.stat(use_path(rollouts.digest))
+        return found and found.version
+
+    versions = [noted()]
+    lately = Lately(store, uses=True)
+    for _ in range(2):  # in the second, the version that was listed is not the one that is there
+        assert lately().find(digest_of("rollouts")) is not None
+        versions.append(noted())
+    assert len(set(versions)) == 3
+    looks = Lately(store, uses=False)
+    assert looks().find(digest_of("rollouts"), use=False) is not None
+    assert noted() == versions[-1]
+    store.backend.put(pruned_path(rollouts.digest), b"pruned")
+    assert lately().find(digest_of("rollouts")) is None
+    assert Lately(store, uses=False)().find(digest_of("rollouts"), use=False) is None
 
 
 def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
@@ -449,7 +481,7 @@ def test_what_was_seen_a_moment_ago_is_not_believed_for_long(
 ) -> None:
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     model = make(store, "model")
-    lately = Lately(store)
+    lately = Lately(store, uses=True)
     assert lately().find(digest_of("model")) is not None
     (entry,) = store.manifest(model).files
     store.backend.put(suspect_path(entry.sha256), b"corrupt")
@@ -467,5 +499,5 @@ def test_a_long_listing_is_not_waited_for(
     store = open_store(f"s3://{bucket}/{tmp_path.name}")
     for number in range(3):
         make(store, f"model-{number}")
-    assert Lately(store)().find(digest_of("model-1")) is not None
-    assert Lately(store)().find(digest_of("unknown")) is None
+    assert Lately(store, uses=True)().find(digest_of("model-1")) is not None
+    assert Lately(store, uses=True)().find(digest_of("unknown")) is None

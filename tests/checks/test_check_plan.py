@@ -127,9 +127,9 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
 
     calls: dict[str, StageCall] = {}
 
-    def looked_up(store: Store, call: StageCall, key: StageKey) -> Any:
+    def looked_up(store: Store, call: StageCall, key: StageKey, use: bool) -> Any:
         calls[call.label] = call
-        return cached_result(store, call, key)
+        return cached_result(store, call, key, use)
 
     monkeypatch.setattr("alignment_core.checks.plan.cached_result", looked_up)
     store.move_tag("policy/production", publish("production"), None, "imported")
