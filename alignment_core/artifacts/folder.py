@@ -173,21 +173,22 @@ class FolderBackend:
                     path.unlink(missing_ok=True)
 
     def _walk(self, directory: Path) -> Iterator[Object]:
+        """There may be ten thousand files, and a person waits for them: their names are looked up in the open directory."""
         try:
-            with explained("list", directory), os.scandir(directory) as found:
+            with explained("list", directory), _open_directory(directory) as opened, os.scandir(opened) as found:
                 entries = sorted(found, key=attrgetter("name"))
+                below = str(directory.relative_to(self.root)) + "/" if directory != self.root else ""
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        yield from self._walk(directory / entry.name)
+                    elif entry.is_file(follow_symlinks=False) and (path := below + entry.name) != LOCK:
+                        try:
+                            status = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:  # deleted since the scan
+                            continue
+                        yield Object(path, status.st_size, status.st_mtime, _version(status))
         except NotFound:
             return
-        below = len(os.path.join(self.root, ""))
-        for entry in entries:  # there may be ten thousand, and a person waits for them
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._walk(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False) and (path := entry.path[below:]) != LOCK:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # deleted since the scan
-                    continue
-                yield Object(path, status.st_size, status.st_mtime, _version(status))
 
     def _locate(self, path: str) -> Path:
         try:
@@ -260,8 +261,14 @@ def _possible(work: Callable[[], None]) -> bool:
 
 
 def _sync_directory(directory: Path) -> None:
+    with _open_directory(directory) as opened:
+        os.fsync(opened)
+
+
+@contextmanager
+def _open_directory(directory: Path) -> Iterator[int]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
