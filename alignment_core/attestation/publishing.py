@@ -7,11 +7,11 @@ from pathlib import Path
 
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.attachments import attachments
-from alignment_core.artifacts.hub_repo import Published, RepoKind, publish_files, repo_of
 from alignment_core.attestation.ancestry import ancestry_of
 from alignment_core.attestation.attesting import BOM, PROVENANCE
 from alignment_core.attestation.bom import MODELS
 from alignment_core.attestation.card import data_card, model_card
+from alignment_core.attestation.model_repo import Published, RepoKind, publish_files, repo_of
 from alignment_core.attestation.signing import SIGNATURE
 from alignment_core.errors import UserError
 
@@ -22,7 +22,7 @@ def publish(store: Store, reference: Reference, uri: str, tag: str | None = None
     """Publish a model, or a data set, to ``hf://organisation/name``, with what lies beside it and a page that says what it is.
 
     The commit gets the tag :func:`tag_of`, and ``tag`` as well. Raises what
-    :func:`~alignment_core.artifacts.hub_repo.publish_files` does, and UserError for another kind of artifact.
+    :func:`~alignment_core.attestation.model_repo.publish_files` does, and UserError for another kind of artifact.
     """
     repo, kind = repo_of(uri), _repo_kind(reference)
     manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.artifacts.hub_repo import has_token
 from alignment_core.attestation.attesting import attest
+from alignment_core.attestation.model_repo import has_token
 from alignment_core.attestation.signing import private_key, sign
 from alignment_core.errors import EnvironmentFault
 from alignment_core.recipes import PromotionConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from alignment_core.artifacts import hub_repo
-from alignment_core.artifacts.hub_repo import Published, publish_files, repo_of
+from alignment_core.attestation import model_repo
+from alignment_core.attestation.model_repo import Published, publish_files, repo_of
 from alignment_core.errors import Conflict, EnvironmentFault, InfrastructureError, UserError
 from tests.attestation.hub import use
 from tests.servers.hub import READER
@@ -68,16 +68,16 @@ def test_a_new_version_sends_what_changed_and_deletes_what_is_no_longer_there(hu
 
 def test_a_commit_that_somebody_makes_meanwhile_is_a_conflict_and_stays(hub, repo, weights, monkeypatch):
     publish(repo, {"model.safetensors": weights}, "one")
-    real = hub_repo._changes
+    real = model_repo._changes
 
     def interrupted(*arguments):
         """Between the look and the commit, which no test could hit otherwise."""
-        monkeypatch.setattr(hub_repo, "_changes", real)
+        monkeypatch.setattr(model_repo, "_changes", real)
         found = real(*arguments)
         HfApi().create_commit(repo, [CommitOperationAdd("theirs", b"1")], commit_message="theirs")
         return found
 
-    monkeypatch.setattr(hub_repo, "_changes", interrupted)
+    monkeypatch.setattr(model_repo, "_changes", interrupted)
     with pytest.raises(Conflict, match="somebody else made a commit"):
         publish(repo, {"model.safetensors": weights, "config.json": b"{}"}, "two")
     assert content(repo) == {"model.safetensors", "theirs"}
