@@ -8,6 +8,7 @@ comes back through the store (:func:`send`, :func:`receive`).
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,6 +19,7 @@ from alignment_core.artifacts.manifest import FileEntry, entries_of
 from alignment_core.artifacts.paths import CACHE, PROGRESS
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import files_below, remove_tree
+from alignment_core.errors import EnvironmentFault, NotFound
 from alignment_core.home import align_home
 from alignment_core.processes import boot_id
 
@@ -149,7 +151,15 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     store = _open(uri)
     kind, *parts = Path(relative).parts or ("",)
     if f"{kind}/" == CACHE and parts:
-        fetched = store.fetch(store.manifest_at(parts[0]).reference, _held)
+        try:
+            fetched = store.fetch(store.manifest_at(parts[0]).reference, _held)
+        except NotFound as error:
+            if not store.holds_workspace:
+                raise
+            raise EnvironmentFault(
+                f"the store {uri} of this run is a folder of another node, which {platform.node()} does not share: mount it "
+                "here under the same path, or run with a store on S3 or the Hub"
+            ) from error
         return Placed(fetched, *parts[1:])
     path = Placed(store.workspace.root, relative)
     if not store.holds_workspace:

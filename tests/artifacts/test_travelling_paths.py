@@ -104,3 +104,21 @@ def test_within_a_machine_and_over_a_shared_folder_nothing_is_sent(
     code = "from alignment_core.artifacts.places import send\nresult = send(given, 'another machine')"
     assert elsewhere(code, folder) is None
     assert folder.is_dir()
+
+
+def test_a_folder_that_the_other_machine_does_not_share_is_named(
+    home: Path, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    store, folder = open_store(tmp_path / "store"), tmp_path / "made"
+    folder.mkdir()
+    (folder / "train.parquet").write_bytes(b"rows")
+    path = placed(store, store.fetch(store.publish(folder, "dataset")))
+    sent = pickle.dumps(path)
+    (tmp_path / "store").rename(tmp_path / "hidden")
+    code = """
+from alignment_core.errors import EnvironmentFault
+try:
+    pickle.loads(given)
+except EnvironmentFault as error:
+    result = str(error)"""
+    assert f"{tmp_path / 'store'} of this run is a folder of another node" in elsewhere(code, sent)
