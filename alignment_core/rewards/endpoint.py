@@ -130,7 +130,7 @@ class Endpoint:
             content = self._asks(rows)
         except Failed as failure:
             return [failure] * len(rows)
-        deadline, failed = time.monotonic() + self.timeout, Failed("unreachable", "has no replica that answers")
+        deadline, failed = time.monotonic() + self.timeout, None
         while (left := deadline - time.monotonic()) > 0:
             replica = min(self.replicas, key=lambda one: (one.rests_until > time.monotonic(), one.requests))
             rest = replica.rests_until - time.monotonic()
@@ -142,10 +142,12 @@ class Endpoint:
             try:
                 return self._reads(await self._ask(client, replica, content, share), len(rows))
             except Failed as error:
-                failed = error
+                # A last try may have had too little time for any answer: the one before says more.
+                if failed is None or error.reason != "timeout" or 2 * share >= self.timeout:
+                    failed = error
             if failed.reason not in ("unreachable", "timeout"):
                 break
-        return [failed] * len(rows)
+        return [failed or Failed("unreachable", "has no replica that answers")] * len(rows)
 
     async def _ask(
         self, client: httpx.AsyncClient, replica: Replica, content: dict[str, Any], seconds: float
