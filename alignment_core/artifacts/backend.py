@@ -63,8 +63,8 @@ class Backend(Protocol):
     def list(self, prefix: str) -> Iterator[Object]:
         """The objects below ``prefix``, which is empty or ends in '/', in order of their paths."""
 
-    def delete(self, path: str) -> None:
-        """Delete an object. What is gone, or never was, is no error."""
+    def delete(self, path: str, version: str | None = None) -> None:
+        """Delete an object, of whatever version or only if it has this one. What is gone, or never was, is no error."""
 
     def now(self) -> float:
         """The storage's clock, in seconds since the epoch, as ``Object.modified`` tells it."""

@@ -124,14 +124,15 @@ class FolderBackend:
     def list(self, prefix: str) -> Iterator[Object]:
         return self._walk(self._locate(prefix.removesuffix("/")) if prefix else self.root)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, version: str | None = None) -> None:
         target = self._locate(path)
         with explained("delete", target):
             if not os.path.lexists(target):
                 return
             with self._alone(), contextlib.suppress(FileNotFoundError):
-                target.unlink()
-                _sync_directory(target.parent)
+                if version in (None, _version(target.lstat())):
+                    target.unlink()
+                    _sync_directory(target.parent)
 
     def now(self) -> float:
         """The time that the file system gives to a new file; this machine's, where nothing can be written."""

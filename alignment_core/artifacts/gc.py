@@ -169,7 +169,7 @@ class _Collection:
                 if Path(found.path).parts[1] not in self.kept_digests | self.leased:
                     self._collect(what, found)
         for found in self.leases_over if self.held is not None else ():
-            backend.delete(found.path)  # no garbage that anyone should hear of
+            backend.delete(found.path, found.version)  # no garbage that anyone should hear of
         for found in backend.unfinished():
             if found.modified <= self.before and Path(found.path).name not in self.leased:
                 self._note("upload", found)

@@ -100,9 +100,9 @@ class HubBackend:
             if one["path"] != _OF_THE_HUB:
                 yield _object(one)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, version: str | None = None) -> None:
         try:
-            commits_of(self.repo).make(self._check(path), lambda: None)
+            commits_of(self.repo).make(self._check(path), lambda: None, version)
         except NoRepo:
             return
 

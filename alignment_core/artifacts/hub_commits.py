@@ -40,7 +40,7 @@ class Large:
 @dataclass(eq=False)
 class Change:
     """What one caller wants: ``path`` to have this content (None: to be gone), if its version is ``replaces`` (None: if
-    there is no such file). A deletion has no condition."""
+    there is no such file). A deletion without ``replaces`` has no condition."""
 
     path: str
     content: bytes | Large | None
@@ -161,7 +161,8 @@ class Commits:
         found = {one["path"]: version_of(one) for one in self.repo.entries(head, paths, expand=False) if is_file(one)}
         state, writes = dict[str, str | None](found), dict[str, bytes | Large | None]()
         for change in batch:
-            holds = change.content is None or state.get(change.path) == change.replaces
+            whatever = change.content is None and change.replaces is None
+            holds = whatever or state.get(change.path) == change.replaces
             change.version = _version(change.content) if holds else None
             if holds:
                 state[change.path], writes[change.path] = change.version, change.content

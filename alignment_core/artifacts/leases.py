@@ -42,6 +42,7 @@ class Lease(BaseModel):
     seconds: float = Field(gt=0, description="time to live from the last renewal, by the store's clock")
     protects: tuple[str, ...] = Field(default=(), description="digests that the collector leaves alone")
     renewals: int = Field(default=0, ge=0, description="how often it was renewed")
+    token: str = Field(default="", description="differs from lease to lease, so that their versions do, too")
     ended: bool = Field(default=False, description="whether its holder is done, and what it protects is only young")
 
     @field_validator("process", mode="before")
@@ -56,7 +57,7 @@ class Held:
 
     def __init__(self, backend: Backend, path: str, lease: Lease, version: str, began: float) -> None:
         self.backend, self.path, self.lease = backend, path, lease
-        self._version, self._renewed = version, began
+        self._version, self._renewed, self._knows_version = version, began, True
         self._over, self._lost = threading.Event(), False
         self._thread = threading.Thread(target=self._renew_often, name=f"lease {path}", daemon=True)
         self._thread.start()
@@ -84,8 +85,8 @@ class Held:
         self.stop()
         if not remove:
             self._write(ended=True)
-        elif not self._lost:
-            self.backend.delete(self.path)
+        elif not self._lost and (self._knows_version or self._finds_version()):
+            self.backend.delete(self.path, self._version)  # who took it over meanwhile keeps it
 
     def _renew_often(self) -> None:
         while not self._lost and not self._over.wait(self.lease.seconds / 6):
@@ -95,13 +96,26 @@ class Held:
                 log.warning("a lease could not be renewed: %s", error)
 
     def _write(self, ended: bool = False) -> None:
-        began = time.monotonic()
         lease = self.lease.model_copy(update={"renewals": self.lease.renewals + 1, "ended": ended})
-        version = self.backend.put(self.path, lease.model_dump_json().encode(), replaces=self._version)
-        if version is None:
-            self._lost = True
-        else:
-            self._version, self._renewed, self.lease = version, began, lease
+        for _ in range(2):
+            began, self._knows_version = time.monotonic(), False
+            version = self.backend.put(self.path, lease.model_dump_json().encode(), replaces=self._version)
+            self._knows_version = True
+            if version is not None:
+                self._version, self._renewed, self.lease = version, began, lease
+                return
+            if not self._finds_version():
+                break
+        self._lost = True
+
+    def _finds_version(self) -> bool:
+        """Whether the lease there is this one, in whichever version: a renewal that failed may have reached the store."""
+        found = self.backend.stat(self.path)
+        lease = Leases(self.backend).read(found) if found is not None else None
+        if found is None or lease is None or lease.token != self.lease.token:
+            return False
+        self._version = found.version
+        return True
 
 
 class Leases:
@@ -119,6 +133,7 @@ class Leases:
             process=ProcessId.mine(),
             seconds=seconds or (SECONDS_FEW_WRITES if self.backend.few_writes else SECONDS),
             protects=tuple(sorted(protects)),
+            token=uuid.uuid4().hex,
         )
         began, data = time.monotonic(), lease.model_dump_json().encode()
         version = self.backend.put(path, data)

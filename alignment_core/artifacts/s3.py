@@ -33,6 +33,7 @@ from alignment_core.artifacts.s3_client import (
     BROKEN_OFF,
     LOST,
     NO_UPLOAD,
+    UNKNOWN,
     code_of,
     new_client,
     status_of,
@@ -140,9 +141,25 @@ class S3Backend:
                 path = found["Key"].removeprefix(self.prefix)
                 yield Object(path, found["Size"], found["LastModified"].timestamp(), found["ETag"])
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, version: str | None = None) -> None:
+        """Some servers know no condition for it: those delete whichever version there is."""
+        request = {"Bucket": self.bucket, "Key": self._key(path)}
+        condition = {} if version is None else {"IfMatch": version}
         with self._told("delete", path):
-            self._client.delete_object(Bucket=self.bucket, Key=self._key(path))
+            for attempt in range(ATTEMPTS):
+                try:
+                    self._client.delete_object(**request, **condition)
+                except ClientError as error:
+                    code = code_of(error)
+                    if code in AGAIN and attempt + 1 < ATTEMPTS:
+                        _pause(attempt)
+                        continue
+                    if code == UNKNOWN and condition:
+                        condition = {}
+                        continue
+                    if code not in ABSENT | LOST:
+                        raise
+                return
 
     def now(self) -> float:
         """The time of an answer, as HTTP tells it: whole seconds, as those of objects are."""

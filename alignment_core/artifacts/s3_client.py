@@ -41,6 +41,7 @@ ABSENT = {"NoSuchKey", "404", "NotFound"}
 LOST = {"PreconditionFailed", "412"}
 AGAIN = {"ConditionalRequestConflict", "409", "OperationAborted"}
 NO_UPLOAD = {"NoSuchUpload"}
+UNKNOWN = "NotImplemented"
 BROKEN_OFF = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 """What reading the body of an answer raises when the connection ends before it does."""
 _DENIED = {

@@ -174,6 +174,14 @@ def machine(fresh: Callable[[], Backend]) -> type[RuleBasedStateMachine]:
             self.model.pop(path, None)
             self.versions.pop(path, None)
 
+        @rule(path=paths, version=st.sampled_from(["its own", "another"]))
+        def delete_a_version(self, path: str, version: str) -> None:
+            known = self.versions.get(path, '"0"')
+            self.backend.delete(path, known if version == "its own" else '"1"')
+            if version == "its own":
+                self.model.pop(path, None)
+                self.versions.pop(path, None)
+
         @rule(path=paths)
         def look(self, path: str) -> None:
             found = self.backend.stat(path)

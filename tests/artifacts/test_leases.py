@@ -15,7 +15,7 @@ import pytest
 from alignment_core.artifacts import Store, collect, open_store
 from alignment_core.artifacts.leases import Lease, Leases
 from alignment_core.artifacts.paths import COLLECTOR, PUBLICATIONS
-from alignment_core.errors import Conflict
+from alignment_core.errors import Conflict, InfrastructureError
 from alignment_core.processes import ProcessId
 from tests.processes import ended, in_child, wait_until
 
@@ -173,6 +173,33 @@ def test_who_cannot_renew_hears_of_it(store: Store, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Conflict, match="not renewed in time"):
         held.check()
     held.release()
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_renewal_that_reached_the_store_without_an_answer_costs_nobody_the_lease(
+    store: Store, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    held = store.leases.take(PATH, seconds=0.9 if renewed else 600)
+    assert held is not None
+    put, failed = store.backend.put, threading.Event()
+
+    def silent_once(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
+        version = put(path, source, replaces)
+        if path == PATH and not failed.is_set():
+            failed.set()
+            raise InfrastructureError("the store does not answer")
+        return version
+
+    monkeypatch.setattr(store.backend, "put", silent_once)
+    if renewed:
+        assert failed.wait(30)
+        assert wait_until(lambda: held.lease.renewals > 1 or held.is_lost(), 30)
+        held.check()
+    else:
+        with pytest.raises(InfrastructureError):
+            held._write()
+    held.release()
+    assert store.backend.stat(PATH) is None
 
 
 def test_a_store_with_leases_travels(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core.artifacts import open_store
+from alignment_core.artifacts.leases import Held, Leases
 from alignment_core.artifacts.s3 import PART, S3Backend
 from alignment_core.errors import Corrupt, EnvironmentFault, InfrastructureError
 from tests.servers.faulty import Fault, Faulty
@@ -71,7 +73,7 @@ CALLS = {
 def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
     backend: S3Backend, proxy: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, fault: str
 ) -> None:
-    if fault == "409" and call not in ("PutObject", "CompleteMultipartUpload"):
+    if fault == "409" and call not in ("PutObject", "CompleteMultipartUpload", "DeleteObject"):
         return  # only conditional writes are answered so
     monkeypatch.setattr("alignment_core.artifacts.s3.PART", 1 << 16)
     source = large(tmp_path, 100_000)
@@ -112,6 +114,41 @@ def test_a_412_is_a_loss_unless_the_object_is_ones_own(backend: S3Backend, proxy
     )
     assert backend.put("one", b"3", replaces=version) is None
     assert backend.read("one") == b"2"
+
+
+def test_a_release_whose_answer_is_lost_leaves_the_lease_of_the_next_holder(
+    backend: S3Backend, proxy: Faulty, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, taken, deletions = S3Backend(backend.bucket, backend.prefix), list[Held | None](), itertools.count()
+    with monkeypatch.context() as direct:
+        direct.setenv("AWS_ENDPOINT_URL", s3_server.url)
+        assert other.stat("leases/one") is None  # and stays connected past the proxy
+
+    def rule(method: str, target: str, number: int) -> Fault | None:
+        if method != "DELETE":
+            return None
+        if next(deletions) == 0:
+            return Fault(lost=True)
+        taken.append(Leases(other).take("leases/one"))  # before the second try comes to the server
+        return None
+
+    held = Leases(backend).take("leases/one")
+    assert held is not None
+    proxy.rule = rule
+    held.release()
+    assert len(taken) == 1
+    assert taken[0] is not None
+    proxy.rule = lambda *_: None
+    assert backend.stat("leases/one") is not None
+    taken[0].release()
+    assert backend.stat("leases/one") is None
+
+
+def test_a_server_that_knows_no_condition_for_deletions_deletes(backend: S3Backend, proxy: Faulty) -> None:
+    backend.put("one", b"1")
+    proxy.rule = first(Fault(status=501, code="NotImplemented"), "DELETE")
+    backend.delete("one", '"another"')
+    assert backend.stat("one") is None
 
 
 @pytest.mark.parametrize("at", [1, PART + 3])

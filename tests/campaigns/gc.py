@@ -164,9 +164,9 @@ class Stepped:
         self._schedule.step()
         yield from [self._dated(found) for found in self._backend.list(prefix)]
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, version: str | None = None) -> None:
         self._schedule.step()
-        self._backend.delete(path)
+        self._backend.delete(path, version)
 
     def now(self) -> float:
         self._schedule.step()
