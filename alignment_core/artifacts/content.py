@@ -135,9 +135,13 @@ class Content:
 
     def _stream(self, entry: FileEntry, to: Path) -> str | None:
         """Write a blob into the new read-only file ``to``; what is wrong with it. Each byte is looked at once."""
-        with explained("write", to), to.open("xb") as file:
-            problem = self._damage(entry, file.write)
-            os.fchmod(file.fileno(), 0o444)
+        try:
+            with explained("write", to), to.open("xb") as file:
+                problem = self._damage(entry, file.write)
+                os.fchmod(file.fileno(), 0o444)
+        except NotFound:
+            to.unlink(missing_ok=True)
+            raise
         if problem is None:
             self._verified[_identity(to.lstat())] = entry.sha256
         return problem

@@ -100,13 +100,12 @@ class Held:
         for _ in range(2):
             began, self._knows_version = time.monotonic(), False
             version = self.backend.put(self.path, lease.model_dump_json().encode(), replaces=self._version)
-            self._knows_version = True
             if version is not None:
-                self._version, self._renewed, self.lease = version, began, lease
+                self._version, self._renewed, self.lease, self._knows_version = version, began, lease, True
                 return
             if not self._finds_version():
-                break
-        self._lost = True
+                self._lost = True
+                return
 
     def _finds_version(self) -> bool:
         """Whether the lease there is this one, in whichever version: a renewal that failed may have reached the store."""
@@ -114,7 +113,7 @@ class Held:
         lease = Leases(self.backend).read(found) if found is not None else None
         if found is None or lease is None or lease.token != self.lease.token:
             return False
-        self._version = found.version
+        self._version, self._knows_version = found.version, True
         return True
 
 

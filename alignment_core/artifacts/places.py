@@ -152,7 +152,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     kind, *parts = Path(relative).parts or ("",)
     if f"{kind}/" == CACHE and parts:
         try:
-            fetched = store.fetch(store.manifest_at(parts[0]).reference, _held)
+            manifest = store.manifest_at(parts[0])
         except NotFound as error:
             if not store.holds_workspace:
                 raise
@@ -160,7 +160,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
                 f"the store {uri} of this run is a folder of another node, which {platform.node()} does not share: mount it "
                 "here under the same path, or run with a store on S3 or the Hub"
             ) from error
-        return Placed(fetched, *parts[1:])
+        return Placed(store.fetch(manifest.reference, _held), *parts[1:])
     path = Placed(store.workspace.root, relative)
     if not store.holds_workspace:
         if f"{kind}/" == PROGRESS and parts:

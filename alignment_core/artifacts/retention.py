@@ -22,6 +22,7 @@ from alignment_core.artifacts.paths import (
 )
 from alignment_core.artifacts.reference import PRUNABLE
 from alignment_core.artifacts.store import Store
+from alignment_core.artifacts.stored_progress import files_of
 from alignment_core.artifacts.workspace import entries, is_mine, time_and_size
 from alignment_core.errors import UserError
 
@@ -110,6 +111,8 @@ def _prune_rollouts(store: Store, before: float, held: Held | None, used: Collec
             needed |= {entry.sha256 for entry in manifest.files}
     found, delete = [], held is not None
     needed |= leased
+    for stored in store.backend.list(SNAPSHOTS):
+        needed |= {entry.sha256 for entry in files_of(store, stored.path)}
     for manifest in chosen:
         if delete and not _marked_and_unused(store, manifest, before, manifest.digest in marked):
             continue

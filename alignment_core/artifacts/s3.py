@@ -33,7 +33,6 @@ from alignment_core.artifacts.s3_client import (
     BROKEN_OFF,
     LOST,
     NO_UPLOAD,
-    UNKNOWN,
     code_of,
     new_client,
     status_of,
@@ -49,6 +48,7 @@ PART = 16 << 20
 _PARTS = 10_000  # that S3 allows for one object
 _THREADS = 4  # of one large object; the publisher works on several objects at once
 _IN_MEMORY = 8  # parts of all the objects that are being sent, at once
+_REFUSED = (400, 405, 501)  # statuses of what a server does not know, among others
 _UNASKED = 1 << 16
 """Bytes that are sent without a look whether they are there: the look would cost more."""
 _CHUNK = 1 << 20
@@ -143,21 +143,19 @@ class S3Backend:
 
     def delete(self, path: str, version: str | None = None) -> None:
         """Some servers know no condition for it: those delete whichever version there is."""
-        request = {"Bucket": self.bucket, "Key": self._key(path)}
         condition = {} if version is None else {"IfMatch": version}
         with self._told("delete", path):
             for attempt in range(ATTEMPTS):
                 try:
-                    self._client.delete_object(**request, **condition)
+                    self._client.delete_object(Bucket=self.bucket, Key=self._key(path), **condition)
                 except ClientError as error:
                     code = code_of(error)
                     if code in AGAIN and attempt + 1 < ATTEMPTS:
                         _pause(attempt)
                         continue
-                    if code == UNKNOWN and condition:
-                        condition = {}
-                        continue
-                    if code not in ABSENT | LOST:
+                    if condition and status_of(error) in _REFUSED:
+                        self.delete(path)
+                    elif code not in ABSENT | LOST:
                         raise
                 return
 

@@ -41,7 +41,6 @@ ABSENT = {"NoSuchKey", "404", "NotFound"}
 LOST = {"PreconditionFailed", "412"}
 AGAIN = {"ConditionalRequestConflict", "409", "OperationAborted"}
 NO_UPLOAD = {"NoSuchUpload"}
-UNKNOWN = "NotImplemented"
 BROKEN_OFF = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 """What reading the body of an answer raises when the connection ends before it does."""
 _DENIED = {
@@ -96,7 +95,7 @@ def _without_waiting(params: dict[str, Any], **_: object) -> None:
 def _time(text: str) -> datetime:
     """Most times are those of listings, by the thousand, and of answers: their forms are read fast."""
     for form in (datetime.fromisoformat, parsedate_to_datetime):
-        with suppress(TypeError, ValueError):
+        with suppress(AttributeError, TypeError, ValueError):
             return form(text)
     return parse_timestamp(text)
 

@@ -52,7 +52,8 @@ class StoredProgress:
         self.store, self.key, self.path = store, key, snapshot_path(key)
         self._entries: dict[tuple[str, int, int], FileEntry] = {}
         self._pushed: Mapping[str, os.stat_result] = {}
-        self._there: set[FileEntry] = set()  # in the snapshot
+        self._there: set[FileEntry] = set()  # in the snapshot, while that has this version
+        self._version = ""
         self._exists = False
 
     def pull(self, folder: Path) -> None:
@@ -85,7 +86,9 @@ class StoredProgress:
             entries = self._entries_of(folder, files)
             digests = {entry.sha256 for entry in entries}
             with self.store.leases.publication(digests, lasting=False):
-                self.store.content.put_files([one for one in entries if one not in self._there], folder, files)
+                there = self.store.backend.stat(self.path)
+                known = self._there if there is not None and there.version == self._version else set()
+                self.store.content.put_files([one for one in entries if one not in known], folder, files)
                 if settled(folder).keys() != files.keys():
                     return False
                 found = self._write(Snapshot(files=entries))
@@ -151,6 +154,7 @@ class StoredProgress:
                 return self.store.backend.stat(self.path)
 
     def _note(self, folder: Path, found: Object) -> None:
+        self._version = found.version
         (folder / _MARK).write_text(found.version)
 
 

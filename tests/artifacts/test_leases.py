@@ -202,6 +202,29 @@ def test_a_renewal_that_reached_the_store_without_an_answer_costs_nobody_the_lea
     assert store.backend.stat(PATH) is None
 
 
+def test_a_release_finds_its_lease_after_two_renewals_that_heard_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = store.leases.take(PATH, seconds=600)
+    assert held is not None
+    put = store.backend.put
+
+    def silent(path: str, source: bytes | Path, replaces: str | None = None) -> str | None:
+        put(path, source, replaces)
+        raise InfrastructureError("the store does not answer")
+
+    def blind(path: str) -> None:
+        raise InfrastructureError("the store does not answer")
+
+    for name, fails in (("put", silent), ("stat", blind)):  # the second try learns that another version is there
+        with monkeypatch.context() as away:
+            away.setattr(store.backend, name, fails)
+            with pytest.raises(InfrastructureError):
+                held._write()
+    held.release()
+    assert store.backend.stat(PATH) is None
+
+
 def test_a_store_with_leases_travels(store: Store) -> None:
     assert isinstance(pickle.loads(pickle.dumps(store)).leases, Leases)
 

@@ -204,3 +204,34 @@ def test_progress_that_nobody_goes_on_from_is_pruned_by_its_days(
     (pruned,) = [one for one in prune(store, 1, None, delete=True) if one.what == "snapshot"]
     assert pruned.path == f"{SNAPSHOTS}{KEY}.json"
     assert store.backend.stat(pruned.path) is None
+
+
+def test_what_another_machine_put_instead_and_the_collector_took_is_sent_again(machine: Machine) -> None:
+    store, folder = machine("one")
+    checkpoint(folder, 10)
+    mine = StoredProgress(store, KEY)
+    assert mine.push(folder)
+    there, theirs = machine("two")
+    checkpoint(theirs, 30)
+    assert StoredProgress(there, KEY).push(theirs)
+    collect(store, delete=True, older_than=-10)
+    checkpoint(folder, 20)
+    assert mine.push(folder)
+    third, fresh = machine("three")
+    StoredProgress(third, KEY).pull(fresh)
+    assert held(fresh) == held(folder)
+
+
+def test_retention_leaves_the_bytes_that_progress_shares_with_old_rollouts(machine: Machine, tmp_path: Path) -> None:
+    store, folder = machine("one")
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "shard-1.parquet").write_bytes(b"rows")
+    rollouts = store.publish(old, "rollouts")
+    (folder / "shard-1.parquet").write_bytes(b"rows")
+    assert StoredProgress(store, KEY).push(folder)
+    pruned = prune(store, None, -1.0, delete=True)
+    assert [one.path for one in pruned] == [str(rollouts)]
+    there, theirs = machine("two")
+    StoredProgress(there, KEY).pull(theirs)
+    assert held(theirs) == held(folder)
