@@ -49,10 +49,10 @@ class Lately:
 class _Snapshot:
     """Answers looks from listings, as far as these are short, and hands everything else to the back end."""
 
-    def __init__(self, store: Store, *also: str) -> None:
+    def __init__(self, store: Store, also: str) -> None:
         self._backend = store.backend
         self._put = set[str]()  # here since
-        prefixes = (*_LISTED, *also)
+        prefixes = (*_LISTED, also)
         with ThreadPoolExecutor(len(prefixes)) as pool:
             listed = zip(prefixes, pool.map(lambda prefix: _short(store.backend, prefix), prefixes), strict=True)
         self._listed = {prefix: found for prefix, found in listed if found is not None}
