@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo up down test test-long campaigns peers lint bench lock clean
 
 demo: $(VENV)/.run
-	$(BIN)/align run deployments/recipes/quickstart.yaml
+	$(BIN)/align run quickstart
 
 up: $(VENV)/.run
 	$(BIN)/align up

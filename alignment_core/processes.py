@@ -73,7 +73,7 @@ def inherited(**changes: str) -> dict[str, str]:
     """The environment that a child process inherits, with changes: everything except Prefect's variables.
 
     They may hold a token or the password of a database, and below us runs anybody's code: reward functions, tokenizers,
-    stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`flows.access`.
+    stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`alignment.flows.access`.
     """
     return {**{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}, **changes}
 

@@ -10,12 +10,12 @@ from prefect import flow, get_run_logger
 from prefect.context import FlowRunContext
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from alignment.flows.early import COMMAND_LINE
+from alignment.flows.runs import run_recipe
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, apply_overrides, parse_recipe
 from alignment_core.recipes.methods import method_of
 from alignment_core.recipes.paths import written
-from flows.early import COMMAND_LINE
-from flows.runs import run_recipe
 
 # A waiting stage holds a thread; the machines themselves are handed out one stage at a time by the run host.
 runner: Any = ThreadPoolTaskRunner(max_workers=64)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start, reward_model
+from alignment.tasks.branches import branch, sharing
 from alignment_core.recipes.methods import method_of
 from alignment_core.recipes.methods.comparison import ComparisonRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model
-from tasks.branches import branch, sharing
 
 
 def comparison(recipe: ComparisonRecipe) -> Outputs:

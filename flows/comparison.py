@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from alignment.flows.evaluation import PRODUCTION
+from alignment.flows.outputs import Outputs
+from alignment.tasks.graph import artifact
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
-from flows.evaluation import PRODUCTION
-from flows.outputs import Outputs
-from tasks.graph import artifact
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import STREAM, Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start, reward_model, rewards
+from alignment.tasks import data, rollout, training
+from alignment.tasks.graph import submit
 from alignment_core.recipes.methods.conditional_sft import ConditionalSftRecipe
 from alignment_core.stages.attributes import AttributesConfig
-from flows.evaluation import STREAM, Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model, rewards
-from tasks import data, rollout, training
-from tasks.graph import submit
 
 
 def conditional_sft(recipe: ConditionalSftRecipe) -> Outputs:

@@ -17,6 +17,9 @@ from alignment_core.errors import EnvironmentFault
 from alignment_core.files import write_whole
 from alignment_core.journal import now
 
+RecipeArgument = Annotated[
+    Path, typer.Argument(help="Recipe file (YAML), or the name of a recipe that is installed, such as quickstart.")
+]
 StoreOption = Annotated[
     str | None, typer.Option("--store", help="Artifact store; default: `align store use` shows it.")
 ]

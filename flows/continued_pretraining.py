@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.tasks import data, pretraining
 from alignment_core.data.kinds.documents import BLOCK_OVERLAP
 from alignment_core.recipes.methods.continued_pretraining import ContinuedPretrainingRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from tasks import data, pretraining
 
 LABEL = "continued-pretraining"
 

@@ -1,4 +1,4 @@
-"""Deployments: the shipped recipes, and the user's own. ``python -m flows.deployments`` registers the former.
+"""Deployments: the shipped recipes, and the user's own. ``python -m alignment.flows.deployments`` registers the former.
 
 Their entrypoints are modules of this package, which a worker finds from any folder.
 """
@@ -22,27 +22,30 @@ from prefect.client.schemas.actions import (
     DeploymentUpdate,
     WorkPoolCreate,
 )
-from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
+from alignment.flows import deployed
+from alignment.flows.any_recipe import PATHS_BEGIN
+from alignment.flows.run_form import run_form
+from alignment.flows.shipped import hidden, pool, shipped
 from alignment_core.errors import UserError
+from alignment_core.home import align_home
 from alignment_core.recipes import BaseRecipe, parse_recipe
-from flows import alignment
-from flows.any_recipe import PATHS_BEGIN
-from flows.run_form import run_form
-from flows.shipped import PROJECT, hidden, pool, shipped
 
 FLOW = "alignment"
+EARLIER = "flows.alignment"
+"""Module of the entrypoints of version 0.1."""
 PAGE = 200
 
 
 def flow_of(method: str) -> Flow[..., Any]:
     """The flow that runs recipes of a method."""
-    found: Flow[..., Any] = getattr(alignment, alignment.own_flow(method))
+    found: Flow[..., Any] = getattr(deployed, deployed.own_flow(method))
     return found
 
 
@@ -54,7 +57,7 @@ def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
     problems = hidden()
     for name, one in shipped().items():
         try:
-            flow, cron = getattr(alignment, one.function), one.cron()
+            flow, cron = getattr(deployed, one.function), one.cron()
         except Exception as error:  # of a plug-in, which must not keep the others from being registered
             problems[name] = f"its recipe {one.path} does not load: {error}"
             continue
@@ -107,7 +110,7 @@ def _register(
         "parameter_openapi_schema": form_of(flow),
         "enforce_parameter_schema": True,
         "work_pool_name": chosen["name"],
-        "job_variables": {**variables, "working_dir": str(PROJECT)},
+        "job_variables": {**variables, "working_dir": str(align_home())},
         "pull_steps": [],
         "path": None,
     }
@@ -155,7 +158,7 @@ def _problem(deployment: DeploymentResponse) -> str | None:
     module, _, function = entrypoint.rpartition(".")
     recipe = (deployment.parameters or {}).get("recipe")
     try:
-        if module == alignment.__name__ and recipe:
+        if module == deployed.__name__ and recipe:
             parse_recipe(recipe)
     except UserError as error:
         return f"its recipe is not valid any more: {error}"
@@ -178,12 +181,22 @@ def _problem_of_file(deployment: DeploymentResponse, file: str, function: str) -
         return None
     path = Path(folders[-1] if folders else deployment.path or "/", file)
     try:
-        if path.samefile(str(alignment.__file__)):  # which makes its flows when it is asked for them
-            return None if hasattr(alignment, function) else f"its entrypoint {path}:{function} does not exist"
+        if path.samefile(str(deployed.__file__)):  # which makes its flows when it is asked for them
+            return None if hasattr(deployed, function) else f"its entrypoint {path}:{function} does not exist"
         names = {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
     except Exception as error:
         return f"its entrypoint {path}:{function} does not load: {error}"
     return None if function in names else f"its entrypoint {path}:{function} does not exist"
+
+
+def take_over(client: SyncPrefectClient) -> None:
+    """Have the deployments that earlier versions registered, whose packages had other names, run what they are called now."""
+    for one in client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW]))):
+        module, _, function = (one.entrypoint or "").rpartition(".")
+        if module == EARLIER:
+            variables = {**(one.job_variables or {}), "working_dir": str(align_home())}
+            entrypoint = f"{deployed.__name__}.{function}"
+            client.update_deployment(one.id, DeploymentUpdate(entrypoint=entrypoint, job_variables=variables))
 
 
 def _create_pool(client: SyncPrefectClient, name: str) -> None:
@@ -196,6 +209,7 @@ def main() -> int:
     """Register the shipped deployments in the pool that is named, and print what cannot run as a JSON object."""
     with get_client(sync_client=True) as client:
         _create_pool(client, sys.argv[1])
+        take_over(client)
         print(json.dumps({**register_shipped(client), **problems(client, sys.argv[1])}))
     return 0
 

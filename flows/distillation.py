@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start
+from alignment.tasks import data, rollout, training
+from alignment.tasks.graph import CURRENT, Input, artifact, submit
 from alignment_core.recipes.methods.distillation import DistillationRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
 from alignment_core.stages.distillation import DistillationStageConfig
 from alignment_core.stages.teacher_logps import TeacherLogpsConfig
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start
-from tasks import data, rollout, training
-from tasks.graph import CURRENT, Input, artifact, submit
 
 
 def distillation(recipe: DistillationRecipe) -> Outputs:

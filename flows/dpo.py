@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start
+from alignment.tasks import data, training
 from alignment_core.recipes.methods.dpo import DpoRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start
-from tasks import data, training
 
 
 def dpo(recipe: DpoRecipe) -> Outputs:

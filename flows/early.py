@@ -37,8 +37,8 @@ def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
 
     Raises UserError with a sentence for each mistake, EnvironmentFault where the promotion could not do what it is to do.
     """
+    from alignment.flows.planning import plan
     from alignment_core.checks.findings import check
-    from flows.planning import plan
 
     if recipe.promotion is not None:
         from alignment_core.attestation.vouching import check_ready

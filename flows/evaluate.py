@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.tasks import data
+from alignment.tasks.graph import CURRENT, artifact
 from alignment_core.recipes.methods.evaluate import BASELINE, EvaluateRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from tasks import data
-from tasks.graph import CURRENT, artifact
 
 
 def evaluate(recipe: EvaluateRecipe) -> Outputs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from alignment.flows.start import rewards
+from alignment.tasks import data, rollout
+from alignment.tasks import evaluation as judging
+from alignment.tasks.graph import Input, Step
 from alignment_core.artifacts import Reference
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
-from flows.start import rewards
-from tasks import data, rollout
-from tasks import evaluation as judging
-from tasks.graph import Input, Step
 
 STREAM = "evaluation"
 """All policies are sampled with the same noise, so that they are compared with less of it, and with none of a round's."""

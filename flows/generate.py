@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alignment.flows.outputs import Outputs
+from alignment.tasks import data, rollout
 from alignment_core.recipes.methods.generate import GenerateRecipe
-from flows.outputs import Outputs
-from tasks import data, rollout
 
 
 def generate(recipe: GenerateRecipe) -> Outputs:

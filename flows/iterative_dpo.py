@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start, reward_model, rewards
+from alignment.tasks import data, rollout, training
+from alignment.tasks.graph import Input, Step
+from alignment.tasks.rollout import Rewards
 from alignment_core.recipes import BaseRecipe, IterativeDpoConfig
 from alignment_core.recipes.methods.iterative_dpo import IterativeDpoRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model, rewards
-from tasks import data, rollout, training
-from tasks.graph import Input, Step
-from tasks.rollout import Rewards
 
 
 def iterative_dpo(recipe: IterativeDpoRecipe) -> Outputs:

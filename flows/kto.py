@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start
+from alignment.tasks import data
+from alignment.tasks.kto import kto as train
 from alignment_core.recipes.methods.kto import KtoRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start
-from tasks import data
-from tasks.kto import kto as train
 
 
 def kto(recipe: KtoRecipe) -> Outputs:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start
+from alignment.tasks import data, training
+from alignment.tasks.graph import Input, submit
 from alignment_core.recipes.methods.merge import MergeRecipe
 from alignment_core.stages.merge import BASE, MergeStageConfig
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start
-from tasks import data, training
-from tasks.graph import Input, submit
 
 
 def merge(recipe: MergeRecipe) -> Outputs:

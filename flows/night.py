@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import PRODUCTION, Evaluations
+from alignment.flows.iterative_dpo import rounds
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import reward_model
+from alignment.tasks import data, training
+from alignment.tasks.graph import CURRENT, Input, artifact
 from alignment_core.artifacts import Reference
 from alignment_core.checks.plan import PlannedStage
 from alignment_core.execution.base import StageConfig
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.base_model import check_same_tokenizer
-from flows.evaluation import PRODUCTION, Evaluations
-from flows.iterative_dpo import rounds
-from flows.outputs import Outputs
-from flows.start import reward_model
-from tasks import data, training
-from tasks.graph import CURRENT, Input, artifact
 
 
 def planned(recipe: NightlyRecipe) -> Outputs:

@@ -12,14 +12,14 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
+from alignment.flows.night import compose
+from alignment.flows.nightly_news import announce
+from alignment.flows.runs import Outcome, flow_run, run_recipe
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import Stopped
 from alignment_core.nights.inbox import NO_FILES
 from alignment_core.nights.ledger import AlreadyRuns, Ledger, Night, summary
 from alignment_core.recipes.methods.nightly import NightlyRecipe
-from flows.night import compose
-from flows.nightly_news import announce
-from flows.runs import Outcome, flow_run, run_recipe
 
 
 def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str | None = None) -> dict[str, Any] | State:

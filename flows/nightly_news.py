@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
+from alignment.flows.run_page import only_shown
+from alignment.flows.runs import flow_run
 from alignment_core.nights.ledger import Night, summary
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 from alignment_core.stages.report import cell, columns_of
-from flows.run_page import only_shown
-from flows.runs import flow_run
 
 EVENT = "alignment.night."
 """Then the state: ``alignment.night.refused`` and so on."""

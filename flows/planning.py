@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from alignment.flows.comparison import compare
+from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
 from alignment_core.execution.key import packages_named
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.methods import method_of
-from flows.comparison import compare
-from tasks.graph import CURRENT
 
 
 def plan(recipe: BaseRecipe, store: Store) -> Plan:

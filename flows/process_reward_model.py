@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start, reward_model
+from alignment.tasks import process_reward
 from alignment_core.recipes.methods.process_reward_model import ProcessRewardModelRecipe
 from alignment_core.rewards.base import kind_of
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model
-from tasks import process_reward
 
 
 def process_reward_model(recipe: ProcessRewardModelRecipe) -> Outputs:

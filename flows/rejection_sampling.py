@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start, reward_model, rewards
+from alignment.tasks import data, rejection, rollout, training
+from alignment.tasks.graph import Input, Step, metrics
+from alignment.tasks.rollout import Rewards
 from alignment_core.recipes.methods.rejection_sampling import RejectionSamplingRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model, rewards
-from tasks import data, rejection, rollout, training
-from tasks.graph import Input, Step, metrics
-from tasks.rollout import Rewards
 
 
 def rejection_sampling(recipe: RejectionSamplingRecipe) -> Outputs:

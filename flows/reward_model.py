@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alignment.flows.outputs import Outputs
+from alignment.tasks import data, training
 from alignment_core.recipes.methods.reward_model import RewardModelRecipe
-from flows.outputs import Outputs
-from tasks import data, training
 
 
 def reward_model(recipe: RewardModelRecipe) -> Outputs:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.flows.start import base_and_start, reward_model, rewards
+from alignment.tasks import data
+from alignment.tasks import rl as tasks
 from alignment_core.recipes.methods.rl import RlRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from flows.start import base_and_start, reward_model, rewards
-from tasks import data
-from tasks import rl as tasks
 
 
 def rl(recipe: RlRecipe) -> Outputs:

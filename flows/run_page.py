@@ -18,15 +18,15 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from alignment.flows import access
+from alignment.flows.costs import cost_cells, promotion_line, run_cost, step_rows
+from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
 from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.report import cell
-from flows import access
-from flows.costs import cost_cells, promotion_line, run_cost, step_rows
-from tasks.stage import Run
 
 NONE = "there is none"
 

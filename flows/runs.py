@@ -20,6 +20,20 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 from pydantic import BaseModel
 
+from alignment.flows import access
+from alignment.flows.comparison import Compared, compare
+from alignment.flows.costs import run_cost
+from alignment.flows.early import COMMAND_LINE, CommandLine, check_recipe
+from alignment.flows.host_log import in_run_log
+from alignment.flows.orphans import clear_page, close_not_begun
+from alignment.flows.outputs import Outputs
+from alignment.flows.planning import plan
+from alignment.flows.progress import ProgressArtifacts
+from alignment.flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
+from alignment.flows.watch import Watch
+from alignment.tasks.graph import CURRENT, Input, is_part
+from alignment.tasks.promotion import promote, publish
+from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference, open_store, prune
 from alignment_core.errors import AlignmentError, Stopped, UserError
 from alignment_core.execution.base import StageResult
@@ -33,20 +47,6 @@ from alignment_core.recipes import BaseRecipe
 from alignment_core.reporting.run_report import policies_of
 from alignment_core.tracking import Listener, file_trackers, listening, require
 from alignment_core.tracking.metrics_file import MetricsFile
-from flows import access
-from flows.comparison import Compared, compare
-from flows.costs import run_cost
-from flows.early import COMMAND_LINE, CommandLine, check_recipe
-from flows.host_log import in_run_log
-from flows.orphans import clear_page, close_not_begun
-from flows.outputs import Outputs
-from flows.planning import plan
-from flows.progress import ProgressArtifacts
-from flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
-from flows.watch import Watch
-from tasks.graph import CURRENT, Input, is_part
-from tasks.promotion import promote, publish
-from tasks.stage import Run
 
 SETTLE_SECONDS = 5.0
 """How long the stages of a run that ends may take to say how they ended: their host is gone by then."""
@@ -80,7 +80,7 @@ def run_recipe(
     """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure.
 
     A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again. The
-    promotion's tag is moved from what its policy was compared with, see :mod:`flows.comparison`.
+    promotion's tag is moved from what its policy was compared with, see :mod:`alignment.flows.comparison`.
     """
     with _open_run(recipe, from_stage) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:

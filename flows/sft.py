@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from alignment.flows.evaluation import Evaluations
+from alignment.flows.outputs import Outputs
+from alignment.tasks import data, training
 from alignment_core.recipes.methods.sft import SftRecipe
-from flows.evaluation import Evaluations
-from flows.outputs import Outputs
-from tasks import data, training
 
 
 def sft(recipe: SftRecipe) -> Outputs:

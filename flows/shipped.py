@@ -6,6 +6,7 @@ group ``alignment.recipes``, as in ``mine = "my_package.recipes"``. Imports no P
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
@@ -23,7 +24,8 @@ from alignment_core.recipes.methods import method_of
 GROUP = "alignment.recipes"
 OURS = "alignment"
 """The distribution that is this project."""
-PROJECT = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).parents[1] / "recipes"
+"""Ours; in a checkout a link to ``deployments/recipes``."""
 HEAD = """\
 # Made by `align deployments --prefect-yaml > prefect.yaml` from the recipes; a deployment has the name of its recipe's file.
 # Every deployment is alignment/<name>. The work pool must exist first: prefect work-pool create alignment --type process
@@ -41,7 +43,7 @@ definitions:
       stream_output: false # a dead worker must not break the flow at its next log line
       env:
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: "30" # the reconciler counts on it (flows/service/reconcile.py)
-        PYTHONSAFEPATH: "1" # a folder flows/ or tasks/ in the working folder must not be taken for ours
+        PYTHONSAFEPATH: "1" # a folder alignment/ in the working folder must not be taken for ours
 
 deployments:
 """
@@ -61,7 +63,7 @@ class Shipped:
 
     @property
     def function(self) -> str:
-        """Its flow in :mod:`flows.alignment`."""
+        """Its flow in :mod:`alignment.flows.deployed`."""
         return "deployed_" + self.name.replace("-", "_").replace(".", "_")
 
     @property
@@ -94,6 +96,21 @@ def shipped(distribution: str | None = None) -> dict[str, Shipped]:
     return found
 
 
+def file_of(recipe: Path) -> Path:
+    """The file that somebody means who names a recipe: a path, or the name of a shipped one, such as ``quickstart``.
+
+    Raises UserError for a name that none has.
+    """
+    if recipe.is_file() or len(recipe.parts) != 1 or recipe.suffix in (".yaml", ".yml"):
+        return recipe
+    known = shipped()
+    if recipe.name in known:
+        return known[recipe.name].path
+    near = difflib.get_close_matches(recipe.name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    raise UserError(f"{recipe}: neither a recipe file nor a recipe that is installed; {hint}")
+
+
 def hidden() -> dict[str, str]:
     """Why a file of some distribution is no deployment, by the file's path."""
     known = shipped()
@@ -110,7 +127,7 @@ def _files() -> Iterator[Shipped]:
 
 
 def _folders() -> Iterator[tuple[Path, str]]:
-    yield PROJECT / "deployments" / "recipes", OURS
+    yield FOLDER.resolve(), OURS
     for entry in sorted(entry_points(GROUP)):
         try:
             spec = util.find_spec(entry.value)
@@ -132,7 +149,7 @@ def prefect_yaml(distribution: str = OURS) -> str:
 
 
 def _entry(one: Shipped) -> str:
-    text = f"  - name: {one.name}\n    entrypoint: flows.alignment.{one.function}\n    work_pool: *pool\n"
+    text = f"  - name: {one.name}\n    entrypoint: alignment.flows.deployed.{one.function}\n    work_pool: *pool\n"
     if cron := one.cron():
         text += f'    schedules:\n      - cron: "{cron}"\n        timezone: UTC\n'
     return text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alignment.tasks import data, training
+from alignment.tasks.graph import Input
+from alignment.tasks.rollout import Rewards
 from alignment_core.recipes import BaseRecipe, ModelConfig, RewardModelConfig, SftConfig
 from alignment_core.recipes.sections.rewards import RewardConfig, ours
-from tasks import data, training
-from tasks.graph import Input
-from tasks.rollout import Rewards
 
 REWARD_MODELS = ("reward-model", "model")
 """Kinds of artifacts that may be a reward model."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from alignment.tasks.graph import CURRENT, Input, Step, training_data
 from alignment_core.artifacts import Reference
 from alignment_core.execution.base import StageConfig
-from tasks.graph import CURRENT, Input, Step, training_data
 
 
 class Branch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alignment.tasks.graph import CURRENT, Input, Step, submit, training_data
 from alignment_core.artifacts import Reference
 from alignment_core.data import kinds
 from alignment_core.data.pin import pin
@@ -14,7 +15,6 @@ from alignment_core.stages.base_model import in_store, near_tags, pin_model
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.stages.merge_adapter import MergeAdapterConfig, pin_adapter
 from alignment_core.stages.overlap import HELD_OUT, OverlapConfig
-from tasks.graph import CURRENT, Input, Step, submit, training_data
 
 
 def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)) -> Step | Reference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes import EvaluationConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
@@ -11,7 +12,6 @@ from alignment_core.stages.evaluate import EvaluateConfig
 from alignment_core.stages.judge_pairs import JudgePairsConfig
 from alignment_core.stages.lm_eval import pin_tasks
 from alignment_core.stages.report import ReportConfig
-from tasks.graph import Input, Step, submit
 
 
 def judge_pairs(

@@ -1,6 +1,7 @@
 """What compositions are written with: steps, inputs, and the one way to add a stage. Imports no Prefect.
 
-The same composition runs as a flow (:class:`tasks.stage.Run`) and is only planned (:class:`alignment_core.checks.plan.Plan`).
+The same composition runs as a flow (:class:`alignment.tasks.stage.Run`) and is only planned
+(:class:`alignment_core.checks.plan.Plan`).
 """
 
 from __future__ import annotations

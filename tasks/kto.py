@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from alignment.tasks.graph import Input, Step, submit
+from alignment.tasks.training import reference_logps
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.stages.kto import KtoStageConfig
-from tasks.graph import Input, Step, submit
-from tasks.training import reference_logps
 
 
 def kto(

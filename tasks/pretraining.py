@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes import TrainingConfig
 from alignment_core.stages.continued_pretraining import ContinuedPretrainingStageConfig
-from tasks.graph import Input, Step, submit
 
 
 def continued_pretraining(label: str, training: TrainingConfig, model: Input, data: Input) -> Step:

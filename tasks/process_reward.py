@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alignment.tasks.data import dataset
+from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes.sections.process_reward_model import ProcessRewardModelConfig
 from alignment_core.stages.best_of_n import BestOfNConfig
 from alignment_core.stages.process_reward_model import ProcessRewardModelStageConfig
-from tasks.data import dataset
-from tasks.graph import Input, Step, submit
 
 
 def process_reward_model(label: str, section: ProcessRewardModelConfig, model: Input, tokenizer: Input) -> Step:

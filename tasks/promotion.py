@@ -7,12 +7,12 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference
 from alignment_core.attestation.vouching import vouch
 from alignment_core.errors import AlignmentError, Conflict
 from alignment_core.evaluation.gates import refusals
 from alignment_core.recipes import PromotionConfig
-from tasks.graph import CURRENT
 
 
 @task(name="promote", task_run_name="promotion", cache_policy=NO_CACHE, persist_result=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
 from alignment_core.stages.gain import GainConfig
 from alignment_core.stages.select_best import SelectBestConfig
-from tasks.graph import Input, Step, submit
 
 
 def select_best(

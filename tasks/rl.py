@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes import RlConfig
 from alignment_core.stages.rl import RESULTS, RlStageConfig
-from tasks.graph import Input, Step, submit
 
 
 def rl(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes import EvaluationConfig, GenerationConfig, SelectionConfig
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.stages.generate import GenerateConfig
 from alignment_core.stages.score import ScoreConfig
 from alignment_core.stages.select_pairs import SelectPairsConfig
-from tasks.graph import Input, Step, submit
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
+from alignment.tasks.graph import CURRENT, is_part
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.lately import Lately
 from alignment_core.errors import AlignmentError, Stopped
@@ -24,7 +25,6 @@ from alignment_core.host.client import Host
 from alignment_core.journal import Journal
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.tracking import Listener, Progress
-from tasks.graph import CURRENT, is_part
 
 FIRST_RETRY_SECONDS = 2.0
 LONGEST_RETRY_SECONDS = 120.0

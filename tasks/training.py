@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alignment.tasks.graph import CURRENT, Input, Step, submit
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
 from alignment_core.recipes import DpoLossConfig, RewardModelConfig, TrainingConfig
@@ -9,7 +10,6 @@ from alignment_core.stages.dpo import DpoStageConfig
 from alignment_core.stages.reference_logps import PAIRS, ReferenceLogpsConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.stages.sft import SftStageConfig
-from tasks.graph import CURRENT, Input, Step, submit
 
 
 def sft(label: str, training: TrainingConfig, model: Input, data: Input, stream: str = "") -> Step:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from flows.access import of_client
-from flows.cli.main import main
-from flows.service import environment
-from flows.service.prefect_api import PrefectApi
+from alignment.flows.access import of_client
+from alignment.flows.cli.main import main
+from alignment.flows.service import environment
+from alignment.flows.service.prefect_api import PrefectApi
 
 Align = Callable[..., dict[str, Any]]
 
@@ -42,7 +42,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
 def run_align(home: Path, *arguments: str, expect: int = 0, timeout: float = 550, **variables: str) -> dict[str, Any]:
     """Run ``align … --json`` in a process of its own, with these variables in its environment; its last line as an object."""
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli.main", *arguments, "--json"],
+        [sys.executable, "-m", "alignment.flows.cli.main", *arguments, "--json"],
         env={**os.environ, "ALIGN_HOME": str(home), **variables},
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 SIGNS = (  # what a process is by its command line, the first sign that fits
-    ("flow", "flows.cli.main run"),
+    ("flow", "alignment.flows.cli.main run"),
     ("supervisor", "alignment_core.host.supervisor"),
     ("host", "alignment_core.host.server"),
     ("environments", "environments.calls:act"),

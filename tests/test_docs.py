@@ -12,9 +12,9 @@ import pytest
 import typer.main
 import yaml
 
+from alignment.flows.cli.main import app
 from alignment_core.errors import UserError
 from alignment_core.recipes import reference
-from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,7 +26,7 @@ OF_A_USER = {"file.py", "tools.py", "agents.py", "report.md", "report.html"}
 """Files that the docs name as a user's own, or as a run's."""
 FILES = [
     file
-    for name in ("alignment_core", "flows", "tasks", "deployments", "tests", "requirements", "docs")
+    for name in ("alignment", "alignment_core", "flows", "tasks", "deployments", "tests", "requirements", "docs")
     for file in (ROOT / name).rglob("*")
     if file.suffix in (".py", ".yaml", ".txt", ".md")
 ]

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.cli.services import _doing
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import Journal, RunRecord, new_record
-from flows.cli.services import _doing
 
 RUN = """
 import sys, time

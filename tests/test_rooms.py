@@ -10,10 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    ("flows.cli",),
-    ("flows.service",),
-    ("flows",),
-    ("tasks",),
+    ("alignment",),
+    ("alignment.flows.cli",),
+    ("alignment.flows.service",),
+    ("alignment.flows",),
+    ("alignment.tasks",),
     ("reporting", "checks", "doctor"),
     ("attestation",),
     ("lineage", "nights"),
@@ -32,10 +33,11 @@ are the modules of ``alignment_core`` itself."""
 
 
 def sources() -> dict[str, Path]:
-    found = {}
+    found = {"alignment": ROOT / "alignment" / "__init__.py"}
     for top in ("alignment_core", "flows", "tasks"):
         for path in (ROOT / top).rglob("*.py"):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            name = name if top == "alignment_core" else f"alignment.{name}"
             found[name.removesuffix(".__init__")] = path
     return found
 

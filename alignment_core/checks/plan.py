@@ -77,7 +77,7 @@ class PlannedStage:
 
 @dataclass
 class Plan:
-    """A composition that is only written down: ``tasks.graph.CURRENT`` while it is composed."""
+    """A composition that is only written down: ``alignment.tasks.graph.CURRENT`` while it is composed."""
 
     store: Store
     seed: int

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
+from alignment.flows.cli.serve import model_of
+from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.http_server import served
-from flows.cli.serve import model_of
-from flows.console import JsonOption, StoreOption, err, out, print_json
 
 SHOWN = 1500
 """Characters of a server's answer that a message shows."""

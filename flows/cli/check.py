@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from alignment.flows.console import JsonOption, RecipeArgument, StoreOption, out, print_json
 from alignment_core.artifacts import open_store
-from flows.console import JsonOption, StoreOption, out, print_json
 
 
 def check(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
+    recipe: RecipeArgument,
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -23,12 +22,13 @@ def check(
 
     Exit code 2 if the recipe cannot run. Problems in rows that are not read here are reported by the run itself.
     """
+    from alignment.flows.planning import plan
+    from alignment.flows.shipped import file_of
     from alignment_core.checks.findings import check as look
     from alignment_core.recipes import load_recipe
     from alignment_core.tracking import require
-    from flows.planning import plan
 
-    chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
+    chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])])
     require(chosen.tracking)
     planned = plan(chosen, open_store(chosen.store, writes=False))
     findings = look(planned, chosen.resources)

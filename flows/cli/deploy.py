@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
+from alignment.flows import access
+from alignment.flows.cli.services import RunArgument
+from alignment.flows.console import JsonOption, RecipeArgument, err, out, print_json
+from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault
-from flows import access
-from flows.cli.services import RunArgument
-from flows.console import JsonOption, err, out, print_json
-from flows.service import services
 
 
 def deploy(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML); its present content is stored.")],
+    recipe: RecipeArgument,
     name: Annotated[str, typer.Option(help="Name of the deployment: `alignment/NAME`.")],
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
     cron: Annotated[str | None, typer.Option(help="Cron schedule, such as '0 2 * * *'.")] = None,
     timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
     as_json: JsonOption = False,
 ) -> None:
-    """Register a recipe as a deployment of the services' server, or replace it; without --cron its schedule stays."""
+    """Register a recipe, as it is now, as a deployment of the services' server, or replace it; without --cron its schedule
+    stays.
+    """
+    from alignment.flows.shipped import file_of
     from alignment_core.recipes import folder_of, load_recipe
 
-    chosen = load_recipe(recipe, overrides)
+    chosen = load_recipe(file_of(recipe), overrides)
     services.use_if_running()
     if not os.environ.get(access.URL):
         raise EnvironmentFault(
@@ -37,11 +39,11 @@ def deploy(
         )
     from prefect.client.orchestration import get_client
 
-    from flows import deployments
+    from alignment.flows import deployments
 
     due = deployments.schedule(cron, timezone) if cron else None
     with get_client(sync_client=True) as client:
-        deployments.register_recipe(client, name, chosen, folder_of(recipe), due)
+        deployments.register_recipe(client, name, chosen, folder_of(file_of(recipe)), due)
     if as_json:
         return print_json({"deployment": f"{deployments.FLOW}/{name}", "cron": cron})
     when = f"; it runs at {cron} ({timezone})" if cron else ""
@@ -63,7 +65,7 @@ def deployments(
     """
     from rich.table import Table
 
-    from flows import shipped
+    from alignment.flows import shipped
 
     if as_prefect_yaml:
         return print(shipped.prefect_yaml(distribution or shipped.OURS), end="")
@@ -78,7 +80,7 @@ def deployments(
 
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:
     """Follow a run to its end, across crashes and resumptions. Exit code 1 if it does not complete."""
-    from flows.service.follow import follow, last
+    from alignment.flows.service.follow import follow, last
 
     try:
         run_id = str(UUID(run))  # a run that is scheduled has no journal yet

@@ -10,13 +10,13 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElap
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from alignment.flows.cli.stream import EventStream
+from alignment.flows.console import err, print_json, print_line
+from alignment.flows.costs import COSTS, cost_cells, run_cost, step_rows
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.pace import headline
 from alignment_core.stages.report import cell, columns_of, confidence
 from alignment_core.tracking import Listener, Progress
-from flows.cli.stream import EventStream
-from flows.console import err, print_json, print_line
-from flows.costs import COSTS, cost_cells, run_cost, step_rows
 
 
 def display_of(as_json: bool) -> LiveDisplay | EventStream:

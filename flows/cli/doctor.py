@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flows.console import JsonOption, StoreOption, out, print_json
+from alignment.flows.console import JsonOption, StoreOption, out, print_json
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from flows.console import JsonOption, err, out, print_json
+from alignment.flows.console import JsonOption, err, out, print_json
 
 
 def fields(

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from alignment.flows.cli.run import print_outcome, run_recipe_here
+from alignment.flows.console import JsonOption, StoreOption, out, print_json, write_file
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import UserError
-from flows.cli.run import print_outcome, run_recipe_here
-from flows.console import JsonOption, StoreOption, out, print_json, write_file
 
 
 def generate(

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from alignment.flows.console import JsonOption, StoreOption, out, print_json, write_file
 from alignment_core import journal
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import DataError, UserError
-from flows.console import JsonOption, StoreOption, out, print_json, write_file
 
 labels_app = typer.Typer(
     no_args_is_help=True, help="Export pairs of completions for people to label, and import labels."

@@ -14,23 +14,23 @@ from contextlib import contextmanager
 
 import typer
 
+from alignment.flows.cli import chat as cli_chat
+from alignment.flows.cli import check as cli_check
+from alignment.flows.cli import deploy as cli_deploy
+from alignment.flows.cli import doctor as cli_doctor
+from alignment.flows.cli import fields as cli_fields
+from alignment.flows.cli import generate as cli_generate
+from alignment.flows.cli import labels as cli_labels
+from alignment.flows.cli import run as cli_run
+from alignment.flows.cli import samples as cli_samples
+from alignment.flows.cli import serve as cli_serve
+from alignment.flows.cli import services as cli_services
+from alignment.flows.cli import storage as cli_storage
+from alignment.flows.cli import store as cli_store
+from alignment.flows.cli import transfer as cli_transfer
+from alignment.flows.cli import trust as cli_trust
+from alignment.flows.console import Unbroken, err, print_json
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
-from flows.cli import chat as cli_chat
-from flows.cli import check as cli_check
-from flows.cli import deploy as cli_deploy
-from flows.cli import doctor as cli_doctor
-from flows.cli import fields as cli_fields
-from flows.cli import generate as cli_generate
-from flows.cli import labels as cli_labels
-from flows.cli import run as cli_run
-from flows.cli import samples as cli_samples
-from flows.cli import serve as cli_serve
-from flows.cli import services as cli_services
-from flows.cli import storage as cli_storage
-from flows.cli import store as cli_store
-from flows.cli import transfer as cli_transfer
-from flows.cli import trust as cli_trust
-from flows.console import Unbroken, err, print_json
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have them."""

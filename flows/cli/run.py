@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from alignment.flows.console import RecipeArgument, StoreOption, out, print_json
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError, InfrastructureError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.journal import RunRecord
-from flows.console import StoreOption, out, print_json
 
 NOT_PROMOTED = 4
 """Exit code of a run that is complete, but whose policy may not take the tag."""
@@ -21,7 +20,7 @@ NOT_PUBLISHED = 5
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (YAML).")],
+    recipe: RecipeArgument,
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
     from_stage: Annotated[
         str | None, typer.Option(help="Run this stage and everything that depends on it again, even if cached.")
@@ -33,9 +32,10 @@ def run(
     ] = False,
 ) -> None:
     """Run a recipe on this machine, or on the Ray cluster of RAY_ADDRESS. Finished stages are not run again."""
+    from alignment.flows.shipped import file_of
     from alignment_core.recipes import load_recipe
 
-    chosen = load_recipe(recipe, [*overrides, *([f"store={store}"] if store else [])])
+    chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])])
     run_here(chosen, from_stage, None, as_json, tuple(overrides))
 
 
@@ -61,9 +61,9 @@ def run_recipe_here(
     from alignment_core.tracking import require
 
     opened = open_store(recipe.store)  # a store that cannot be used is said before Prefect starts
-    from flows import early
-    from flows.service import environment, services
-    from flows.service.prefect_api import start_prefect_api
+    from alignment.flows import early
+    from alignment.flows.service import environment, services
+    from alignment.flows.service.prefect_api import start_prefect_api
 
     require(recipe.tracking)
     services.use_if_running()
@@ -89,11 +89,11 @@ def not_published(outcome: dict[str, Any]) -> bool:
 
 def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_json: bool) -> dict[str, Any]:
     with uncollected(), hidden("pandas"):  # Prefect imports it to know its tables as a task's parameters
-        from flows.access import lost_server
-        from flows.any_recipe import alignment
-        from flows.cli.display import display_of
-        from flows.early import COMMAND_LINE
-        from flows.service.reconcile import mark_if_open
+        from alignment.flows.access import lost_server
+        from alignment.flows.any_recipe import alignment
+        from alignment.flows.cli.display import display_of
+        from alignment.flows.early import COMMAND_LINE
+        from alignment.flows.service.reconcile import mark_if_open
 
     with display_of(as_json) as display:
         token = COMMAND_LINE.set(replace(caller, display=display))
@@ -114,9 +114,9 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
 
 def print_outcome(outcome: dict[str, Any]) -> None:
     """Stages, metrics and outputs of a run, for people."""
+    from alignment.flows.cli.display import result_table, stage_table, step_table
+    from alignment.flows.costs import promotion_line
     from alignment_core.execution.base import StageResult
-    from flows.cli.display import result_table, stage_table, step_table
-    from flows.costs import promotion_line
 
     if outcome["night"]:
         from alignment_core.nights.ledger import Night, summary

@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from alignment.flows.console import JsonOption, out, print_json
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import UserError
-from flows.console import JsonOption, out, print_json
 
 MOST_CHARACTERS = 1500
 _CONTROL = {code: "�" for code in range(32) if chr(code) not in "\n\t"} | {127: "�"}

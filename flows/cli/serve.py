@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from alignment.flows.console import JsonOption, StoreOption, err, print_json
 from alignment_core.artifacts import open_store
 from alignment_core.errors import UserError
-from flows.console import JsonOption, StoreOption, err, print_json
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REWARD_MODELS = ("reward-model", "model")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from alignment.flows import access
+from alignment.flows.console import JsonOption, err, out, print_json
+from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
-from flows import access
-from flows.console import JsonOption, err, out, print_json
-from flows.service import services
 
 if TYPE_CHECKING:
     from alignment_core.recipes import BaseRecipe
@@ -173,7 +173,7 @@ def resume(
     services.use_if_running()
     if record.deployed:
         return _resume_deployed(record, from_stage, ended, as_json)
-    from flows.cli.run import run_here
+    from alignment.flows.cli.run import run_here
 
     recipe = _kept_recipe(record)
     chosen, resumes = from_stage or record.from_stage, None if from_stage else record
@@ -202,7 +202,7 @@ def _kept_recipe(record: journal.RunRecord) -> BaseRecipe:
 def _resume_deployed(record: journal.RunRecord, from_stage: str | None, ended: bool, as_json: bool) -> None:
     if not os.environ.get("PREFECT_API_URL"):
         raise EnvironmentFault("a worker ran this run; start the services (`align up`) or set PREFECT_API_URL first")
-    from flows.service.reconcile import resume_now
+    from alignment.flows.service.reconcile import resume_now
 
     run_id = resume_now(record.run_id, from_stage, "its process was ended" if ended else "its process is gone")
     if as_json:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.artifacts import open_store
 from alignment_core.artifacts.opening import choose_store, chosen_store, default_store
 from alignment_core.errors import UserError
-from flows.console import JsonOption, StoreOption, err, out, print_json
 
 store_app = typer.Typer(no_args_is_help=True, help="Choose the artifact store of this machine, and try it.")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.artifacts import (
     GcReport,
     Reference,
@@ -19,7 +20,6 @@ from alignment_core.artifacts import (
 )
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import in_use
-from flows.console import JsonOption, StoreOption, err, out, print_json
 
 artifacts_app = typer.Typer(no_args_is_help=True, help="List, show, verify and delete artifacts.")
 tags_app = typer.Typer(no_args_is_help=True, help="List tags, the movable names of artifacts, and their history.")

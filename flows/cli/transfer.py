@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.artifacts import FileEntry, open_store
-from flows.console import JsonOption, StoreOption, err, out, print_json
 
 AncestorsOption = Annotated[
     bool, typer.Option("--ancestors", help="Also all that it was made from, back to the data and the base model.")

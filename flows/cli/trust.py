@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from alignment.flows.console import JsonOption, StoreOption, out, print_json
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.errors import EnvironmentFault, UserError
-from flows.console import JsonOption, StoreOption, out, print_json
 
 
 def register(app: typer.Typer) -> None:

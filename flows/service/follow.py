@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from alignment.flows import access
+from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
-from flows import access
-from flows.service import services
 
 LOOK_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
@@ -77,7 +77,7 @@ def _asked_for_last() -> tuple[datetime, str] | None:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterExpectedStartTime
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from flows.service.reconcile import FLOW
+    from alignment.flows.service.reconcile import FLOW
 
     due = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:

@@ -14,10 +14,10 @@ import time
 import urllib.request
 from contextlib import suppress
 
+from alignment.flows import access
 from alignment_core.errors import EnvironmentFault
 from alignment_core.home import align_home
 from alignment_core.host.supervised import Supervised, fresh_folder
-from flows import access
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
@@ -31,9 +31,9 @@ def server_command(listener: int, log_level: str) -> list[str]:
     """Prefect's server on a socket that listens already: early requests wait."""
     application = [
         "-m",
-        "flows.service.prefect_server",
+        "alignment.flows.service.prefect_server",
         "--factory",
-        "flows.service.busy_database:create_app",
+        "alignment.flows.service.busy_database:create_app",
         "--lifespan",
         "on",
     ]

@@ -1,4 +1,4 @@
-"""``python -m flows.service.prefect_server …``: uvicorn, with Prefect's server imported in three quarters of the time.
+"""``python -m alignment.flows.service.prefect_server …``: uvicorn; Prefect's server is imported in three quarters of the time.
 
 On SQLite some transactions of Prefect's background tasks read first and write then; SQLite refuses that where another one
 has written between, and the task tries again. Prefect leaves such records out of its log, but of loggers that its tasks'

@@ -1,4 +1,4 @@
-"""``python -m flows.service.prefect_worker …``: Prefect's worker, with its temporary files in a folder of its own.
+"""``python -m alignment.flows.service.prefect_worker …``: Prefect's worker, with its temporary files in a folder of its own.
 
 Prefect puts them into one folder of the system's temporary folder, where the worker of one user shuts out everybody else's.
 Its runs have the system's temporary folder all the same: Ray's sockets need short paths.

@@ -1,9 +1,9 @@
 """Making Prefect's view match reality: runs whose process died are marked as crashed, and resumed where they stopped.
 
 A machine that dies says nothing to the server, and its runs would stay Running for ever.
-``python -m flows.service.reconcile`` looks at them every few seconds. A run of this machine since its last boot is dead when
-the lock of its journal is free; any other one when its heartbeat is missed, too. Crashed runs of deployments are scheduled
-again, a bounded number of times and after growing pauses.
+``python -m alignment.flows.service.reconcile`` looks at them every few seconds. A run of this machine since its last boot is
+dead when the lock of its journal is free; any other one when its heartbeat is missed, too. Crashed runs of deployments are
+scheduled again, a bounded number of times and after growing pauses.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled, Crashed, Scheduled
 from pydantic import BaseModel, ConfigDict
 
+from alignment.flows.console import say
+from alignment.flows.orphans import clear_page
 from alignment_core import journal
 from alignment_core.errors import NotFound, UserError
-from flows.console import say
-from flows.orphans import clear_page
 
 FLOW = "alignment"
 EVERY_SECONDS = 5.0

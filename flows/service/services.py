@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from alignment.flows import access
+from alignment.flows.service.environment import at_home
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.home import align_home
 from alignment_core.processes import ProcessId, is_locked
-from flows import access
-from flows.service.environment import at_home
 
 SQLITE = "sqlite"
 START_SECONDS = 180.0
@@ -64,7 +64,7 @@ def log_of(service: str) -> Path:
 
 
 def token_file() -> Path:
-    """Holds what the server asks for (see :mod:`flows.access`) while the background process lives."""
+    """Holds what the server asks for (see :mod:`alignment.flows.access`) while the background process lives."""
     return folder() / "token"
 
 
@@ -165,7 +165,7 @@ def database_file() -> Path:
 
 def command(port: int) -> list[str]:
     """The background process."""
-    return [sys.executable, "-m", "flows.service.services_process", str(port)]
+    return [sys.executable, "-m", "alignment.flows.service.services_process", str(port)]
 
 
 def _prepare() -> None:

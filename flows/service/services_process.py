@@ -1,4 +1,4 @@
-"""The process behind ``align up``, ``python -m flows.service.services_process PORT``: it keeps all services running.
+"""The process behind ``align up``, ``python -m alignment.flows.service.services_process PORT``: it keeps all services running.
 
 It holds the server's port as long as it lives: whatever becomes of the server, nobody else can answer there. What it must
 know of the database it reads from its standard input, and tells the server alone. Its end, in any way, ends everything
@@ -22,16 +22,11 @@ from pathlib import Path
 
 import psutil
 
-from alignment_core import journal
-from alignment_core.errors import AlignmentError, EnvironmentFault
-from alignment_core.home import align_home
-from alignment_core.host.supervised import Supervised, fresh_folder
-from alignment_core.processes import ProcessId, lock
-from flows import access
-from flows.console import say
-from flows.service.prefect_api import answers, server_command
-from flows.service.prefect_worker import TEMPORARY
-from flows.service.services import (
+from alignment.flows import access
+from alignment.flows.console import say
+from alignment.flows.service.prefect_api import answers, server_command
+from alignment.flows.service.prefect_worker import TEMPORARY
+from alignment.flows.service.services import (
     SQLITE,
     START_SECONDS,
     ServiceState,
@@ -44,6 +39,11 @@ from flows.service.services import (
     stop_seconds,
     token_file,
 )
+from alignment_core import journal
+from alignment_core.errors import AlignmentError, EnvironmentFault
+from alignment_core.home import align_home
+from alignment_core.host.supervised import Supervised, fresh_folder
+from alignment_core.processes import ProcessId, lock
 
 POOL = "alignment"
 RUN_SECONDS = 60.0
@@ -169,9 +169,9 @@ class Services:
             {**self._of_database, **access.of_server(self.port, token), **access.OF_PAGES},
         )
         server = _Service("server", server_command(fd, "warning"), secrets=secrets, inherited=[fd])
-        take_runs = [sys.executable, "-m", "flows.service.prefect_worker", "--pool", POOL]
+        take_runs = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
         worker = _Service("worker", take_runs, RUN_SECONDS, RUN_SECONDS)
-        reconciler = _Service("reconciler", [sys.executable, "-m", "flows.service.reconcile"])
+        reconciler = _Service("reconciler", [sys.executable, "-m", "alignment.flows.service.reconcile"])
         self.services = (server, worker, reconciler)
         self._write("starting")
         server.begin()
@@ -233,7 +233,7 @@ class Services:
 
 def _register() -> dict[str, str]:
     """Register the shipped deployments; why any deployment of the pool cannot run, by its name."""
-    register = [sys.executable, "-m", "flows.deployments", POOL]
+    register = [sys.executable, "-m", "alignment.flows.deployments", POOL]
     done = subprocess.run(register, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EnvironmentFault(f"the deployments were not registered: {(done.stderr or done.stdout)[-500:]}")

@@ -24,7 +24,7 @@ TIMES = 4
 def run(store: str) -> dict[str, float]:
     """Seconds of the command, and processor seconds of it and of what it waits for."""
     began, before = time.monotonic(), os.times()
-    command = [sys.executable, "-m", "flows.cli.main", "run", str(RECIPE), "--store", store]
+    command = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(RECIPE), "--store", store]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = os.times()
     return {"seconds": time.monotonic() - began, "processor_seconds": sum(after[2:4]) - sum(before[2:4])}

@@ -155,7 +155,9 @@ def _cost(work: Callable[[], object]) -> dict[str, float]:
 
 
 def _align(arguments: list[str]) -> None:
-    subprocess.run([sys.executable, "-m", "flows.cli.main", *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "alignment.flows.cli.main", *arguments], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def _spread(found: list[dict[str, float]]) -> dict[str, float]:

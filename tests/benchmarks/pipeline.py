@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flows.cli.run import NOT_PROMOTED
+from alignment.flows.cli.run import NOT_PROMOTED
 
 LARGE_ROUND = ("evaluation=null", "promotion=null", "iterative_dpo.prompts_per_round=4800")
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "quickstart.yaml"
@@ -22,7 +22,15 @@ def run(home: str, *overrides: str) -> tuple[float, float, dict[str, Any]]:
     """Wall-clock start (Unix time), seconds, and the outcome of ``align run``."""
     began = time.time()
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli.main", "run", str(RECIPE), "--json", *(f"--set={one}" for one in overrides)],
+        [
+            sys.executable,
+            "-m",
+            "alignment.flows.cli.main",
+            "run",
+            str(RECIPE),
+            "--json",
+            *(f"--set={one}" for one in overrides),
+        ],
         env={**os.environ, "ALIGN_HOME": home},
         capture_output=True,
         text=True,

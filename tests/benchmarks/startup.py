@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
-ALIGN = [sys.executable, "-m", "flows.cli.main", "run"]
+ALIGN = [sys.executable, "-m", "alignment.flows.cli.main", "run"]
 IMPORTS = {
     "prefect": "import prefect.tasks",
     "align run": """
-import flows.cli.main, alignment_core.recipes
+import alignment.flows.cli.main, alignment_core.recipes
 from alignment_core.imports import hidden, uncollected
 with uncollected(), hidden("pandas"):
-    import flows.any_recipe""",
-    "a deployed flow": "from flows.alignment import deployed_quickstart",
-    "prefect's server": "import flows.service.prefect_server",
+    import alignment.flows.any_recipe""",
+    "a deployed flow": "from alignment.flows.deployed import deployed_quickstart",
+    "prefect's server": "import alignment.flows.service.prefect_server",
 }
 TIMES = 3
 REFUSED = 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from alignment.flows.planning import plan
 from alignment_core.artifacts import Store
 from alignment_core.checks.findings import Findings, check
 from alignment_core.checks.rows import Question, TokenizerSource
 from alignment_core.data.pin import pin
 from alignment_core.recipes import parse_recipe
 from alignment_core.stages.dataset import DatasetConfig
-from flows.planning import plan
 
 MODEL = {"scratch": {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64}}
 

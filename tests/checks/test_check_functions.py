@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from alignment.flows.planning import plan
 from alignment_core.checks import functions
 from alignment_core.checks.findings import _functions
 from alignment_core.checks.functions import called_by
@@ -18,7 +19,6 @@ from alignment_core.execution.base import SamplingPlan
 from alignment_core.recipes import GenerationConfig, ResourcesConfig, parse_recipe
 from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.rewards.base import kind_of
-from flows.planning import plan
 from tests.checks.recipes import MODEL, look, questions, rl, sft
 
 ROOT = Path(__file__).parents[2]

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from alignment.flows import early
+from alignment.flows.cli import check as cli_check
+from alignment.flows.planning import plan
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
 from alignment_core.checks.findings import Findings, check
 from alignment_core.checks.plan import Plan, PlannedStage
@@ -19,9 +22,6 @@ from alignment_core.execution.key import StageKey, key_of
 from alignment_core.execution.runner import cached_result
 from alignment_core.recipes import GenerationConfig, parse_recipe
 from alignment_core.stages.generate import GenerateConfig
-from flows import early
-from flows.cli import check as cli_check
-from flows.planning import plan
 from tests.align import align_here
 from tests.checks.recipes import MODEL, look, sft
 
@@ -89,7 +89,7 @@ def test_the_command_says_the_sentence_starts_no_run_and_imports_nothing_heavy(r
     rows.write_text("{broken\n")
     (tmp_path / "recipe.json").write_text(json.dumps(sft(rows)))  # JSON is YAML
     code = (
-        "import sys\nfrom flows.cli.main import main\n"
+        "import sys\nfrom alignment.flows.cli.main import main\n"
         f"sys.argv = ['align', 'run', {str(tmp_path / 'recipe.json')!r}]\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"

@@ -162,7 +162,7 @@ class Campaign:
         home.mkdir(parents=True, exist_ok=True)
         with (home / "output.txt").open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.cli.main", *self.command, "--json"],
+                [sys.executable, "-m", "alignment.flows.cli.main", *self.command, "--json"],
                 cwd=ROOT,
                 env={**os.environ, "ALIGN_HOME": str(home), **self.environment},
                 stdout=output,

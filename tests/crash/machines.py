@@ -84,7 +84,16 @@ class Machines:
         home.mkdir(parents=True)
         with (home / "output.txt").open("wb") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.cli.main", *command("quickstart"), *PROGRESS, "--store", store, "--json"],
+                [
+                    sys.executable,
+                    "-m",
+                    "alignment.flows.cli.main",
+                    *command("quickstart"),
+                    *PROGRESS,
+                    "--store",
+                    store,
+                    "--json",
+                ],
                 cwd=ROOT,
                 env={**os.environ, **self.environment, "ALIGN_HOME": str(home)},
                 stdout=output,

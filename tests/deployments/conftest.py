@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import access
+from alignment.flows import access
 from tests.conftest import TinyModel
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import free_port, wait_until

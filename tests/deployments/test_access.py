@@ -19,6 +19,11 @@ import psutil
 import pytest
 import sqlalchemy.exc
 
+from alignment.flows import access
+from alignment.flows.service import services as up
+from alignment.flows.service import services_process
+from alignment.flows.service.prefect_api import start_prefect_api
+from alignment.flows.shipped import pool
 from alignment_core.checks import rows
 from alignment_core.data.pin import PinnedSource
 from alignment_core.host import client
@@ -26,11 +31,6 @@ from alignment_core.recipes import DataConfig, DataSource, ResourcesConfig
 from alignment_core.stages.dataset import DatasetConfig
 from alignment_core.tracking import wandb
 from alignment_core.user_code import process as function_process
-from flows import access
-from flows.service import services as up
-from flows.service import services_process
-from flows.service.prefect_api import start_prefect_api
-from flows.shipped import pool
 from tests.deployments.up import BIN, PASSWORD, Services
 from tests.processes import processes_of, wait_until
 
@@ -196,7 +196,11 @@ def test_services_that_wait_for_their_port_are_not_said_to_be_ready(home: Path, 
 
 
 def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, tmp_path: Path) -> None:
-    for name in ("flows/service/services_process.py", "flows/access.py", "tasks/graph.py"):
+    for name in (
+        "alignment/flows/service/services_process.py",
+        "alignment/flows/access.py",
+        "alignment/tasks/graph.py",
+    ):
         file = tmp_path / "work" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("raise RuntimeError('not ours')")
@@ -206,7 +210,7 @@ def test_folders_named_like_ours_are_not_taken_for_them(home: Path, taken: int, 
 
     for variables in (pool()["job_variables"]["env"], up.environment(taken)):
         environment = {**os.environ, **variables}
-        ours = [sys.executable, "-c", "import flows.access, tasks.graph"]
+        ours = [sys.executable, "-c", "import alignment.flows.access, alignment.tasks.graph"]
         subprocess.run(ours, cwd=tmp_path / "work", env=environment, check=True)
 
 
@@ -260,7 +264,7 @@ def test_services_that_had_a_database_do_not_silently_begin_with_another(
 
 @pytest.mark.slow
 def test_the_log_of_the_server_holds_no_transaction_that_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    from flows.service import prefect_server  # noqa: F401 (sets up the log)
+    from alignment.flows.service import prefect_server  # noqa: F401 (sets up the log)
 
     locked = sqlite3.OperationalError("database is locked")
     tasks = logging.getLogger("docket.dependencies")

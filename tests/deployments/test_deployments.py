@@ -18,10 +18,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 
+from alignment.flows import deployments
+from alignment.flows.shipped import shipped
 from alignment_core.errors import UserError
 from alignment_core.recipes import load_recipe
-from flows import deployments
-from flows.shipped import shipped
 from tests.deployments.up import ROOT, Services
 
 OVERRIDES = [
@@ -88,9 +88,9 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
     with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
         ppo = client.read_deployment_by_name("alignment/ppo")
         earlier = [{"prefect.deployments.steps.set_working_directory": {"directory": "/gone"}}]  # as there were once
-        of_a_file = DeploymentUpdate(entrypoint="flows/alignment.py:deployed_ppo", pull_steps=earlier)
+        of_a_file = DeploymentUpdate(entrypoint="flows/deployed.py:deployed_ppo", pull_steps=earlier)
         client.update_deployment(ppo.id, of_a_file)
-        assert "/gone/flows/alignment.py:deployed_ppo does not load" in deployments.problems(client, "alignment")["ppo"]
+        assert "/gone/flows/deployed.py:deployed_ppo does not load" in deployments.problems(client, "alignment")["ppo"]
         deployments.register_shipped(client)  # as `align up` does
         assert deployments.problems(client, "alignment") == {}
         assert client.read_deployment_by_name("alignment/ppo").pull_steps in (None, [])
@@ -98,9 +98,17 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         kept = mine.parameters["recipe"]
         assert (kept["seed"], kept["sft"]["training"]["max_steps"]) == (7, 3)
         assert kept["sft"]["data"]["sources"][0]["path"] == f"{tmp_path}/rows.jsonl"
-        assert mine.job_variables["working_dir"] == str(ROOT), "a folder that stays"
+        assert mine.job_variables["working_dir"] == str(services.home), "a folder that stays"
         assert mine.job_variables["env"]["ALIGN_PATHS_BEGIN"] == str(tmp_path), "those of a run's overrides"
         assert [one.schedule.timezone for one in mine.schedules] == ["Europe/Berlin"]
+
+        kept_by_an_earlier_version = DeploymentUpdate(
+            entrypoint="flows.alignment.run_sft", job_variables={"working_dir": "/gone"}
+        )
+        client.update_deployment(mine.id, kept_by_an_earlier_version)  # as version 0.1 registered it
+        assert "No module named 'flows.alignment'" in deployments.problems(client, "alignment")["mine"]
+        deployments.take_over(client)
+        assert deployments.problems(client, "alignment") == {}
 
         tmp_path.rename(tmp_path.with_name("moved"))
         assert deployments.problems(client, "alignment") == {}
@@ -124,15 +132,15 @@ def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:
 
     assert problem("mine.py:flow", there) is None
     assert problem("anything.py:flow", fetched) is None, "nobody knows before it is fetched"
-    assert problem("flows.alignment.deployed_sft", []) is None
+    assert problem("alignment.flows.deployed.deployed_sft", []) is None
     ours = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
-    assert problem("flows/alignment.py:deployed_sft", ours) is None, "as the project's prefect.yaml had it once"
-    assert "flows/alignment.py:deployed_gone does not exist" in str(problem("flows/alignment.py:deployed_gone", ours))
+    assert problem("flows/deployed.py:deployed_sft", ours) is None, "as the project's prefect.yaml had it once"
+    assert "flows/deployed.py:deployed_gone does not exist" in str(problem("flows/deployed.py:deployed_gone", ours))
     assert "No such file" in str(problem("gone.py:flow", there))
     assert "mine.py:other does not exist" in str(problem("mine.py:other", there))
     assert "broken.py:flow does not load: invalid syntax" in str(problem("broken.py:flow", there))
     assert "does not load: ModuleNotFoundError" in str(problem("no.such.module", []))
-    assert "flows.alignment.gone does not exist" in str(problem("flows.alignment.gone", []))
+    assert "alignment.flows.deployed.gone does not exist" in str(problem("alignment.flows.deployed.gone", []))
 
 
 def test_what_cannot_be_deployed_is_said_in_a_sentence() -> None:
@@ -168,7 +176,7 @@ from prefect import flow, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 from alignment_core.tracking import Progress, listening
-from flows import progress
+from alignment.flows import progress
 from tests.tracking.watched import result
 
 progress.AFTER_SECONDS = progress.EVERY_SECONDS = 0.0
@@ -210,7 +218,7 @@ from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.states import Pending, Running
-from flows.service.reconcile import mark
+from alignment.flows.service.reconcile import mark
 
 @flow(name="alignment")
 def run(): ...

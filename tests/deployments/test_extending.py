@@ -19,7 +19,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from flows.access import TOKEN, URL
+from alignment.flows.access import TOKEN, URL
 from tests.align import align_here
 from tests.deployments.up import ROOT, Services
 from tests.processes import processes_of, wait_until
@@ -57,7 +57,7 @@ class Installed:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A command of ours, under way."""
-        command = [self.python, "-m", "flows.cli.main", *arguments]
+        command = [self.python, "-m", "alignment.flows.cli.main", *arguments]
         return subprocess.Popen(
             command, cwd=self.source, env=self.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -157,7 +157,7 @@ def test_prefect_deploys_its_recipe(installed: Installed, services: Services) ->
     done = subprocess.run(deploy, cwd=installed.source, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     deployment = services.get("/deployments/name/alignment/unlikelihood-tiny")
-    assert deployment["entrypoint"] == "flows.alignment.deployed_unlikelihood_tiny"
+    assert deployment["entrypoint"] == "alignment.flows.deployed.deployed_unlikelihood_tiny"
     assert deployment["description"].startswith("A tiny model learns from good and bad answers")
     section = deployment["parameter_openapi_schema"]["definitions"]["UnlikelihoodConfig"]["properties"]["weight"]
     assert section["description"] == "Weight of the unlikelihood loss of bad completions."
@@ -167,7 +167,7 @@ def test_prefect_deploys_its_recipe(installed: Installed, services: Services) ->
 def test_without_it_its_runs_and_recipes_say_what_is_missing(installed: Installed, resumed: dict[str, Any]) -> None:
     for command in (["resume", resumed["run_id"]], ["run", installed.recipe]):
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli.main", *command],
+            [sys.executable, "-m", "alignment.flows.cli.main", *command],
             cwd=ROOT,
             env=installed.settings,
             capture_output=True,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from alignment.flows.console import say
+from alignment.flows.service import services, services_process
 from alignment_core.errors import EnvironmentFault
-from flows.console import say
-from flows.service import services, services_process
 from tests.conftest import fill
 from tests.processes import wait_until
 
@@ -46,7 +46,7 @@ def test_a_state_that_could_not_be_written_is_written_once_there_is_room(home: P
 
 
 def test_a_long_log_gives_its_room_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.service.services_process.LONGEST_LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("alignment.flows.service.services_process.LONGEST_LOG_BYTES", 1 << 18)
     log = home / "server.log"
     log.write_bytes(bytes(1 << 19))
     fill(home)

@@ -13,12 +13,12 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Running
 
+from alignment.flows.any_recipe import alignment
+from alignment.flows.service.prefect_worker import TEMPORARY
+from alignment.flows.service.reconcile import SILENCE_SECONDS, Reconciler
+from alignment.flows.service.services_process import trim
+from alignment.flows.shipped import shipped
 from alignment_core import journal
-from flows.any_recipe import alignment
-from flows.service.prefect_worker import TEMPORARY
-from flows.service.reconcile import SILENCE_SECONDS, Reconciler
-from flows.service.services_process import trim
-from flows.shipped import shipped
 from tests.deployments.endings import OVERRIDES, check_that_it_goes_on, steps, times_started, training
 from tests.deployments.up import PASSWORD, Services
 from tests.processes import processes_of, wait_until
@@ -95,7 +95,7 @@ def test_without_a_database_it_is_sqlite_below_the_home(tmp_path: Path, migrated
 
 
 def test_a_long_log_begins_anew_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.service.services_process.LONGEST_LOG_BYTES", 10)
+    monkeypatch.setattr("alignment.flows.service.services_process.LONGEST_LOG_BYTES", 10)
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"what was said before")

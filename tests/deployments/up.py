@@ -22,13 +22,13 @@ from tests.processes import free_port
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 ELSEWHERE = Path("/")
-ALIGN = [sys.executable, "-m", "flows.cli.main"]
+ALIGN = [sys.executable, "-m", "alignment.flows.cli.main"]
 PASSWORD = "secret-of-the-test"
 """Of the PostgreSQL user; it must be found in no file."""
 SIGNS = {
-    "server": "flows.service.prefect_server",
-    "worker": "flows.service.prefect_worker",
-    "reconciler": "flows.service.reconcile",
+    "server": "alignment.flows.service.prefect_server",
+    "worker": "alignment.flows.service.prefect_worker",
+    "reconciler": "alignment.flows.service.reconcile",
 }
 
 

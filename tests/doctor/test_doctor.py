@@ -25,7 +25,7 @@ def run_doctor(home: Path, *arguments: str, **environment: str) -> subprocess.Co
         name: value for name, value in os.environ.items() if not name.startswith(("HF_", "AWS_", "WANDB_", "PREFECT_"))
     }
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli.main", "doctor", *arguments],
+        [sys.executable, "-m", "alignment.flows.cli.main", "doctor", *arguments],
         cwd=ROOT,
         env=inherited | {"ALIGN_HOME": str(home)} | environment,
         capture_output=True,

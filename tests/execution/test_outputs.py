@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from alignment.tasks.graph import CURRENT, artifact, submit
+from alignment.tasks.stage import _call
 from alignment_core.artifacts import Store
 from alignment_core.artifacts.retention import prune
 from alignment_core.checks.plan import Plan
@@ -14,8 +16,6 @@ from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
 from alignment_core.execution.key import key_of
 from alignment_core.journal import StageLine
-from tasks.graph import CURRENT, artifact, submit
-from tasks.stage import _call
 from tests.artifacts.conftest import age
 from tests.stages.calls import offer, run_alone
 

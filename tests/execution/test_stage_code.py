@@ -32,7 +32,7 @@ STAGES = sorted(module.name for module in pkgutil.iter_modules(alignment_core.st
 def copy_of_the_package(folder: Path) -> Path:
     """A copy whose sources may be edited."""
     hidden = shutil.ignore_patterns("__pycache__")
-    for package in ("alignment_core", "flows", "tasks", "deployments/recipes"):
+    for package in ("alignment_core", "alignment"):
         shutil.copytree(ROOT / package, folder / package, ignore=hidden)
     return folder / "alignment_core"
 
@@ -218,10 +218,10 @@ from alignment_core.artifacts import open_store
 from alignment_core.execution.base import load_stage
 from alignment_core.execution import key
 from alignment_core.recipes import load_recipe
-from flows.planning import plan
+from alignment.flows.planning import plan
 assert key.__file__.startswith({folder!r})
 found = {{}}
-for path in sorted(Path('deployments/recipes').glob('*.yaml')):
+for path in sorted(Path('alignment/recipes').glob('*.yaml')):
     with tempfile.TemporaryDirectory() as store:
         for one in plan(load_recipe(path), open_store(store)).stages:
             stage = load_stage(one.stage)
@@ -312,7 +312,7 @@ def test_stages_and_their_keys_need_no_machine_learning_package():
     assert loaded == []
 
 
-@pytest.mark.parametrize("module", ["flows", "flows.cli.main"])
+@pytest.mark.parametrize("module", ["alignment.flows", "alignment.flows.cli.main"])
 def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(module):
     code = (
         f"import time; t = time.perf_counter(); import json, sys, {module}; t = time.perf_counter() - t\n"
@@ -326,8 +326,8 @@ def test_the_flows_package_and_the_command_start_within_a_second_and_a_half(modu
 def test_a_run_of_the_command_loads_neither_the_forms_of_deployments_nor_pandas():
     loaded = python(
         "import json, sys\nfrom alignment_core.imports import hidden\n"
-        "with hidden('pandas'): import flows.cli.main, flows.any_recipe\n"
-        "print(json.dumps([name for name in ('pandas', 'flows.alignment', 'torch') if name in sys.modules]))\n"
+        "with hidden('pandas'): import alignment.flows.cli.main, alignment.flows.any_recipe\n"
+        "print(json.dumps([name for name in ('pandas', 'alignment.flows.deployed', 'torch') if name in sys.modules]))\n"
         "import pandas"  # hidden no more
     )
     assert loaded == []

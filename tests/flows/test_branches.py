@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.planning import plan
 from alignment_core.artifacts import open_store
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.recipes import parse_recipe
-from flows.planning import plan
 from tests.align import Align, states
 
 SCRATCH = {"scratch": {"hidden_size": 64, "num_attention_heads": 2}}

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from alignment.flows import night
+from alignment.flows.comparison import compare
+from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.checks.plan import NotMade
 from alignment_core.execution.base import StageCall
 from alignment_core.execution.key import stage_seed
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import method_of
-from flows import night
-from flows.comparison import compare
-from tasks.graph import CURRENT
 
 MODEL = {"scratch": {"hidden_size": 16, "num_attention_heads": 2}}
 TASK = {"task": "first", "rows": 20}

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from alignment.tasks.graph import CURRENT
+from alignment.tasks.training import dpo
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import DataError
 from alignment_core.execution.base import StageCall, StageConfig, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import DpoLossConfig, ResourcesConfig, TrainingConfig
 from alignment_core.stages.dpo import DpoStageConfig
-from tasks.graph import CURRENT
-from tasks.training import dpo
 from tests.stages.killing import store_with
 
 pytestmark = pytest.mark.slow

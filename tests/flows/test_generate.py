@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.console import write_file
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes.load import parse_recipe
-from flows.console import write_file
 from tests.align import Align, align_here
 
 MODEL = "{scratch: {hidden_size: 64, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}}"

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from alignment.tasks.graph import CURRENT
+from alignment.tasks.kto import kto
 from alignment_core.artifacts import Reference
 from alignment_core.errors import DataError
 from alignment_core.recipes import TrainingConfig
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.stages.kto import imbalance
 from alignment_core.training.mismatched import mismatched
-from tasks.graph import CURRENT
-from tasks.kto import kto
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with
 from tests.stages.test_reference_logps import expected

@@ -55,7 +55,15 @@ def test_a_killed_command_leaves_no_server_no_host_no_ray_and_no_tracker(
     (home / "prefect").mkdir(parents=True)
     shutil.copyfile(migrated, home / "prefect" / "prefect.db")
     command = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--set", "tracking.wandb={project: tests}"],
+        [
+            sys.executable,
+            "-m",
+            "alignment.flows.cli.main",
+            "run",
+            str(recipe),
+            "--set",
+            "tracking.wandb={project: tests}",
+        ],
         cwd=ROOT,
         env={**os.environ, "ALIGN_HOME": str(home)},
         stdout=subprocess.DEVNULL,

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from prefect.logging import disable_run_logger
 
+from alignment.flows.cli.run import not_promoted, not_published
+from alignment.flows.comparison import Compared
+from alignment.flows.costs import promotion_line
+from alignment.flows.early import check_recipe
+from alignment.flows.runs import _check_from_stage
+from alignment.tasks.graph import CURRENT
+from alignment.tasks.promotion import promote, publish
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.recipes import Gate, PromotionConfig, parse_recipe
-from flows.cli.run import not_promoted, not_published
-from flows.comparison import Compared
-from flows.costs import promotion_line
-from flows.early import check_recipe
-from flows.runs import _check_from_stage
-from tasks.graph import CURRENT
-from tasks.promotion import promote, publish
 
 SECTION = PromotionConfig(gates=(Gate(metric="accuracy", min_gain=0.0),))
 BETTER: tuple[dict[str, float], dict[str, float], str] = ({"accuracy": 0.9}, {"accuracy": 0.5}, "`sft` of this run")

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.outputs import Outputs
+from alignment.flows.planning import plan
+from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Reference, Store, open_store
 from alignment_core.checks.plan import NotMade
 from alignment_core.errors import DataError
@@ -18,9 +21,6 @@ from alignment_core.execution.base import StageCall, StageConfig, StageResult
 from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.recipes import ResourcesConfig, parse_recipe
 from alignment_core.recipes.methods import method_of
-from flows.outputs import Outputs
-from flows.planning import plan
-from tasks.graph import CURRENT
 
 TASK = {"task": "first", "rows": 20}
 MODEL: dict[str, Any] = {"scratch": {"hidden_size": 16, "num_attention_heads": 2}}

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 from prefect.logging import disable_run_logger
 
+from alignment.flows.runs import _prune
 from alignment_core.artifacts import Store
 from alignment_core.recipes import BaseRecipe, parse_recipe
-from flows.runs import _prune
 
 KEY = "a" * 64
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from prefect import Flow
 
+from alignment.flows import deployed as flows
+from alignment.flows.deployments import flow_of, form_of
+from alignment.flows.run_form import run_form
+from alignment.flows.shipped import shipped
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import METHODS
-from flows import alignment
-from flows.deployments import flow_of, form_of
-from flows.run_form import run_form
-from flows.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def shown(schema: dict[str, Any], field: dict[str, Any], path: str = "") -> list
 
 
 def deployed(name: str) -> Flow[..., Any]:
-    found: Flow[..., Any] = getattr(alignment, shipped()[name].function)
+    found: Flow[..., Any] = getattr(flows, shipped()[name].function)
     return found
 
 
@@ -73,10 +73,10 @@ def test_the_shipped_defaults_and_yaml_as_it_is_written_pass_the_form() -> None:
 
 def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
     code = (
-        "from flows import alignment\n"
+        "from alignment.flows import deployed\n"
         "from prefect import Flow\n"
-        "alignment.deployed_sft\n"
-        "print([name for name, value in vars(alignment).items() if isinstance(value, Flow)])"
+        "deployed.deployed_sft\n"
+        "print([name for name, value in vars(deployed).items() if isinstance(value, Flow)])"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said.strip() == "['deployed_sft']"
@@ -85,7 +85,7 @@ def test_a_deployed_run_makes_the_form_of_its_own_flow_alone() -> None:
 def test_only_what_is_shipped_or_a_method_is_a_flow() -> None:
     assert all(isinstance(deployed(name), Flow) for name in shipped())
     with pytest.raises(AttributeError, match="has no attribute 'deployed_nothing'"):
-        getattr(alignment, "deployed_nothing")  # noqa: B009
+        getattr(flows, "deployed_nothing")  # noqa: B009
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prefect.context import FlowRunContext
 
+from alignment.flows.any_recipe import LONGEST_NAME, _run_name
+from alignment.flows.cli import services as cli_services
+from alignment.flows.early import COMMAND_LINE, CommandLine
 from alignment_core.journal import Journal, new_record
-from flows.any_recipe import LONGEST_NAME, _run_name
-from flows.cli import services as cli_services
-from flows.early import COMMAND_LINE, CommandLine
 from tests.tracking.watched import recipe_with
 
 
@@ -40,7 +40,7 @@ def test_a_long_name_is_cut() -> None:
 def test_a_run_that_is_taken_up_again_keeps_what_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken_up: list[Any] = []
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
-    monkeypatch.setattr("flows.cli.run.run_here", lambda *given: taken_up.append(given))
+    monkeypatch.setattr("alignment.flows.cli.run.run_here", lambda *given: taken_up.append(given))
     content = recipe_with({}).model_dump(mode="json")
     with Journal(new_record("0" * 8, "small", content, "store", overrides=("seed=3",))).open() as journal:
         journal.end("stopped")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from alignment.flows import shipped
 from alignment_core.errors import UserError
-from flows import shipped
 from tests.distributions import distribution, site_packages
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from alignment.flows.cli.main import app
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
 from alignment_core.journal import Journal, new_record
-from flows.cli.main import app
 from tests.conftest import fill
 
 KEY = "a" * 64

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.access import TOKEN, URL
 from alignment_core.execution.machine_queue import MachineQueue
 from alignment_core.execution.tickets import RunName, Ticket
-from flows.access import TOKEN, URL
 from tests.conftest import TinyModel
 from tests.flows.test_processes import RECIPE, wait_until
 
@@ -68,7 +68,7 @@ def test_two_runs_at_once_queue_visibly_and_compute_each_stage_once(
 ) -> None:
     recipe = tmp_path / "small.yaml"
     recipe.write_text(RECIPE.format(model=tiny_model()))
-    align = [sys.executable, "-m", "flows.cli.main", "run", str(recipe), "--json"]
+    align = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(recipe), "--json"]
     me = Ticket(label="a test", run=RunName("0123456789", "other"))
     with MachineQueue(home / "locks").use(me):
         runs = [

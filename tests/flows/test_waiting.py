@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from prefect.futures import PrefectConcurrentFuture
 
+from alignment.tasks.stage import Run, Step
 from alignment_core.errors import DataError
-from tasks.stage import Run, Step
 from tests.tracking.watched import result
 
 LABELS = ("model", "round-1", "report")

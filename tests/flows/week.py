@@ -15,20 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.service import environment
-from flows.service.prefect_api import start_prefect_api
+from alignment.flows.service import environment
+from alignment.flows.service.prefect_api import start_prefect_api
 
 HOME = Path(sys.argv[1])
 environment.prepare()
 api = start_prefect_api()
 
+from alignment.flows.deployed import deployed_nightly  # noqa: E402
+from alignment.flows.early import COMMAND_LINE, CommandLine  # noqa: E402
 from alignment_core.artifacts import open_store  # noqa: E402 (Prefect reads its settings when it is imported)
 from alignment_core.execution.base import StageCall, StageResult  # noqa: E402
 from alignment_core.host.client import Host  # noqa: E402
 from alignment_core.recipes import DataConfig, DataSource, IterativeDpoConfig, load_recipe  # noqa: E402
 from alignment_core.recipes.methods.nightly import NightlyRecipe  # noqa: E402
-from flows.alignment import deployed_nightly  # noqa: E402
-from flows.early import COMMAND_LINE, CommandLine  # noqa: E402
 
 recipe = load_recipe(HOME / "nightly.yaml")
 assert isinstance(recipe, NightlyRecipe)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from alignment.flows.host_log import level
 from alignment_core.host import logs
 from alignment_core.host.logs import LogTail, prune_logs
-from flows.host_log import level
 
 Lines = list[tuple[str | None, str, str]]
 

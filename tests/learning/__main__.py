@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from alignment.flows.cli.run import NOT_PROMOTED
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.evaluation.statistics import wilson
-from flows.cli.run import NOT_PROMOTED
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "deployments" / "recipes"
@@ -72,7 +72,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 
 
 def align(home: Path, recipe: str, overrides: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "flows.cli.main", "run", str(RECIPES / f"{recipe}.yaml"), "--json"]
+    command = [sys.executable, "-m", "alignment.flows.cli.main", "run", str(RECIPES / f"{recipe}.yaml"), "--json"]
     command += [argument for one in overrides for argument in ("--set", one)]
     environment = {**os.environ, "ALIGN_HOME": str(home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

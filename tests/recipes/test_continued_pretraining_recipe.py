@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import open_store
 from alignment_core.execution.key import key_of
 from alignment_core.recipes import parse_recipe
 from alignment_core.recipes.methods import decides, method_of
 from alignment_core.stages.dataset import DatasetConfig
-from tasks.graph import CURRENT
 from tests.flows.test_compositions import EVALUATION, MODEL, Composed
 from tests.recipes.contents import refusal
 from tests.stages.calls import call

@@ -12,9 +12,15 @@ import pytest
 import yaml
 from prefect.logging import disable_run_logger
 
+from alignment.flows import deployed, deployments
+from alignment.flows.any_recipe import run_any
+from alignment.flows.cli.services import _kept_recipe
+from alignment.flows.planning import plan
+from alignment.flows.shipped import FOLDER, shipped
 from alignment_core.artifacts import open_store
 from alignment_core.data.pin import pin
 from alignment_core.errors import UserError
+from alignment_core.home import align_home
 from alignment_core.journal import new_record
 from alignment_core.nights.inbox import read_inbox
 from alignment_core.recipes import BaseRecipe, DataSource, folder_of, load_recipe, parse_recipe
@@ -23,11 +29,6 @@ from alignment_core.recipes.methods.rl import RlRecipe
 from alignment_core.stages.base_model import pin_model
 from alignment_core.stages.rl import RlStageConfig
 from alignment_core.user_code.functions import function_content, load_function
-from flows import alignment, deployments
-from flows.any_recipe import run_any
-from flows.cli.services import _kept_recipe
-from flows.planning import plan
-from flows.shipped import PROJECT, shipped
 
 RECIPE = {
     "method": "sft",
@@ -179,7 +180,7 @@ def test_a_recipe_that_is_kept_means_the_same_from_any_folder(load, tmp_path, mo
 
 def test_paths_in_the_overrides_of_a_deployed_run_begin_at_the_deployments_folder(load, tmp_path, monkeypatch):
     ran: list[BaseRecipe] = []
-    monkeypatch.setattr("flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr("alignment.flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
     run_any(load(), ["sft.data=other.jsonl"], None)  # a worker starts it in that folder
     assert ran[0].sft.data.sources[0].path == f"{tmp_path}/elsewhere/other.jsonl"  # type: ignore[attr-defined]
     assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/judge.py:score"  # type: ignore[union-attr]
@@ -319,7 +320,7 @@ def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_wh
         load_recipe(tmp_path / "old.yaml")
     kept = parse_recipe(UNUSED)
     ran: list[BaseRecipe] = []
-    monkeypatch.setattr("flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr("alignment.flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
     with disable_run_logger():
         run_any(kept, ["seed=2"], None)
     assert ran[0] == kept.model_copy(update={"seed": 2})
@@ -330,7 +331,7 @@ def test_fields_that_nothing_reads_are_refused_to_who_writes_them_and_pass_in_wh
 
 @pytest.mark.parametrize("name", ["nightly", "iterative-dpo", "rlhf", "ppo"])
 def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name):
-    path = PROJECT / "deployments" / "recipes" / f"{name}.yaml"
+    path = FOLDER / f"{name}.yaml"
     whole = load_recipe(path, ["reward_model={model: policy/judge}"], path.parent)
     by_field = ["reward_model.model=policy/judge", "reward_model.data=null", "reward_model.training={}"]
     assert load_recipe(path, by_field, path.parent) == whole
@@ -340,20 +341,19 @@ def test_a_reward_model_may_be_given_to_the_shipped_recipes_that_train_one(name)
             load_recipe(path, by_field[:1], path.parent)
 
 
-def test_paths_of_shipped_recipes_begin_at_the_project_by_hand_and_as_deployment(tmp_path, monkeypatch):
-    project = PROJECT
+def test_paths_of_shipped_recipes_are_the_same_by_hand_and_as_deployment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    by_hand = str(inbox_of(project / "deployments/recipes/nightly.yaml")[0].path)
-    assert os.path.normpath(by_hand) == f"{project}/inbox/**/*.jsonl"
+    by_hand = str(inbox_of(FOLDER / "nightly.yaml")[0].path)
+    assert by_hand == f"{tmp_path}/home/.alignment/inbox/**/*.jsonl"
     for name, one in shipped().items():
-        flow = getattr(alignment, one.function)
-        assert str(project) not in str(deployments.form_of(flow)), name
-    shown = deployments.form_of(alignment.deployed_nightly)["properties"]["recipe"]["default"]
+        flow = getattr(deployed, one.function)
+        assert str(FOLDER.resolve().parent) not in str(deployments.form_of(flow)), name
+    shown = deployments.form_of(deployed.deployed_nightly)["properties"]["recipe"]["default"]
     ran: list[Any] = []
-    monkeypatch.setattr("flows.nightly.one_night", lambda recipe, *_: ran.append(recipe))
-    monkeypatch.chdir(project)  # the working folder of its deployment
+    monkeypatch.setattr("alignment.flows.nightly.one_night", lambda recipe, *_: ran.append(recipe))
     run_any(parse_recipe(shown), [], None)
-    assert ran[0].dpo.data.sources[0].path == f"{project}/inbox/**/*.jsonl"
+    assert ran[0].dpo.data.sources[0].path == by_hand
 
 
 def test_a_deployment_outlives_the_folder_of_its_recipe(load, tmp_path, monkeypatch):
@@ -362,10 +362,10 @@ def test_a_deployment_outlives_the_folder_of_its_recipe(load, tmp_path, monkeypa
     client = SimpleNamespace(create_flow_from_name=str, create_deployment=lambda *_, **more: registered.update(more))
     deployments.register_recipe(client, "mine", load(model="some/model"), tmp_path / "recipes", None)  # type: ignore[arg-type]
     variables = registered["job_variables"]
-    assert variables["working_dir"] == str(PROJECT)
+    assert variables["working_dir"] == str(align_home())
     (tmp_path / "recipes/org/rows").mkdir(parents=True)
     ran: list[Any] = []
-    monkeypatch.setattr("flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
+    monkeypatch.setattr("alignment.flows.any_recipe.run_recipe", lambda recipe, *_: ran.append(recipe))
     monkeypatch.setattr(os, "environ", {**os.environ, **variables["env"]})
     run_any(parse_recipe(registered["parameters"]["recipe"]), ["evaluation.verifier=other.py:f"], None)
     assert ran[0].evaluation.verifier == f"{tmp_path}/recipes/other.py:f", "where the paths of overrides begin"

@@ -137,7 +137,7 @@ def test_a_server_that_refuses_what_people_are_to_see_fails_no_run(
 ) -> None:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows import run_page
+    from alignment.flows import run_page
 
     logger = logging.Logger("run")  # there is no run here, and Prefect may take the root logger's handlers
     logger.addHandler(caplog.handler)
@@ -205,7 +205,7 @@ def test_a_stage_that_only_an_earlier_version_had_is_reported_by_its_label(store
 def test_a_report_says_why_a_run_is_not_complete(
     error: BaseException, cancelled: bool, what: str, sentence: str | None, how: str
 ) -> None:
-    from flows.run_page import why_unfinished
+    from alignment.flows.run_page import why_unfinished
 
     found = why_unfinished("0123456789", error, cancelled, "/logs/x.log")
     assert (found.what, found.sentence) == (what, sentence)
@@ -227,7 +227,7 @@ def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException, cancelled: bool, status: str
 ) -> None:
     """Whoever ended it may kill it meanwhile."""
-    from flows import runs
+    from alignment.flows import runs
 
     @contextmanager
     def opened(*_: Any) -> Any:

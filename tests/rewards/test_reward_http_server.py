@@ -146,7 +146,7 @@ def test_a_text_has_the_score_of_its_tokens_with_eos(reward_model: Path) -> None
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_ended(reward_model: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "flows.cli.main", "serve-reward", str(reward_model), "--port", "0"]
+    command = [sys.executable, "-m", "alignment.flows.cli.main", "serve-reward", str(reward_model), "--port", "0"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         said = next(line for line in server.stderr if " at http://" in line)

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from alignment.tasks.graph import CURRENT, submit
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.models.handle import Model
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.training.forward import ForwardJob
-from tasks.graph import CURRENT, submit
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from alignment.tasks.graph import CURRENT, submit
 from alignment_core.errors import DataError
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.recipes.sections.distillation import DistillationLossConfig
@@ -19,7 +20,6 @@ from alignment_core.stages import teacher_logps
 from alignment_core.stages.teacher_logps import TeacherLogpsConfig
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.distillation import Distillation
-from tasks.graph import CURRENT, submit
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with
 from tests.training.test_batch_invariance import padded_forward

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import log_softmax
 
+from alignment.tasks.graph import CURRENT, submit
 from alignment_core.errors import UserError
 from alignment_core.losses.process_reward import step_loss
 from alignment_core.models.loading import load_model
@@ -22,7 +23,6 @@ from alignment_core.recipes.sections.process_reward_model import StepsConfig
 from alignment_core.stages.process_reward_model import ProcessRewardModelStageConfig
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.methods.process_reward_model import ProcessRewardModel
-from tasks.graph import CURRENT, submit
 from tests.flows.test_dpo import Runs
 from tests.stages.killing import store_with
 from tests.training.conftest import random_ids

@@ -102,7 +102,7 @@ class ComparisonRecipe(BaseRecipe):
 
 METHOD = Method(
     ComparisonRecipe,
-    composition="flows.branches:comparison",
+    composition="alignment.flows.branches:comparison",
     aliases=("compare", "benchmark", "ablation"),
     decides={
         "sft/data": "sft.data",

@@ -41,7 +41,7 @@ class ConditionalSftRecipe(BaseRecipe):
 
 METHOD = Method(
     ConditionalSftRecipe,
-    composition="flows.conditional_sft:conditional_sft",
+    composition="alignment.flows.conditional_sft:conditional_sft",
     aliases=("steerlm", "decision-transformer", "attribute-conditioned"),
     decides={
         "conditional-sft/prompts": "conditional_sft.prompts",

@@ -49,7 +49,7 @@ class ContinuedPretrainingRecipe(BaseRecipe):
 
 METHOD = Method(
     ContinuedPretrainingRecipe,
-    composition="flows.continued_pretraining:continued_pretraining",
+    composition="alignment.flows.continued_pretraining:continued_pretraining",
     decides={
         "continued-pretraining/data:settings.block_overlap": "continued_pretraining.block_overlap",
         "continued-pretraining/data": "continued_pretraining.data",

@@ -28,7 +28,7 @@ class DistillationRecipe(BaseRecipe):
 
 METHOD = Method(
     DistillationRecipe,
-    composition="flows.distillation:distillation",
+    composition="alignment.flows.distillation:distillation",
     aliases=("gkd", "knowledge-distillation", "minillm"),
     decides={
         "teacher": "distillation.teacher.model",

@@ -22,7 +22,7 @@ class DpoRecipe(BaseRecipe):
 
 METHOD = Method(
     DpoRecipe,
-    composition="flows.dpo:dpo",
+    composition="alignment.flows.dpo:dpo",
     decides={
         "dpo/data": "dpo.data",
         "dpo/reference-logps:order": "the order of the rows",

@@ -35,4 +35,4 @@ class EvaluateRecipe(BaseRecipe):
         return self
 
 
-METHOD = Method(EvaluateRecipe, composition="flows.evaluate:evaluate")
+METHOD = Method(EvaluateRecipe, composition="alignment.flows.evaluate:evaluate")

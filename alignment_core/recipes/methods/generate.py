@@ -45,7 +45,7 @@ class GenerateRecipe(BaseRecipe):
 
 METHOD = Method(
     GenerateRecipe,
-    composition="flows.generate:generate",
+    composition="alignment.flows.generate:generate",
     aliases=("batch inference", "batch_inference", "sample"),
     decides={"generate/prompts": "generate.prompts", "generate": "generate"},
 )

@@ -74,7 +74,7 @@ def check_rounds(
 
 METHOD = Method(
     IterativeDpoRecipe,
-    composition="flows.iterative_dpo:iterative_dpo",
+    composition="alignment.flows.iterative_dpo:iterative_dpo",
     decides={
         "rounds/prompts": "iterative_dpo.prompts",
         r"rounds/reward-\d+:.*": "iterative_dpo.rewards",

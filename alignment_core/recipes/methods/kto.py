@@ -23,7 +23,7 @@ class KtoRecipe(BaseRecipe):
 
 METHOD = Method(
     KtoRecipe,
-    composition="flows.kto:kto",
+    composition="alignment.flows.kto:kto",
     decides={
         "kto/data": "kto.data",
         "kto/reference-logps:order": "the order of the rows",

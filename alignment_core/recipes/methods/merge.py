@@ -64,7 +64,7 @@ class MergeRecipe(BaseRecipe):
 
 METHOD = Method(
     MergeRecipe,
-    composition="flows.merge:merge",
+    composition="alignment.flows.merge:merge",
     decides={
         "sft/data": "sft.data",
         "sft": "sft",

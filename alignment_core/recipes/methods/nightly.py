@@ -84,8 +84,8 @@ def _check_inbox(data: DataConfig, min_rows: int) -> None:
 
 METHOD = Method(
     NightlyRecipe,
-    composition="flows.night:planned",
-    run="flows.nightly:one_night",
+    composition="alignment.flows.night:planned",
+    run="alignment.flows.nightly:one_night",
     decides={"rows": "dpo.data"},
     cron="0 2 * * *",  # nights that overlap take rows of their own, and one of them promotes
 )

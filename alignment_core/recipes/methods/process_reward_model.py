@@ -51,7 +51,7 @@ class ProcessRewardModelRecipe(BaseRecipe):
 
 METHOD = Method(
     ProcessRewardModelRecipe,
-    composition="flows.process_reward_model:process_reward_model",
+    composition="alignment.flows.process_reward_model:process_reward_model",
     aliases=("prm", "step-level reward model"),
     decides={
         "process-reward-model/data:settings": "process_reward_model.steps",

@@ -70,7 +70,7 @@ class RejectionSamplingRecipe(BaseRecipe):
 
 METHOD = Method(
     RejectionSamplingRecipe,
-    composition="flows.rejection_sampling:rejection_sampling",
+    composition="alignment.flows.rejection_sampling:rejection_sampling",
     aliases=("raft", "rest", "best-of-n"),
     decides={  # of rounds, too, but not those of iterative DPO: their labels are others
         "rejection-sampling/prompts": "rejection_sampling.prompts",

@@ -34,6 +34,6 @@ class RewardModelRecipe(BaseRecipe):
 
 METHOD = Method(
     RewardModelRecipe,
-    composition="flows.reward_model:reward_model",
+    composition="alignment.flows.reward_model:reward_model",
     decides={"reward-model/data": "reward_model.data", "reward-model": "reward_model"},
 )

@@ -56,7 +56,7 @@ class RlRecipe(BaseRecipe):
 
 METHOD = Method(
     RlRecipe,
-    composition="flows.rl:rl",
+    composition="alignment.flows.rl:rl",
     decides={
         "rl/prompts": "rl.prompts",
         "rl/pretraining": "rl.pretraining.data",

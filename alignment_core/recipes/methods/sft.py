@@ -18,4 +18,4 @@ class SftRecipe(BaseRecipe):
     """Demonstrations and training."""
 
 
-METHOD = Method(SftRecipe, composition="flows.sft:sft", decides={"sft/data": "sft.data", "sft": "sft"})
+METHOD = Method(SftRecipe, composition="alignment.flows.sft:sft", decides={"sft/data": "sft.data", "sft": "sft"})

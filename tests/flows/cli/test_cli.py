@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.cli import main as cli
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.canonical import digest_of
-from flows.cli import main as cli
 from tests.align import align_here
 
 ROOT = Path(__file__).parents[3]
-COMMAND = [sys.executable, "-m", "flows.cli.main"]
+COMMAND = [sys.executable, "-m", "alignment.flows.cli.main"]
 RECIPE = "method: sft\nname: demo\nmodel: some/model\nsft: {data: rows.jsonl}\n"
 Align = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -343,7 +343,7 @@ def test_diff_tells_two_artifacts_apart_as_text_and_as_json(align, made):
 def test_prefects_background_senders_say_nothing_on_the_terminal():
     """Their loggers have names of their own: Prefect's logging level does not reach them."""
     code = (
-        "import logging\nfrom flows.service import environment\nenvironment.quiet_console()\n"
+        "import logging\nfrom alignment.flows.service import environment\nenvironment.quiet_console()\n"
         "from prefect.events.worker import EventsWorker\nfrom prefect.logging.handlers import APILogWorker\n"
         "for worker in (EventsWorker, APILogWorker):\n"
         "    logging.getLogger(worker.__name__).warning('Still processing items: 2 items remaining...')\n"
@@ -357,11 +357,11 @@ def test_prefects_background_senders_say_nothing_on_the_terminal():
 
 REFUSED = """
 import sys
-from flows import early
-from flows.cli import main as cli
-from flows.cli import run
-from flows.service import prefect_api
-from flows.runs import Outcome
+from alignment.flows import early
+from alignment.flows.cli import main as cli
+from alignment.flows.cli import run
+from alignment.flows.service import prefect_api
+from alignment.flows.runs import Outcome
 
 promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}
 outcome = Outcome(status="completed", run_id="1", store=sys.argv[1], promotion=promotion).model_dump(mode="json")

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from alignment.flows.cli.stream import EventStream
+from alignment.flows.console import print_json
 from alignment_core.tracking import Progress
-from flows.cli.stream import EventStream
-from flows.console import print_json
 from tests.host.test_pace import Clock
 from tests.tracking.watched import result
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.service.busy_database import TriesAgain
+from alignment.flows.service.busy_database import TriesAgain
 
 
 class Busy:

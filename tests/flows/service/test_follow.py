@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from alignment.flows import access
+from alignment.flows.service import follow
 from alignment_core.errors import EnvironmentFault
 from alignment_core.journal import Journal, new_record
-from flows import access
-from flows.service import follow
 from tests.answering import answering
 
 RUN = """

@@ -13,12 +13,12 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 
+from alignment.flows.early import COMMAND_LINE, CommandLine
+from alignment.flows.orphans import close_not_begun
+from alignment.flows.runs import _open_run
+from alignment.flows.service.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
 from alignment_core.errors import UserError
 from alignment_core.journal import Journal, new_record
-from flows.early import COMMAND_LINE, CommandLine
-from flows.orphans import close_not_begun
-from flows.runs import _open_run
-from flows.service.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
 from tests.tracking.watched import recipe_with
 
 STEP = timedelta(seconds=SILENCE_SECONDS)
@@ -183,10 +183,10 @@ def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_h
     run = FlowRun(id=uuid4(), name="small", flow_id=uuid4(), run_count=2)
     closed: list[Any] = []
     monkeypatch.setattr("alignment_core.journal.STOPPING_SECONDS", 0)
-    monkeypatch.setattr("flows.runs.flow_run", lambda: run)
-    monkeypatch.setattr("flows.runs.get_client", lambda **_: nullcontext())
-    monkeypatch.setattr("flows.runs.clear_page", lambda *args: closed.append(args))
-    monkeypatch.setattr("flows.runs._listeners", lambda *_: _fails())  # far enough
+    monkeypatch.setattr("alignment.flows.runs.flow_run", lambda: run)
+    monkeypatch.setattr("alignment.flows.runs.get_client", lambda **_: nullcontext())
+    monkeypatch.setattr("alignment.flows.runs.clear_page", lambda *args: closed.append(args))
+    monkeypatch.setattr("alignment.flows.runs._listeners", lambda *_: _fails())  # far enough
     recipe, token = recipe_with({}), COMMAND_LINE.set(CommandLine(None, None))
     try:
         with Journal(new_record(str(run.id), "small", {}, "store")).open():

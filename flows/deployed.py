@@ -7,16 +7,14 @@ asks this module for it: making the forms of all takes longer than a cached stag
 from __future__ import annotations
 
 import inspect
-import os
 from typing import Any
 
 from prefect import Flow
 
+from alignment.flows.any_recipe import alignment_flow, run_any
+from alignment.flows.shipped import shipped
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.methods import METHODS, Method, method, method_of
-from alignment_core.recipes.paths import each_text
-from flows.any_recipe import alignment_flow, run_any
-from flows.shipped import PROJECT, shipped
 
 REQUIRED = inspect.Parameter.empty
 OWN = "run_"
@@ -27,7 +25,7 @@ def _form(name: str) -> tuple[Method, Any, str] | None:
     for one in shipped().values():
         if one.function == name:
             recipe = one.recipe()
-            return method_of(recipe), _shown(recipe), one.description
+            return method_of(recipe), recipe, one.description
     for known in METHODS.names() if name.startswith(OWN) else ():
         if own_flow(known) == name:
             found = method(known)
@@ -38,15 +36,6 @@ def _form(name: str) -> tuple[Method, Any, str] | None:
 def own_flow(method: str) -> str:
     """What the flow of recipes of one's own is called here, by their method."""
     return OWN + method.replace("-", "_")
-
-
-def _shown(recipe: BaseRecipe) -> BaseRecipe:
-    """With paths that begin at the project's folder, where its deployment runs; the form shows none of this machine."""
-
-    def shown(text: str) -> str:
-        return os.path.relpath(text, PROJECT) if text.startswith(f"{PROJECT}/") else text
-
-    return type(recipe).model_validate(each_text(recipe.model_dump(mode="json", exclude_unset=True), shown))
 
 
 def _function(name: str, method: Method, recipe: Any, description: str) -> Any:
