@@ -20,6 +20,12 @@ from alignment_core.journal import now
 RecipeArgument = Annotated[
     Path, typer.Argument(help="Recipe file (YAML), or the name of a recipe that is installed, such as quickstart.")
 ]
+SweepOption = Annotated[
+    list[str],
+    typer.Option(
+        "--sweep", help="path=value,value: one variant for each value, in one graph; of several all combinations."
+    ),
+]
 StoreOption = Annotated[
     str | None, typer.Option("--store", help="Artifact store; default: `align store use` shows it.")
 ]

@@ -23,3 +23,5 @@ class Outputs(BaseModel):
     """Where they are judged, if what the promotion's tag names is to be judged beside them; None where the baseline is
     what it named when the composition was made, ``replaces``."""
     replaces: Any = None
+    summary: Any = None
+    """A step whose metrics are the run's, too."""

@@ -27,6 +27,7 @@ from alignment_core.execution.base import StageResult
 from alignment_core.reporting.run_report import RunReport, run_report
 from alignment_core.reporting.unfinished import Unfinished, unfinished_report
 from alignment_core.stages.report import cell
+from alignment_core.stages.variants import table as variants_table
 
 NONE = "there is none"
 
@@ -142,6 +143,10 @@ def leave_tables(stages: Sequence[StageResult], metrics: Mapping[str, Any]) -> N
         create_table_artifact(table=table, description="Stages of this run")
         if steps := step_rows(stages):
             create_table_artifact(table=steps, description="Seconds of a step, by part")
+        if variants := metrics.get("variants"):
+            head, cells = variants_table(metrics["metric"], variants)
+            rows = [dict(zip(head, row, strict=True)) for row in cells]
+            create_table_artifact(table=rows, description="Variants, best first")
         policies = metrics.get("policies", {})
         if policies:
             rows = [

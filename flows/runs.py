@@ -300,7 +300,9 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
         "report": compared.report,
     }
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
-    if report is None:
+    if outputs.summary is not None:
+        metrics |= outputs.summary.result().metrics
+    if not metrics:
         metrics = dict(stages[-1].metrics)
     leave_tables(stages, metrics)
     return Outcome(

@@ -60,8 +60,9 @@ class Run:
         stream: str = "",
         needs: tuple[str, ...] = (),
         after: Step | None = None,
+        seed: int | None = None,
     ) -> Step:
-        """Submit a stage as a task; inputs that are None are left out."""
+        """Submit a stage as a task; inputs that are None are left out. The ``seed`` is the recipe's unless one is given."""
         config.check()  # what is wrong with it is said now, not when the stage's turn comes
         given = {
             role: [value.future, value.name] if isinstance(value, Step) else str(value)
@@ -77,7 +78,7 @@ class Run:
             "stage": stage,
             "label": label,
             "config": config.model_dump(mode="json"),
-            "seed": self.seed,
+            "seed": self.seed if seed is None else seed,
             "stream": stream,
             "rerun": self.journal.record.rerun if again else "",
             "needs": needs,

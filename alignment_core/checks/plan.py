@@ -104,6 +104,7 @@ class Plan:
         stream: str = "",
         needs: tuple[str, ...] = (),
         after: PlannedStage | None = None,
+        seed: int | None = None,
     ) -> PlannedStage:
         """Note a stage. Raises UserError for a config that cannot work."""
         config.check()
@@ -113,7 +114,13 @@ class Plan:
         found, state = None, "depends"
         if len(known) == len(given):
             settings = config.model_dump(mode="json")
-            told = {"config": settings, "inputs": known, "seed": self.seed, "stream": stream, "needs": needs}
+            told = {
+                "config": settings,
+                "inputs": known,
+                "seed": self.seed if seed is None else seed,
+                "stream": stream,
+                "needs": needs,
+            }
             told |= {"trust_remote_code": self.trust_remote_code, "passed": self.passed}
             call = StageCall(stage=stage, label=label, accept=self.accept, **told)
             found = cached_result(self._lately(), call, key_of(call), use=False)

@@ -7,7 +7,7 @@ import re
 import stat
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path | None = None) -> BaseRecipe:
+def load_recipe(
+    path: Path, overrides: Iterable[str] = (), working_folder: Path | None = None, sweeps: Sequence[str] = ()
+) -> BaseRecipe:
     """Read the recipe in the YAML file ``path`` and apply ``overrides`` such as ``iterative_dpo.rounds=3``.
+
+    With ``sweeps`` such as ``dpo.loss.beta=0.05,0.1`` it is the sweep over that recipe.
 
     Relative paths in the file begin at its folder, those in ``overrides`` at ``working_folder`` (default: this process's).
     Raises UserError with one line per mistake.
@@ -62,7 +66,10 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), working_folder: Path 
         raise UserError(f"{path}: a recipe is a mapping of fields, this is {_kind(content)}")
     here = working_folder or Path.cwd()
     content = written(content, folder_of(path), here)
-    return parse_recipe(apply_overrides(content, overrides, here), origin=str(path), refuse_unused=True)
+    content = apply_overrides(content, overrides, here)
+    if sweeps:
+        content = {"method": "sweep", "recipe": content, "sweep": _values(sweeps, here)}
+    return parse_recipe(content, origin=str(path), refuse_unused=True)
 
 
 def folder_of(path: Path) -> Path:
@@ -121,26 +128,49 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: P
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"--set {override}: the value is not valid YAML; quote it") from None
-        content = _with(content, path.strip().split("."), written(_number(value), folder, folder), override)
+        content = _with(content, path.strip().split("."), written(_number(value), folder, folder), f"--set {override}")
     return content
 
 
-def _with(node: Any, steps: list[str], value: Any, override: str) -> Any:
+def set_field(content: dict[str, Any], path: str, value: Any, option: str) -> dict[str, Any]:
+    """A copy of ``content`` in which ``path`` is set. Raises UserError, beginning with ``option``, where it leads nowhere."""
+    changed: dict[str, Any] = _with(content, path.split("."), value, option)
+    return changed
+
+
+def _with(node: Any, steps: list[str], value: Any, option: str) -> Any:
     """``node`` with ``value`` at the end of the path ``steps``; what lies beside the path is shared, not copied."""
     step, rest = steps[0], steps[1:]
     if isinstance(node, list):
         if not step.isdigit() or int(step) >= len(node):
-            raise UserError(f"--set {override}: {step!r} is not an index of a list with {len(node)} items")
+            raise UserError(f"{option}: {step!r} is not an index of a list with {len(node)} items")
         index = int(step)
         return [
             *node[:index],
-            _with(node[index], rest, value, override) if rest else value,
+            _with(node[index], rest, value, option) if rest else value,
             *node[index + 1 :],
         ]
     if node is not None and not isinstance(node, dict):
-        raise UserError(f"--set {override}: there is nothing inside {node!r}, so {step!r} cannot be set")
+        raise UserError(f"{option}: there is nothing inside {node!r}, so {step!r} cannot be set")
     node = node or {}
-    return {**node, step: _with(node.get(step), rest, value, override) if rest else value}
+    return {**node, step: _with(node.get(step), rest, value, option) if rest else value}
+
+
+def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:
+    """The values of each field of texts such as ``dpo.loss.beta=0.05,0.1``; relative paths in them begin at ``folder``."""
+    fields: dict[str, list[Any]] = {}
+    for sweep in sweeps:
+        path, separator, text = (one.strip() for one in sweep.partition("="))
+        if not (path and separator and text):
+            raise UserError(f"--sweep {sweep}: write it as path=value,value, such as dpo.loss.beta=0.05,0.1,0.3")
+        if path in fields:
+            raise UserError(f"--sweep {sweep}: {path} is given twice; name all its values at once")
+        try:
+            values = yaml.safe_load(f"[{text}]")
+        except yaml.YAMLError:
+            raise UserError(f"--sweep {sweep}: the values are not valid YAML; quote them") from None
+        fields[path] = [written(_number(value), folder, folder) for value in values]
+    return fields
 
 
 def _number(value: Any) -> Any:

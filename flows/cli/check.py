@@ -8,13 +8,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from alignment.flows.console import JsonOption, RecipeArgument, StoreOption, out, print_json
+from alignment.flows.console import JsonOption, RecipeArgument, StoreOption, SweepOption, out, print_json
 from alignment_core.artifacts import open_store
 
 
 def check(
     recipe: RecipeArgument,
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
+    sweeps: SweepOption = [],
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -28,7 +29,7 @@ def check(
     from alignment_core.recipes import load_recipe
     from alignment_core.tracking import require
 
-    chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])])
+    chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])], sweeps=sweeps)
     require(chosen.tracking)
     planned = plan(chosen, open_store(chosen.store, writes=False))
     findings = look(planned, chosen.resources)

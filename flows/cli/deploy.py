@@ -11,7 +11,7 @@ import typer
 
 from alignment.flows import access
 from alignment.flows.cli.services import RunArgument
-from alignment.flows.console import JsonOption, RecipeArgument, err, out, print_json
+from alignment.flows.console import JsonOption, RecipeArgument, SweepOption, err, out, print_json
 from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault
@@ -21,6 +21,7 @@ def deploy(
     recipe: RecipeArgument,
     name: Annotated[str, typer.Option(help="Name of the deployment: `alignment/NAME`.")],
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
+    sweeps: SweepOption = [],
     cron: Annotated[str | None, typer.Option(help="Cron schedule, such as '0 2 * * *'.")] = None,
     timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
     as_json: JsonOption = False,
@@ -31,7 +32,7 @@ def deploy(
     from alignment.flows.shipped import file_of
     from alignment_core.recipes import folder_of, load_recipe
 
-    chosen = load_recipe(file_of(recipe), overrides)
+    chosen = load_recipe(file_of(recipe), overrides, sweeps=sweeps)
     services.use_if_running()
     if not os.environ.get(access.URL):
         raise EnvironmentFault(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -16,6 +18,7 @@ from alignment.flows.costs import COSTS, cost_cells, run_cost, step_rows
 from alignment_core.execution.base import StageResult, load_stage
 from alignment_core.host.pace import headline
 from alignment_core.stages.report import cell, columns_of, confidence
+from alignment_core.stages.variants import table as variants_table
 from alignment_core.tracking import Listener, Progress
 
 
@@ -136,6 +139,17 @@ def step_table(stages: list[StageResult]) -> Table | None:
         table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
+    return table
+
+
+def variant_table(metric: str, variants: list[dict[str, Any]]) -> Table:
+    """One row per variant of a sweep, the best first."""
+    head, rows = variants_table(metric, variants)
+    table = Table(title=f"Variants, best {metric} first", title_justify="left")
+    for name in head:
+        table.add_column(escape(name), justify="right")
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from alignment.flows.console import RecipeArgument, StoreOption, out, print_json
+from alignment.flows.console import RecipeArgument, StoreOption, SweepOption, out, print_json
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import AlignmentError, InfrastructureError
 from alignment_core.imports import hidden, uncollected
@@ -22,6 +22,7 @@ NOT_PUBLISHED = 5
 def run(
     recipe: RecipeArgument,
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
+    sweeps: SweepOption = [],
     from_stage: Annotated[
         str | None, typer.Option(help="Run this stage and everything that depends on it again, even if cached.")
     ] = None,
@@ -35,7 +36,7 @@ def run(
     from alignment.flows.shipped import file_of
     from alignment_core.recipes import load_recipe
 
-    chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])])
+    chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])], sweeps=sweeps)
     run_here(chosen, from_stage, None, as_json, tuple(overrides))
 
 
@@ -114,7 +115,7 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
 
 def print_outcome(outcome: dict[str, Any]) -> None:
     """Stages, metrics and outputs of a run, for people."""
-    from alignment.flows.cli.display import result_table, stage_table, step_table
+    from alignment.flows.cli.display import result_table, stage_table, step_table, variant_table
     from alignment.flows.costs import promotion_line
     from alignment_core.execution.base import StageResult
 
@@ -131,6 +132,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     metrics = outcome["metrics"]
     if metrics.get("policies"):
         out.print(result_table(metrics["policies"]))
+    if metrics.get("variants"):
+        out.print(variant_table(metrics["metric"], metrics["variants"]))
     for name, value in metrics.items():
         if isinstance(value, (int, float)):
             out.print(f"{name}: {value:.4g}")

@@ -143,7 +143,7 @@ def test_align_check_says_why_a_policy_cannot_be_compared_with_what_the_tag_name
         "alignment_core.checks.findings.check", lambda *_: Findings()
     )  # the stand-ins have no weights to look at
     for as_json in (False, True):
-        cli_check.check(tmp_path / "recipe.json", [], None, as_json)
+        cli_check.check(tmp_path / "recipe.json", [], [], None, as_json)
     said, found = capsys.readouterr().out.rsplit("\n", 2)[:2]
     why = "policy/production points to model@"
     assert f"cannot be promoted: {why}" in said

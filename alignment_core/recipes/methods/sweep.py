@@ -1,0 +1,185 @@
+"""The method ``sweep``: variants of one recipe that differ in some fields, side by side."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from alignment_core.errors import UserError
+from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.method import Method
+from alignment_core.recipes.recipe import BaseRecipe
+
+ONE_FOR_ALL = {
+    "method": "variants are of one method; `method: comparison` compares several",
+    "name": "it changes no result",
+    "store": "a run has one store",
+    "reuse_across_versions": "it holds for the whole run",
+    "resources": "resources change no result, so that all variants would be one",
+    "retention": "it holds for the whole run",
+    "tracking": "it changes no result",
+    "promotion": "one of the variants is promoted",
+    "evaluation": "all variants are judged alike",
+    "model.trust_remote_code": "it holds for the whole run",
+}
+"""Why a field cannot vary."""
+OF_TRAINING = ("test_accuracy", "test_loss")
+"""Metrics of a training on the rows that it holds out, the first that is measured."""
+RANKING = ("accuracy", "reward", "judged_win_rate")
+"""Metrics of an evaluation that rank variants, the first that is measured."""
+LONGEST_NAME = 80
+
+
+class SweepRecipe(BaseRecipe):
+    """Variants of a recipe → one table of them, best first → promotion of the best."""
+
+    method: Literal["sweep"] = "sweep"
+    """Variants of a recipe that differ in some fields."""
+    recipe: dict[str, Any]
+    """The recipe that varies, with its own `method`. Fields that every recipe has, such as `model` and `evaluation`, may stand
+    beside it instead."""
+    sweep: dict[str, tuple[Any, ...]] = Field(min_length=1)
+    """Fields of the recipe by their paths, such as `dpo.loss.beta`, with the values of each. Of several fields all
+    combinations are tried."""
+    rank_by: str = ""
+    """Metric by which variants are ranked: one of the evaluation or, without one, `test_accuracy` or `test_loss` of the
+    training. Default: `accuracy`, else `reward`, else `judged_win_rate`."""
+    _variants: dict[str, BaseRecipe] = PrivateAttr(default_factory=dict)
+
+    @property
+    def variants(self) -> dict[str, BaseRecipe]:
+        """Recipes of their own, by what they differ in."""
+        return self._variants
+
+    @property
+    def fields_of(self) -> dict[str, dict[str, Any]]:
+        """What each variant sets."""
+        return {name: dict(zip(self.sweep, values, strict=True)) for name, values in self._named()}
+
+    @property
+    def samples(self) -> bool:
+        """Whether a variant samples completions."""
+        return any(one.samples for one in self._variants.values())
+
+    @property
+    def ranks(self) -> str:
+        """The metric that ranks the variants; empty where only their training measures one."""
+        if self.rank_by or self.evaluation is None:
+            return self.rank_by
+        return next((name for name in RANKING if self._measured(name)), "")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recipe_is_filled(cls, content: Any) -> Any:
+        """What every recipe has stands in both places; what stands beside ``recipe`` wins."""
+        if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), Mapping):
+            return content
+        inner, outer = dict(content["recipe"]), dict(content)
+        outer.setdefault("name", f"{inner['name']}-sweep" if isinstance(inner.get("name"), str) else "sweep")
+        for name in BaseRecipe.model_fields.keys() - {"method", "name"}:
+            if name in outer:
+                inner[name] = outer[name]
+            elif name in inner:
+                outer[name] = inner[name]
+        return {**outer, "recipe": {**inner, "name": outer["name"]}}
+
+    @model_validator(mode="after")
+    def _variants_are_recipes(self) -> SweepRecipe:
+        from alignment_core.recipes.load import set_field
+
+        for path, values in self.sweep.items():
+            for field, why in ONE_FOR_ALL.items():
+                if path == field or path.startswith(f"{field}."):
+                    raise ValueError(f"`sweep`: {path} cannot vary: {why}")
+            if len(values) != len({_text(value) for value in values}):
+                raise ValueError(f"`sweep`: {path} has the same value twice; remove one")
+            if not values:
+                raise ValueError(f"`sweep`: {path} has no values; write --sweep {path}=VALUE,VALUE")
+        whole = self._parsed("recipe", self.recipe)
+        for name, values in self._named():
+            content: Any = self.recipe
+            for path, value in zip(self.sweep, values, strict=True):
+                content = set_field(content, path, value, f"sweep: {path}")
+            self._variants[name] = self._parsed(f"sweep: {name}", content)
+        read = whole.model_dump(mode="json", exclude_unset=True)  # paths are absolute
+        self.recipe.clear()
+        self.recipe.update(read)
+        return self
+
+    @model_validator(mode="after")
+    def _something_ranks(self) -> SweepRecipe:
+        if self.evaluation is None and not _holds_out(self.recipe):
+            raise ValueError(
+                "nothing ranks the variants: add a section `evaluation`, or hold rows out for the training's own test "
+                "with `test_rows`"
+            )
+        if self.evaluation and not self.ranks:
+            raise ValueError(
+                "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
+            )
+        if self.evaluation and not self._measured(self.ranks):
+            raise ValueError(f"`rank_by`: the evaluation does not measure {self.ranks!r}")
+        if self.rank_by and not self.evaluation and self.rank_by not in OF_TRAINING:
+            raise ValueError(
+                f"`rank_by`: {self.rank_by!r} needs an `evaluation`; training measures {' and '.join(OF_TRAINING)}"
+            )
+        return self
+
+    def _measured(self, metric: str) -> bool:
+        """Whether the evaluation of a variant has this metric: the variants' own recipes know whether they have rewards."""
+        one = next(iter(self._variants.values()))
+        return one.evaluation is not None and one._measures(one.evaluation, metric.partition(".")[0])
+
+    def _parsed(self, where: str, content: dict[str, Any]) -> BaseRecipe:
+        from alignment_core.recipes.load import parse_recipe
+        from alignment_core.recipes.methods import method_of
+
+        try:
+            found = parse_recipe(content, where, refuse_unused=REFUSES_UNUSED.get())
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if method_of(found).run is not None or isinstance(found, SweepRecipe):
+            raise ValueError(f"`recipe.method`: {found.method!r} cannot be swept: it is more than one graph")
+        return found
+
+    def _named(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Each combination of values, and what it is called: by the last words of the fields, as many as tell them apart."""
+        short, taken = _short(list(self.sweep)), set[str]()
+        for values in itertools.product(*self.sweep.values()):
+            said = ",".join(f"{name}={_text(value)}" for name, value in zip(short, values, strict=True))
+            name = re.sub(r"[^\w.=,+-]+", "-", said)[:LONGEST_NAME]
+            while name in taken:
+                name += "+"
+            taken.add(name)
+            yield name, values
+
+
+def _short(paths: list[str]) -> list[str]:
+    def last(path: str, words: int) -> str:
+        return ".".join(path.split(".")[-words:])
+
+    words = dict.fromkeys(paths, 1)
+    for path in paths:
+        while sum(last(other, words[path]) == last(path, words[path]) for other in paths) > 1:
+            words[path] += 1
+    return [last(path, words[path]) for path in paths]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _holds_out(content: Any) -> bool:
+    if isinstance(content, Mapping):
+        return bool(content.get("test_rows")) or any(_holds_out(value) for value in content.values())
+    return False
+
+
+METHOD = Method(
+    SweepRecipe, composition="alignment.flows.sweep:sweep", aliases=("grid", "grid-search", "hyperparameters")
+)

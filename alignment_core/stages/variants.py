@@ -1,0 +1,77 @@
+"""Stage: what the variants of a sweep came to → one table, best first, and which of them is the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.recipes.methods.sweep import OF_TRAINING
+from alignment_core.stages.gain import SECTION
+from alignment_core.stages.report import cell, columns_of
+
+FILE = "variants.json"
+
+
+class Variant(StageConfig):
+    """A variant of the sweep."""
+
+    name: str
+    fields: dict[str, Any]
+    """What it sets."""
+    metrics: dict[str, float]
+    """What was measured of it; it has the metric that ranks."""
+
+
+class VariantsConfig(StageConfig):
+    """What to rank. The inputs are what was measured, by the variants' names."""
+
+    metric: str
+    lower_is_better: bool = False
+    variants: tuple[Variant, ...]
+
+
+def run(context: StageContext, config: VariantsConfig) -> dict[str, Any]:
+    ranked = sorted(config.variants, key=lambda one: one.metrics[config.metric] * (1 if config.lower_is_better else -1))
+    rows = [one.model_dump(mode="json") for one in ranked]
+    content = {"metric": config.metric, "lower_is_better": config.lower_is_better, "variants": rows}
+    (context.output / FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    (context.output / SECTION).write_text(_markdown(config, ranked))
+    best = ranked[0]
+    return {"best": best.name, config.metric: best.metrics[config.metric], "metric": config.metric, "variants": rows}
+
+
+def table(metric: str, variants: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table of variants, each as plain data: what it sets, and what was measured, which ``metric`` leads."""
+    measured = {one["name"]: one["metrics"] for one in variants}
+    known = dict(columns_of(measured)) or dict.fromkeys(OF_TRAINING)
+    shown = [name for name in dict.fromkeys((metric, *known)) if any(name in one for one in measured.values())]
+    head = [*variants[0]["fields"], *(known.get(name) or name for name in shown)]
+    rows = [
+        [*map(json.dumps, one["fields"].values()), *(cell(one["metrics"], name) for name in shown)] for one in variants
+    ]
+    return head, rows
+
+
+def _markdown(config: VariantsConfig, ranked: list[Variant]) -> str:
+    head, rows = table(config.metric, [one.model_dump(mode="json") for one in ranked])
+    lines = ["## Variants, best first", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(one.replace('|', '&#124;') for one in row)} |" for row in rows]
+    lines += ["", f"Ranked by `{config.metric}`{', the lower the better' if config.lower_is_better else ''}."]
+    if close := [one.name for one in ranked[1:] if _overlap(ranked[0], one, config.metric)]:
+        lines += ["", f"The interval of the best overlaps that of {', '.join(close)}: their order may be chance."]
+    return "\n".join(lines) + "\n"
+
+
+def _overlap(one: Variant, other: Variant, metric: str) -> bool:
+    ends = [(of.metrics.get(f"{metric}.low"), of.metrics.get(f"{metric}.high")) for of in (one, other)]
+    (low, high), (other_low, other_high) = ends
+    if low is None or high is None or other_low is None or other_high is None:
+        return False
+    return low <= other_high and other_low <= high
+
+
+SHOWS = {"best": "best"}
+CODE = below("alignment_core.stages", "gain report")
+STAGE = Stage("variants", 1, {"variants": "section"}, VariantsConfig, run, SHOWS, code=CODE)

@@ -1,0 +1,37 @@
+"""The task that ranks the variants of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from alignment.tasks.graph import Step, metrics, submit
+from alignment_core.errors import UserError
+from alignment_core.recipes.methods.sweep import OF_TRAINING
+from alignment_core.stages.variants import Variant, VariantsConfig
+
+LOWER_IS_BETTER = ("kl", "length", "truncated", "test_loss")
+
+
+def variants(label: str, metric: str, fields: Mapping[str, Mapping[str, Any]], measuring: Mapping[str, Step]) -> Step:
+    """Rank variants, which set these ``fields``, by a ``metric`` of the stages that measure them; it waits for these.
+
+    Without a ``metric`` they are ranked by the first of OF_TRAINING that all have. Raises UserError if one was not measured.
+    """
+    found = {name: metrics(step) for name, step in measuring.items()}
+    known = {name: _numbers(one) for name, one in found.items() if one is not None}
+    shared = set.intersection(*(set(one) for one in known.values())) if known else set()
+    metric = metric or next((name for name in OF_TRAINING if name in shared or not known), OF_TRAINING[0])
+    if known and metric not in shared:
+        without = ", ".join(name for name, one in known.items() if metric not in one)
+        raise UserError(
+            f"rank_by: {metric!r} was not measured of {without}; all have {', '.join(sorted(shared)) or 'none'}"
+        )
+    rows = tuple(Variant(name=name, fields=dict(fields[name]), metrics=one) for name, one in known.items())
+    config = VariantsConfig(metric=metric, lower_is_better=metric.partition(".")[0] in LOWER_IS_BETTER, variants=rows)
+    step: Step = submit("variants", label, config, measuring)
+    return step
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
