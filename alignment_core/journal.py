@@ -84,6 +84,10 @@ class RunRecord(ProcessId):
     """What tells the stages that are run again on purpose from those of earlier runs; empty for an ordinary run."""
     overrides: tuple[str, ...] = ()
     """What was given with ``align run --set``, in the recipe already: the run is named by it."""
+    flow: str = ""
+    """File and name of the flow of a user's own that it is, as ``/path/file.py:function``; empty for a recipe."""
+    parameters: dict[str, Any] = {}
+    """What that flow was called with."""
     located: bool = False
     """Whether the paths in its recipe are absolute. In journals of earlier versions they begin where the run was started."""
     deployed: bool = False

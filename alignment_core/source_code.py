@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.errors import EnvironmentFault
+from alignment_core.public import FACADE, MODULE_OF
 
 PACKAGE = "alignment_core"
 ROOT = Path(__file__).parents[1]
@@ -211,15 +212,26 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _imports(tree: ast.Module, package: str, top: str) -> Iterator[str]:
+    facades = {
+        alias.asname or alias.name
+        for node in _running(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == FACADE
+    }
     for node in _running(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parts, *([node.module] if node.module else [])])
+            if base == FACADE:
+                yield from (MODULE_OF[alias.name] for alias in node.names if alias.name in MODULE_OF)
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and node.attr in MODULE_OF and getattr(node.value, "id", "") in facades:
+            yield MODULE_OF[node.attr]
         elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
             yield from (
                 one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.artifacts import Store
@@ -27,6 +27,10 @@ class CommandLine:
     """The run that is resumed; stages that it was told to run again still count as such."""
     overrides: tuple[str, ...] = ()
     """What was given with ``--set``; it is in the recipe already."""
+    from_stage: str | None = None
+    """The stage from which a flow of one's own runs again; a recipe's is told otherwise."""
+    outcomes: list[Any] = field(default_factory=list)
+    """What came of each run that completed in this process."""
 
 
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)

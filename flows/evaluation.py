@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from alignment.flows.start import rewards
 from alignment.tasks import data, rollout
 from alignment.tasks import evaluation as judging
-from alignment.tasks.graph import Input, Step
+from alignment.tasks.graph import Input, Step, metrics
 from alignment_core.artifacts import Reference
+from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
 
 STREAM = "evaluation"
@@ -26,12 +28,12 @@ class Evaluations:
         self,
         recipe: BaseRecipe,
         tokenizer: Input,
-        reward_model: Input | None,
+        reward_model: Input | None = None,
         process_reward_model: Input | None = None,
     ) -> None:
         self.recipe, self.section, self.reward_model = recipe, recipe.evaluation, reward_model
         self.baseline: tuple[str, Input, Step] | None = None
-        self.steps: dict[str, Input] = {}
+        self.steps: dict[str, Step] = {}
         self.samples: dict[str, Step] = {}
         self.scores: dict[str, Step] = {}
         self.tasks: dict[str, Step] = {}
@@ -63,6 +65,12 @@ class Evaluations:
         before = self.baseline[0] if self.baseline else None
         self.steps[label] = self._evaluate(self.section, f"{label}/evaluation", label, before)
         self.baseline = self.baseline or (label, policy, scores)
+
+    def metrics(self, label: str) -> dict[str, Any]:
+        """What was measured of the policy ``label``; waits for it. Raises UserError if it is not evaluated."""
+        if label not in self.steps:
+            raise UserError(f"{label!r} is not evaluated; there are {', '.join(self.steps) or 'no evaluations'}")
+        return dict(metrics(self.steps[label]) or {})
 
     def _evaluate(self, section: EvaluationConfig, name: str, label: str, beside: str | None) -> Step:
         """Metrics of the policy ``label``, ``beside`` another one that was sampled."""

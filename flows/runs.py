@@ -6,8 +6,9 @@ import difflib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from alignment.flows import access
 from alignment.flows.comparison import Compared, compare
 from alignment.flows.costs import run_cost
 from alignment.flows.early import COMMAND_LINE, CommandLine, check_recipe
+from alignment.flows.evaluation import Evaluations
 from alignment.flows.host_log import in_run_log
 from alignment.flows.orphans import clear_page, close_not_begun
 from alignment.flows.outputs import Outputs
@@ -72,6 +74,30 @@ class Outcome(BaseModel):
     error: str | None = None
 
 
+@dataclass
+class OpenRun:
+    """A run that takes stages."""
+
+    outputs: Outputs = field(default_factory=Outputs)
+    """What its composition hands back."""
+    outcome: Any = None
+    """An :class:`Outcome` as plain data, once the run is complete; Prefect's state for it if somebody cancelled the run."""
+
+    def finish(
+        self,
+        policy: Input | None = None,
+        evaluations: Evaluations | None = None,
+        final: str | None = None,
+        **others: Input | None,
+    ) -> None:
+        """Name the results: the ``policy`` that may be promoted, the ``evaluations`` of the run's policies, among which it is
+        called ``final``, and ``reward_model`` and ``rollouts``."""
+        report = evaluations.report() if evaluations else None
+        baseline = evaluations.baseline[0] if evaluations and evaluations.baseline else None
+        judged = {"final": final, "baseline": baseline, "report": report, "evaluations": evaluations}
+        self.outputs = Outputs(policy=policy, **judged, **others)
+
+
 def run_recipe(
     recipe: BaseRecipe,
     compose: Callable[[Any], Outputs],
@@ -82,13 +108,45 @@ def run_recipe(
     A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again. The
     promotion's tag is moved from what its policy was compared with, see :mod:`alignment.flows.comparison`.
     """
-    with _open_run(recipe, from_stage) as run:
+    if COMMAND_LINE.get() is None:  # else the command has done it
+        check_recipe(recipe, open_store(recipe.store))
+
+    with open_run(recipe, from_stage, planned(recipe)) as opened:
+        opened.outputs = compose(recipe)
+    outcome: dict[str, Any] | State = opened.outcome
+    return outcome
+
+
+def planned(recipe: BaseRecipe) -> Callable[[Run], list[str]]:
+    """Labels of the stages of a recipe, also of those yet to come."""
+    return lambda run: [one.label for one in plan(recipe, run.store).stages]
+
+
+def submitted(run: Run) -> list[str]:
+    """Labels of the stages of a run that has them all."""
+    return [step.label for step in run.steps]
+
+
+@contextmanager
+def open_run(
+    recipe: BaseRecipe,
+    from_stage: str | None = None,
+    labels: Callable[[Run], list[str]] = submitted,
+    called: Mapping[str, Any] = {},
+) -> Iterator[OpenRun]:
+    """A run with its own host, for as long as its stages are submitted and then until all are done; see :func:`run_recipe`.
+
+    ``labels`` are those from which it may run again, ``called`` is what the journal says of a flow that is not ours. Where
+    somebody cancels the run, the block ends there, quietly.
+    """
+    opened = OpenRun()
+    with _running(recipe, from_stage, called) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:
             try:
-                outputs = compose(recipe)
-                _check_from_stage(recipe, run)
+                yield opened
+                _check_from_stage(run, labels)
                 run.wait()
-                compared = compare(recipe, run.store, outputs)
+                compared = compare(recipe, run.store, opened.outputs)
                 run.wait()
             except BaseException as error:
                 with _deaf():
@@ -102,13 +160,15 @@ def run_recipe(
                     cause = _cause(run, error)
                     _leave_unfinished(recipe, run, cause, cancelled)
                     if cancelled:
-                        return Cancelled(message="Cancelled; a later attempt continues from here.")
+                        opened.outcome = Cancelled(message="Cancelled; a later attempt continues from here.")
+                        return
                     if isinstance(error, Exception):  # whoever interrupts does not want to wait
                         _prune(recipe, run)
                     raise cause from None
-        outcome = _outcome(recipe, run, outputs, compared).model_dump(mode="json")
+        opened.outcome = _outcome(recipe, run, opened.outputs, compared).model_dump(mode="json")
+        if (caller := COMMAND_LINE.get()) is not None:
+            caller.outcomes.append(opened.outcome)
         _prune(recipe, run)
-        return outcome
 
 
 @contextmanager
@@ -171,12 +231,10 @@ def flow_run() -> FlowRun:
 
 
 @contextmanager
-def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
+def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, Any]) -> Iterator[Run]:
     run_id = str(flow_run().id)
     store = open_store(recipe.store)
     caller = COMMAND_LINE.get()
-    if caller is None:  # the command has done it
-        check_recipe(recipe, store)
     resumes = caller.resumes if caller else None
     again = (resumes.rerun if resumes and resumes.from_stage == from_stage else run_id) if from_stage else ""
     record = new_record(
@@ -190,6 +248,7 @@ def _open_run(recipe: BaseRecipe, from_stage: str | None) -> Iterator[Run]:
         server=os.environ.get(access.URL, ""),
         run_count=flow_run().run_count,
         overrides=caller.overrides if caller else (),
+        **called,
     )
     log = align_home() / "logs" / f"{run_id}.log"
     prune_logs(log.parent)
@@ -256,14 +315,14 @@ class _Incomplete(Exception):
     """Tells the trackers, and nobody else, of a run that was cancelled: it did not complete, but nothing was raised."""
 
 
-def _check_from_stage(recipe: BaseRecipe, run: Run) -> None:
+def _check_from_stage(run: Run, labels: Callable[[Run], list[str]]) -> None:
     """Raise UserError if no stage of the run has the name from which it should run again, also of those yet to come."""
     chosen = run.journal.record.from_stage
     if chosen is None or any(step.again for step in run.steps):
         return
-    labels = [planned.label for planned in plan(recipe, run.store).stages]
-    if not any(is_part(label, chosen) for label in labels):
-        near = difflib.get_close_matches(chosen, labels, n=3, cutoff=0.4) or labels
+    known = labels(run)
+    if not any(is_part(label, chosen) for label in known):
+        near = difflib.get_close_matches(chosen, known, n=3, cutoff=0.4) or known
         raise UserError(f"--from-stage {chosen}: this recipe has no such stage; there are {', '.join(near)}")
 
 
@@ -302,7 +361,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
     references = {name: reference_of(step) for name, step in named.items() if step is not None}
     if outputs.summary is not None:
         metrics |= outputs.summary.result().metrics
-    if not metrics:
+    if not metrics and stages:
         metrics = dict(stages[-1].metrics)
     leave_tables(stages, metrics)
     return Outcome(

@@ -39,7 +39,7 @@ def _measuring(outputs: Outputs) -> Step:
         return outputs.evaluations.steps[outputs.final]
     found: Step | None = outputs.policy if outputs.policy is not None else outputs.reward_model
     if found is None:
-        raise UserError("recipe: it trains nothing, so that there is nothing to rank")
+        raise UserError("base: it trains nothing, so that there is nothing to rank")
     return found
 
 

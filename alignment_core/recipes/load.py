@@ -68,7 +68,7 @@ def load_recipe(
     content = written(content, folder_of(path), here)
     content = apply_overrides(content, overrides, here)
     if sweeps:
-        content = {"method": "sweep", "recipe": content, "sweep": _values(sweeps, here)}
+        content = {"method": "sweep", "base": content, "sweep": _values(sweeps, here)}
     return parse_recipe(content, origin=str(path), refuse_unused=True)
 
 

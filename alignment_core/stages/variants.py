@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.recipes.methods.sweep import OF_TRAINING
-from alignment_core.stages.gain import SECTION
 from alignment_core.stages.report import cell, columns_of
 
 FILE = "variants.json"
+SECTION = "section.md"
+"""The file of an artifact of the kind ``section`` that the reports of runs show."""
 
 
 class Variant(StageConfig):
@@ -73,5 +74,5 @@ def _overlap(one: Variant, other: Variant, metric: str) -> bool:
 
 
 SHOWS = {"best": "best"}
-CODE = below("alignment_core.stages", "gain report")
+CODE = ("alignment_core.stages.report",)
 STAGE = Stage("variants", 1, {"variants": "section"}, VariantsConfig, run, SHOWS, code=CODE)

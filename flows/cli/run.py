@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from alignment.flows.console import RecipeArgument, StoreOption, SweepOption, out, print_json
 from alignment_core.artifacts import Reference, open_store
-from alignment_core.errors import AlignmentError, InfrastructureError
+from alignment_core.errors import AlignmentError, InfrastructureError, UserError
 from alignment_core.imports import hidden, uncollected
 from alignment_core.journal import RunRecord
 
@@ -32,19 +33,34 @@ def run(
         typer.Option("--json", help="Print each event as a JSON object on its own line; the last line is the outcome."),
     ] = False,
 ) -> None:
-    """Run a recipe on this machine, or on the Ray cluster of RAY_ADDRESS. Finished stages are not run again."""
+    """Run a recipe on this machine, or on the Ray cluster of RAY_ADDRESS. Finished stages are not run again.
+
+    A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own; --set then sets its parameters.
+    """
+    from alignment.flows.cli.own import is_flow_file
+
+    if is_flow_file(recipe):
+        if sweeps or store:
+            raise UserError(
+                f"--{'sweep' if sweeps else 'store'}: a flow of your own takes it as a parameter of its own, or not at all"
+            )
+        return run_flow_here(str(recipe), None, from_stage, None, as_json, tuple(overrides))
     from alignment.flows.shipped import file_of
     from alignment_core.recipes import load_recipe
 
     chosen = load_recipe(file_of(recipe), [*overrides, *([f"store={store}"] if store else [])], sweeps=sweeps)
-    run_here(chosen, from_stage, None, as_json, tuple(overrides))
+    return run_here(chosen, from_stage, None, as_json, tuple(overrides))
 
 
 def run_here(
     recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
 ) -> None:
     """Run a recipe in this process, and print what came of it."""
-    outcome = run_recipe_here(recipe, from_stage, resumes, as_json, overrides)
+    _say(run_recipe_here(recipe, from_stage, resumes, as_json, overrides), as_json)
+
+
+def _say(outcome: dict[str, Any], as_json: bool) -> None:
+    """Print what came of a run, and exit with the code of one that was not promoted, or not published."""
     if as_json:
         print_json({"event": "result", **outcome})
     else:
@@ -71,9 +87,46 @@ def run_recipe_here(
     environment.prepare()
     api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
     host = early.early_host(recipe, early.check_recipe(recipe, opened))
+
+    def start() -> dict[str, Any]:
+        from alignment.flows.any_recipe import alignment
+
+        outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
+        return outcome
+
     with early.closing(host):
-        caller = early.CommandLine(None, host, resumes, overrides)
-        return _run_flow(recipe, api, from_stage, caller, as_json)
+        return _displayed(start, api, early.CommandLine(None, host, resumes, overrides), as_json)
+
+
+def run_flow_here(
+    given: str,
+    parameters: dict[str, Any] | None,
+    from_stage: str | None,
+    resumes: RunRecord | None,
+    as_json: bool,
+    overrides: tuple[str, ...] = (),
+) -> None:
+    """Run a flow of the user's own, ``file.py:name``, in this process, and print what came of it.
+
+    It is called with ``parameters``, or with what ``overrides`` make of its defaults.
+    """
+    from alignment.flows import early
+    from alignment.flows.cli.own import checked, load_flow, parameters_of
+    from alignment.flows.service import environment, services
+    from alignment.flows.service.prefect_api import start_prefect_api
+
+    services.use_if_running()
+    environment.prepare()
+    api = start_prefect_api()
+    flow = load_flow(given)
+    called = checked(flow, parameters_of(flow, overrides) if parameters is None else parameters)
+    chosen = from_stage or (resumes.from_stage if resumes else None)
+    caller = early.CommandLine(None, None, None if from_stage else resumes, overrides, chosen)
+    _displayed(lambda: flow(**called), api, caller, as_json)
+    if not caller.outcomes and as_json:
+        print_json({"event": "result", "status": "completed", "stages": []})
+    for outcome in caller.outcomes:
+        _say(outcome, as_json)
 
 
 def not_promoted(outcome: dict[str, Any]) -> bool:
@@ -88,10 +141,10 @@ def not_published(outcome: dict[str, Any]) -> bool:
     return publication is not None and publication["state"] == "failed"
 
 
-def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_json: bool) -> dict[str, Any]:
+def _displayed(start: Callable[[], Any], api: Any, caller: Any, as_json: bool) -> Any:
     with uncollected(), hidden("pandas"):  # Prefect imports it to know its tables as a task's parameters
+        import alignment.flows.any_recipe  # noqa: F401
         from alignment.flows.access import lost_server
-        from alignment.flows.any_recipe import alignment
         from alignment.flows.cli.display import display_of
         from alignment.flows.early import COMMAND_LINE
         from alignment.flows.service.reconcile import mark_if_open
@@ -103,8 +156,7 @@ def _run_flow(recipe: Any, api: Any, from_stage: str | None, caller: Any, as_jso
                 api.wait()
             if caller.resumes is not None:
                 mark_if_open(caller.resumes.run_id, "`align resume` continues it")
-            outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
-            return outcome
+            return start()
         except Exception as error:
             if not isinstance(error, AlignmentError) and (sentence := lost_server(error)):
                 raise InfrastructureError(sentence) from error

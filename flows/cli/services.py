@@ -173,8 +173,10 @@ def resume(
     services.use_if_running()
     if record.deployed:
         return _resume_deployed(record, from_stage, ended, as_json)
-    from alignment.flows.cli.run import run_here
+    from alignment.flows.cli.run import run_flow_here, run_here
 
+    if record.flow:
+        return run_flow_here(record.flow, record.parameters, from_stage, record, as_json)
     recipe = _kept_recipe(record)
     chosen, resumes = from_stage or record.from_stage, None if from_stage else record
     return run_here(recipe, chosen, resumes, as_json, record.overrides)

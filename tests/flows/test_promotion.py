@@ -15,7 +15,7 @@ from alignment.flows.cli.run import not_promoted, not_published
 from alignment.flows.comparison import Compared
 from alignment.flows.costs import promotion_line
 from alignment.flows.early import check_recipe
-from alignment.flows.runs import _check_from_stage
+from alignment.flows.runs import _check_from_stage, planned
 from alignment.tasks.graph import CURRENT
 from alignment.tasks.promotion import promote, publish
 from alignment_core.artifacts import Reference, Store, open_store
@@ -103,9 +103,9 @@ def test_stages_that_only_a_promotion_adds_may_be_run_again_by_name(store, model
     chosen = SimpleNamespace(from_stage="production/evaluation")
     run: Any = SimpleNamespace(store=store, steps=[], journal=SimpleNamespace(record=chosen))
     with pytest.raises(UserError, match="this recipe has no such stage"):
-        _check_from_stage(recipe, run)
+        _check_from_stage(run, planned(recipe))
     store.move_tag(SECTION.tag, model("first"), None, "imported")
-    _check_from_stage(recipe, run)
+    _check_from_stage(run, planned(recipe))
 
 
 def test_what_cannot_be_compared_is_not_promoted(store, model):

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.methods import method
+from alignment_core.recipes.methods.sweep import SweepRecipe
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
@@ -36,6 +37,7 @@ def test_a_shipped_recipe_is_taken_as_it_is_written_and_as_it_is_kept(path: Any)
     assert [error.message for content in (written, kept) for error in schema.iter_errors(content)] == []
 
 
+SWEPT = {"method": "sft", "name": "s", "model": "m", "sft": {"data": {"task": "first", "rows": 8, "test_rows": 2}}}
 SHORT: list[tuple[type[Config], Any]] = [
     (ModelConfig, "Qwen/Qwen2.5-0.5B-Instruct"),
     (DataSource, "rows.jsonl"),
@@ -46,6 +48,7 @@ SHORT: list[tuple[type[Config], Any]] = [
     (REWARDS.load("endpoint").config, {"urls": "http://host/score"}),
     (REWARDS.load("endpoint").config, {"urls": ["http://host/score"]}),
     (REWARDS.load("judge").config, {"judge": "http://host/v1", "judge_model": "m"}),
+    (SweepRecipe, {"sweep": {"seed": [1, 2]}, "base": SWEPT}),
     (PairwiseJudgeConfig, {"judge": "http://host/v1", "judge_model": "m"}),
 ]
 

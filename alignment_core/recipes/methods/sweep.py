@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PrivateAttr, model_validator
 
 from alignment_core.errors import UserError
 from alignment_core.recipes.base import REFUSES_UNUSED
@@ -32,6 +32,8 @@ OF_TRAINING = ("test_accuracy", "test_loss")
 """Metrics of a training on the rows that it holds out, the first that is measured."""
 RANKING = ("accuracy", "reward", "judged_win_rate")
 """Metrics of an evaluation that rank variants, the first that is measured."""
+SHARED = set(BaseRecipe.model_fields) - {"method", "name"}
+"""Fields of every recipe, which the variants have in common unless they are swept."""
 LONGEST_NAME = 80
 
 
@@ -40,7 +42,7 @@ class SweepRecipe(BaseRecipe):
 
     method: Literal["sweep"] = "sweep"
     """Variants of a recipe that differ in some fields."""
-    recipe: dict[str, Any]
+    base: dict[str, Any]
     """The recipe that varies, with its own `method`. Fields that every recipe has, such as `model` and `evaluation`, may stand
     beside it instead."""
     sweep: dict[str, tuple[Any, ...]] = Field(min_length=1)
@@ -50,6 +52,11 @@ class SweepRecipe(BaseRecipe):
     """Metric by which variants are ranked: one of the evaluation or, without one, `test_accuracy` or `test_loss` of the
     training. Default: `accuracy`, else `reward`, else `judged_win_rate`."""
     _variants: dict[str, BaseRecipe] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def shorthands(cls, fields: dict[str, Any], handler: GetJsonSchemaHandler) -> list[dict[str, Any]]:
+        fields["required"] = ["base", "sweep"]  # `name` and `model` may be those of `base`
+        return []
 
     @property
     def variants(self) -> dict[str, BaseRecipe]:
@@ -75,18 +82,16 @@ class SweepRecipe(BaseRecipe):
 
     @model_validator(mode="before")
     @classmethod
-    def _recipe_is_filled(cls, content: Any) -> Any:
-        """What every recipe has stands in both places; what stands beside ``recipe`` wins."""
-        if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), Mapping):
+    def _shared_fields_stand_beside_base(cls, content: Any) -> Any:
+        """What every recipe has may be given in ``base``; what stands beside it wins."""
+        if not isinstance(content, Mapping) or not isinstance(content.get("base"), Mapping):
             return content
-        inner, outer = dict(content["recipe"]), dict(content)
-        outer.setdefault("name", f"{inner['name']}-sweep" if isinstance(inner.get("name"), str) else "sweep")
-        for name in BaseRecipe.model_fields.keys() - {"method", "name"}:
-            if name in outer:
-                inner[name] = outer[name]
-            elif name in inner:
-                outer[name] = inner[name]
-        return {**outer, "recipe": {**inner, "name": outer["name"]}}
+        base, beside = dict(content["base"]), dict(content)
+        name = base.get("name")
+        beside.setdefault("name", f"{name}-sweep" if isinstance(name, str) else "sweep")
+        for field in SHARED & base.keys():
+            beside.setdefault(field, base.pop(field))
+        return {**beside, "base": {name: value for name, value in base.items() if name not in SHARED}}
 
     @model_validator(mode="after")
     def _variants_are_recipes(self) -> SweepRecipe:
@@ -100,20 +105,22 @@ class SweepRecipe(BaseRecipe):
                 raise ValueError(f"`sweep`: {path} has the same value twice; remove one")
             if not values:
                 raise ValueError(f"`sweep`: {path} has no values; write --sweep {path}=VALUE,VALUE")
-        whole = self._parsed("recipe", self.recipe)
+        shared = self.model_dump(mode="json", exclude_unset=True, include=SHARED)
+        whole = {**shared, "name": self.name, **self.base}  # a variant is its recipe alone, down to its name
+        read = self._parsed("base", whole).model_dump(mode="json", exclude_unset=True)  # paths are absolute
         for name, values in self._named():
-            content: Any = self.recipe
+            content: Any = whole
             for path, value in zip(self.sweep, values, strict=True):
                 content = set_field(content, path, value, f"sweep: {path}")
             self._variants[name] = self._parsed(f"sweep: {name}", content)
-        read = whole.model_dump(mode="json", exclude_unset=True)  # paths are absolute
-        self.recipe.clear()
-        self.recipe.update(read)
+        own = {name: read[name] for name in self.base}
+        self.base.clear()
+        self.base.update(own)
         return self
 
     @model_validator(mode="after")
     def _something_ranks(self) -> SweepRecipe:
-        if self.evaluation is None and not _holds_out(self.recipe):
+        if self.evaluation is None and not _holds_out(self.base):
             raise ValueError(
                 "nothing ranks the variants: add a section `evaluation`, or hold rows out for the training's own test "
                 "with `test_rows`"
@@ -144,7 +151,7 @@ class SweepRecipe(BaseRecipe):
         except UserError as error:
             raise ValueError(str(error)) from None
         if method_of(found).run is not None or isinstance(found, SweepRecipe):
-            raise ValueError(f"`recipe.method`: {found.method!r} cannot be swept: it is more than one graph")
+            raise ValueError(f"`base.method`: {found.method!r} cannot be swept: it is more than one graph")
         return found
 
     def _named(self) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -15,7 +15,7 @@ from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Runn
 
 from alignment.flows.early import COMMAND_LINE, CommandLine
 from alignment.flows.orphans import close_not_begun
-from alignment.flows.runs import _open_run
+from alignment.flows.runs import _running
 from alignment.flows.service.reconcile import EVERY_SECONDS, MOST_RESUMPTIONS, SILENCE_SECONDS, Reconciler
 from alignment_core.errors import UserError
 from alignment_core.journal import Journal, new_record
@@ -190,10 +190,10 @@ def test_what_an_attempt_left_open_is_closed_by_the_next_only_once_its_process_h
     recipe, token = recipe_with({}), COMMAND_LINE.set(CommandLine(None, None))
     try:
         with Journal(new_record(str(run.id), "small", {}, "store")).open():
-            with pytest.raises(UserError, match="is running in another process already"), _open_run(recipe, None):
+            with pytest.raises(UserError, match="is running in another process already"), _running(recipe, None, {}):
                 pass
             assert closed == []
-        with pytest.raises(RuntimeError, match="far enough"), _open_run(recipe, None):
+        with pytest.raises(RuntimeError, match="far enough"), _running(recipe, None, {}):
             pass
         assert len(closed) == 1
     finally:

@@ -1,0 +1,197 @@
+"""Sweeps: which stages variants share, how they are named and ranked, and what cannot vary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment.flows.planning import plan
+from alignment_core.artifacts import open_store
+from alignment_core.checks.plan import Plan
+from alignment_core.errors import UserError
+from alignment_core.recipes import load_recipe, parse_recipe
+from alignment_core.recipes.methods.sweep import SweepRecipe
+from alignment_core.stages.variants import Variant, VariantsConfig, table
+from alignment_core.stages.variants import run as rank
+from tests.align import run_align, states
+
+TASK = {"task": "first", "rows": 64}
+PROMPTS = {"task": "first", "split": "test", "rows": 8}
+RECIPE: dict[str, Any] = {
+    "method": "dpo",
+    "name": "pairs",
+    "seed": 3,
+    "model": {"scratch": {"hidden_size": 32, "num_attention_heads": 2}},
+    "sft": {"data": TASK, "training": {"max_steps": 4}},
+    "dpo": {"data": TASK, "training": {"max_steps": 4}},
+    "evaluation": {
+        "prompts": PROMPTS,
+        "generation": {"num_generations": 2, "max_completion_length": 4},
+        "verifier": "task",
+    },
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(RECIPE))
+    return path
+
+
+def sweep(file: Path, *sweeps: str, overrides: tuple[str, ...] = ()) -> SweepRecipe:
+    found = load_recipe(file, overrides, sweeps=sweeps)
+    assert isinstance(found, SweepRecipe)
+    return found
+
+
+def planned(recipe: SweepRecipe, folder: Path) -> Plan:
+    return plan(recipe, open_store(str(folder / "store")))
+
+
+def test_what_variants_share_is_one_stage_and_carries_no_variants_name(file: Path, tmp_path: Path) -> None:
+    labels = [one.label for one in planned(sweep(file, "dpo.loss.beta=0.05,0.1,0.3"), tmp_path).stages]
+    names = ["beta=0.05", "beta=0.1", "beta=0.3"]
+    shared = [label for label in labels if not label.startswith("beta=")]
+    assert {"model", "sft/data", "sft", "dpo/data", "dpo/reference-logps", "start/evaluation", "variants"} <= set(
+        shared
+    )
+    for name in names:
+        assert {f"{name}/dpo", f"{name}/dpo/evaluation/generate", f"{name}/report"} <= set(labels)
+    assert len(labels) == len(set(labels)) == len(shared) + 3 * 5
+
+
+def test_every_stage_of_a_variant_is_that_of_its_recipe_alone(file: Path, tmp_path: Path) -> None:
+    whole = planned(sweep(file, "dpo.loss.beta=0.05,0.1"), tmp_path)
+    alone = plan(load_recipe(file, ["dpo.loss.beta=0.1"]), open_store(str(tmp_path / "store")))
+    have = [(one.stage, one.config) for one in whole.stages]
+    assert all((one.stage, one.config) in have for one in alone.stages)
+
+
+def test_several_fields_are_their_grid_named_by_as_many_words_as_tell_them_apart(file: Path) -> None:
+    found = sweep(file, "sft.training.learning_rate=1e-4,2e-4", "dpo.training.learning_rate=1e-5", "seed=1,2")
+    assert [*found.variants] == [
+        f"sft.training.learning_rate={one},dpo.training.learning_rate=1e-05,seed={seed}"
+        for one in ("0.0001", "0.0002")
+        for seed in (1, 2)
+    ]
+    assert [one.seed for one in found.variants.values()] == [1, 2, 1, 2]
+    assert [one.sft.training.learning_rate for one in found.variants.values()] == [1e-4, 1e-4, 2e-4, 2e-4]  # type: ignore[attr-defined]
+
+
+def test_with_seeds_of_their_own_variants_share_nothing(file: Path, tmp_path: Path) -> None:
+    labels = [one.label for one in planned(sweep(file, "seed=1,2"), tmp_path).stages]
+    assert {label.partition("/")[0] for label in labels} == {"seed=1", "seed=2", "variants"}
+
+
+def test_what_is_set_beside_the_sweep_holds_for_all_variants(file: Path) -> None:
+    found = sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("seed=9", "sft.training.max_steps=2"))
+    assert {(one.seed, one.sft.training.max_steps) for one in found.variants.values()} == {(9, 2)}  # type: ignore[attr-defined]
+    again = parse_recipe(found.model_dump(mode="json"))
+    assert again.variants == found.variants, "as a resumed run reads it"  # type: ignore[attr-defined]
+    beside = parse_recipe({**found.model_dump(mode="json"), "seed": 11})
+    assert {one.seed for one in beside.variants.values()} == {11}  # type: ignore[attr-defined]
+
+
+def test_values_may_be_objects_and_paths(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("rows.jsonl").write_text(json.dumps({"prompt": "p", "chosen": "c", "rejected": "r"}) + "\n")
+    found = sweep(file, "dpo.data=rows.jsonl,{task: first, rows: 8}")
+    paths = [one.dpo.data.sources[0].path for one in found.variants.values()]  # type: ignore[attr-defined]
+    assert paths == [f"{tmp_path}/work/rows.jsonl", None]
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "why"),
+    [
+        (["dpo.loss.beta"], "--sweep dpo.loss.beta: write it as path=value,value"),
+        (["dpo.loss.beta="], "write it as path=value,value"),
+        (["dpo.loss.beta=[1"], "the values are not valid YAML"),
+        (["dpo.loss.beta=1", "dpo.loss.beta=2"], "dpo.loss.beta is given twice"),
+        (["dpo.loss.beta=0.1,0.1"], "dpo.loss.beta has the same value twice"),
+        (["dpo.loss.betta=0.1,0.2"], "betta: unknown field; did you mean 'beta'"),
+        (["dpo.loss.beta=0.1,-1"], "beta=-1: dpo.loss.beta: input should be greater than 0"),
+        (["resources.trainers=1,2"], "resources.trainers cannot vary: resources change no result"),
+        (["evaluation.generation.temperature=0,1"], "cannot vary: all variants are judged alike"),
+        (["method=dpo,kto"], "`method: comparison` compares several"),
+    ],
+)
+def test_what_cannot_be_swept_is_said_before_anything_runs(file: Path, sweeps: list[str], why: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_recipe(file, sweeps=sweeps)
+    assert why in str(error.value)
+
+
+def test_a_metric_that_would_not_be_comparable_is_refused(file: Path, tmp_path: Path) -> None:
+    own_start = sweep(file, "sft.training.max_steps=2,4")
+    assert own_start.ranks == "accuracy"
+    planned(own_start, tmp_path)
+    by_kl = parse_recipe({**own_start.model_dump(mode="json"), "rank_by": "kl"})
+    with pytest.raises(UserError, match="'kl' compares each variant with a start of its own"):
+        planned(by_kl, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the evaluation does not measure 'reward'"):
+        parse_recipe({**own_start.model_dump(mode="json"), "rank_by": "reward"})
+
+
+def test_without_an_evaluation_rows_that_are_held_out_rank(file: Path) -> None:
+    bare = {name: value for name, value in RECIPE.items() if name != "evaluation"}
+    file.write_text(json.dumps(bare))
+    with pytest.raises(UserError, match="nothing ranks the variants: add a section `evaluation`, or hold rows out"):
+        load_recipe(file, sweeps=["dpo.loss.beta=0.1,0.2"])
+    assert sweep(file, "dpo.loss.beta=0.1,0.2", overrides=("dpo.data.test_rows=8",)).ranks == ""
+
+
+def test_the_best_comes_first_and_an_interval_that_overlaps_is_said(tmp_path: Path) -> None:
+    def variant(beta: float, accuracy: float) -> Variant:
+        metrics = {
+            "accuracy": accuracy,
+            "accuracy.low": accuracy - 0.1,
+            "accuracy.high": accuracy + 0.1,
+            "confidence": 0.95,
+        }
+        return Variant(name=f"beta={beta}", fields={"dpo.loss.beta": beta}, metrics=metrics)
+
+    config = VariantsConfig(metric="accuracy", variants=(variant(0.1, 0.3), variant(0.2, 0.8), variant(0.3, 0.7)))
+
+    class Context:
+        output = tmp_path
+
+    found = rank(Context(), config)  # type: ignore[arg-type]
+    assert (found["best"], found["accuracy"]) == ("beta=0.2", 0.8)
+    text = (tmp_path / "section.md").read_text()
+    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| 0")] == ["0.2", "0.3", "0.1"]
+    assert "The interval of the best overlaps that of beta=0.3: their order may be chance." in text
+    head, rows = table("accuracy", found["variants"])
+    assert head == ["dpo.loss.beta", "verifier accuracy"]
+    assert rows[0] == ["0.2", "0.800 [0.700, 0.900]"]
+    lower = config.model_copy(update={"lower_is_better": True})
+    assert rank(Context(), lower)["best"] == "beta=0.1"  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(file: Path, tmp_path: Path) -> None:
+    home, options = tmp_path / "home", ("--sweep", "dpo.loss.beta=0.05,0.5")
+    outcome = run_align(home, "run", str(file), *options, "--set", "promotion={gates: [{metric: accuracy, min: 0}]}")
+    ran = states(outcome)
+    assert [label for label in ran if label.endswith(("sft", "dpo"))] == ["sft", "beta=0.05/dpo", "beta=0.5/dpo"]
+    assert all(state == "run" for state in ran.values())
+    rows = outcome["metrics"]["variants"]
+    assert [row["metrics"]["accuracy"] for row in rows] == sorted(
+        (r["metrics"]["accuracy"] for r in rows), reverse=True
+    )
+    made = {stage["label"]: stage["outputs"] for stage in outcome["stages"]}
+    assert outcome["promotion"]["policy"] in made[f"{outcome['metrics']['best']}/dpo"].values()
+    assert "## Variants, best first" in Path(outcome["report"]).read_text()
+
+    wider = run_align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5,1.0")
+    new = [label for label, state in states(wider).items() if state == "run"]
+    parts = ("dpo", "dpo/evaluation/generate", "dpo/evaluation/score", "dpo/evaluation", "report")
+    assert new == [*(f"beta=1.0/{part}" for part in parts), "variants"]
+    assert set(states(run_align(home, "resume", "last")).values()) == {"cached"}
+    alone = run_align(home, "run", str(file), "--set", "dpo.loss.beta=1.0")
+    assert set(states(alone).values()) == {"cached"}, "a variant is its recipe alone"
