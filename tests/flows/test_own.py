@@ -92,62 +92,75 @@ def settings(**more: Any) -> Any:
     return alignment.Settings(name="own", model={"scratch": {"hidden_size": 16, "num_attention_heads": 2}}, **more)
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "two_betas.py").write_text(FILES["two_betas.py"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(home: Path) -> dict[str, Any]:
+    """The outcome of a run that was killed while it trained, and resumed from another folder."""
+    command = [sys.executable, "-m", "alignment.flows.cli.main", "run", "two_betas.py", "--json"]
+    run = subprocess.Popen(command, cwd=home, env={**os.environ, "ALIGN_HOME": str(home)}, stdout=subprocess.PIPE)
+    assert wait_until(lambda: bool(tags(home)) or run.poll() is not None, 300)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    assert wait_until(lambda: not processes_of(home), 60)
+    return run_align(home, "resume", "last")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-class TestRun:
-    @pytest.fixture(scope="class")
-    def home(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("own")
-        (folder / "two_betas.py").write_text(FILES["two_betas.py"])
-        return folder
+def test_killed_and_resumed_it_repeats_nothing_that_was_done(home: Path, first: dict[str, Any]) -> None:
+    assert states(first)["model"] == "cached"
+    assert first["status"] == "completed"
 
-    @pytest.fixture(scope="class")
-    def first(self, home: Path) -> dict[str, Any]:
-        """The outcome of a run that was killed while it trained, and resumed from another folder."""
-        command = [sys.executable, "-m", "alignment.flows.cli.main", "run", "two_betas.py", "--json"]
-        run = subprocess.Popen(command, cwd=home, env={**os.environ, "ALIGN_HOME": str(home)}, stdout=subprocess.PIPE)
-        assert wait_until(lambda: bool(tags(home)) or run.poll() is not None, 300)
-        run.send_signal(signal.SIGKILL)
-        run.communicate()
-        assert wait_until(lambda: not processes_of(home), 60)
-        return run_align(home, "resume", "last")
 
-    def test_killed_and_resumed_it_repeats_nothing_that_was_done(self, home: Path, first: dict[str, Any]) -> None:
-        assert states(first)["model"] == "cached"
-        assert first["status"] == "completed"
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_branches_evaluates_and_promotes_the_better_one(first: dict[str, Any]) -> None:
+    done = states(first)
+    assert [label for label in done if label.endswith("dpo")] == ["beta-0.05/dpo", "beta-0.5/dpo"]
+    assert sum(label == "sft" for label in done) == 1
+    policies = first["metrics"]["policies"]
+    best = max(("beta-0.05", "beta-0.5"), key=lambda name: policies[name]["accuracy"])
+    made = {stage["label"]: stage["outputs"] for stage in first["stages"]}
+    assert first["promotion"]["state"] == "promoted"
+    assert first["promotion"]["policy"] in made[f"{best}/dpo"].values()
+    assert Path(first["report"]).is_file()
 
-    def test_it_branches_evaluates_and_promotes_the_better_one(self, first: dict[str, Any]) -> None:
-        done = states(first)
-        assert [label for label in done if label.endswith("dpo")] == ["beta-0.05/dpo", "beta-0.5/dpo"]
-        assert sum(label == "sft" for label in done) == 1
-        policies = first["metrics"]["policies"]
-        best = max(("beta-0.05", "beta-0.5"), key=lambda name: policies[name]["accuracy"])
-        made = {stage["label"]: stage["outputs"] for stage in first["stages"]}
-        assert first["promotion"]["state"] == "promoted"
-        assert first["promotion"]["policy"] in made[f"{best}/dpo"].values()
-        assert Path(first["report"]).is_file()
 
-    def test_one_more_branch_runs_alone(self, home: Path, first: dict[str, Any]) -> None:
-        again = run_align(home, "run", str(home / "two_betas.py"), "--set", "betas=[0.05, 0.5, 1.0]")
-        ran = [label for label, state in states(again).items() if state == "run"]
-        of_one = [f"beta-1.0/{part}" for part in ("dpo", "evaluation/generate", "evaluation/score", "evaluation")]
-        assert ran == [*of_one, "report"]
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_more_branch_runs_alone(home: Path, first: dict[str, Any]) -> None:
+    again = run_align(home, "run", str(home / "two_betas.py"), "--set", "betas=[0.05, 0.5, 1.0]")
+    ran = [label for label, state in states(again).items() if state == "run"]
+    of_one = [f"beta-1.0/{part}" for part in ("dpo", "evaluation/generate", "evaluation/score", "evaluation")]
+    assert ran == [*of_one, "report"]
 
-    def test_a_stage_and_what_depends_on_it_run_again(self, home: Path, first: dict[str, Any]) -> None:
-        again = run_align(home, "run", str(home / "two_betas.py"), "--from-stage", "beta-0.5/dpo")
-        ran = [label for label, state in states(again).items() if state == "run"]
-        assert ran[0] == "beta-0.5/dpo"
-        assert not any(label.startswith(("sft", "beta-0.05")) for label in ran)
-        missing = subprocess.run(
-            [sys.executable, "-m", "alignment.flows.cli.main", "run", str(home / "two_betas.py"), "--from-stage", "dpo2"],
-            env={**os.environ, "ALIGN_HOME": str(home)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert missing.returncode == 2
-        assert "--from-stage dpo2: this recipe has no such stage" in missing.stderr
 
-    def test_its_policy_has_its_lineage(self, home: Path, first: dict[str, Any]) -> None:
-        shown = json.dumps(run_align(home, "lineage", "policy/production"))
-        assert all(stage in shown for stage in ("sft", "dataset", "base_model"))
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_stage_and_what_depends_on_it_run_again(home: Path, first: dict[str, Any]) -> None:
+    again = run_align(home, "run", str(home / "two_betas.py"), "--from-stage", "beta-0.5/dpo")
+    ran = [label for label, state in states(again).items() if state == "run"]
+    assert ran[0] == "beta-0.5/dpo"
+    assert not any(label.startswith(("sft", "beta-0.05")) for label in ran)
+    missing = subprocess.run(
+        [sys.executable, "-m", "alignment.flows.cli.main", "run", str(home / "two_betas.py"), "--from-stage", "dpo2"],
+        env={**os.environ, "ALIGN_HOME": str(home)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert missing.returncode == 2
+    assert "--from-stage dpo2: this recipe has no such stage" in missing.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_its_policy_has_its_lineage(home: Path, first: dict[str, Any]) -> None:
+    shown = json.dumps(run_align(home, "lineage", "policy/production"))
+    assert all(stage in shown for stage in ("sft", "dataset", "base_model"))
 
 
 def tags(home: Path) -> list[Path]:

@@ -24,7 +24,7 @@ RECIPE: dict[str, Any] = {
     "method": "dpo",
     "name": "pairs",
     "seed": 3,
-    "model": {"scratch": {"hidden_size": 32, "num_attention_heads": 2}},
+    "model": {"scratch": {"hidden_size": 64, "num_attention_heads": 2}},
     "sft": {"data": TASK, "training": {"max_steps": 4}},
     "dpo": {"data": TASK, "training": {"max_steps": 4}},
     "evaluation": {
@@ -175,8 +175,9 @@ def test_the_best_comes_first_and_an_interval_that_overlaps_is_said(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sweep_runs_shared_stages_once_and_promotes_the_best(file: Path, tmp_path: Path) -> None:
-    home, options = tmp_path / "home", ("--sweep", "dpo.loss.beta=0.05,0.5")
-    outcome = run_align(home, "run", str(file), *options, "--set", "promotion={gates: [{metric: accuracy, min: 0}]}")
+    home = tmp_path / "home"
+    file.write_text(json.dumps({**RECIPE, "promotion": {"gates": [{"metric": "accuracy", "min": 0}]}}))
+    outcome = run_align(home, "run", str(file), "--sweep", "dpo.loss.beta=0.05,0.5")
     ran = states(outcome)
     assert [label for label in ran if label.endswith(("sft", "dpo"))] == ["sft", "beta=0.05/dpo", "beta=0.5/dpo"]
     assert all(state == "run" for state in ran.values())

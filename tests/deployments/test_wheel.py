@@ -1,0 +1,156 @@
+"""The wheel, installed outside any checkout: one public name, and all that a new user runs first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from alignment.flows.shipped import FOLDER
+from tests.deployments.up import ROOT
+from tests.processes import free_port, processes_of, wait_until
+
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
+PLUG_IN = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```", EXTENDING, re.DOTALL | re.MULTILINE))
+FEW_STEPS = (
+    "sft.data={sources: [{task: first, rows: 400}]}",
+    "reward_model.data={sources: [{task: first, rows: 400}], test_rows: 50}",
+    "iterative_dpo.prompts={sources: [{task: first, rows: 400}]}",
+    "evaluation.prompts={sources: [{task: first, split: test, rows: 64}]}",
+    "sft.training.max_steps=4",
+    "reward_model.training.max_steps=4",
+    "iterative_dpo.training.max_steps=2",
+    "iterative_dpo.rounds=1",
+    "iterative_dpo.prompts_per_round=300",
+    "promotion=null",
+)
+OURS = ("alignment", "alignment_core")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def build(folder: Path, source: Path) -> Path:
+    """A wheel of ``source``."""
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*wheel, "--wheel-dir", str(folder), str(source)], check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    for name in filter(None, tracked):  # as it is now, without what earlier builds left
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / "source" / name, follow_symlinks=False)
+    return build(folder, folder / "source")
+
+
+class Environment:
+    """An environment with the wheel in it, which sees the packages that it needs and no checkout."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.folder, self.home, python = folder, folder / "home", folder / "environment" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])], check=True)
+        where = "from sysconfig import get_path; print(get_path('purelib'))"
+        site = Path(subprocess.check_output([str(python), "-c", where], text=True).strip())
+        packages = Path(str(pydantic.__file__)).parents[1]
+        (site / "shared.pth").write_text(f"{packages}\n")  # the .pth files there, as the checkout's, are not read
+        self.python, self.bin = str(python), python.parent
+        self.settings = {**os.environ, "ALIGN_HOME": str(self.home)}
+        self.settings.pop("PYTHONPATH", None)
+        self.install(wheel)
+
+    def install(self, wheel: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-index", "--no-deps"]
+        subprocess.run([*pip, "--force-reinstall", str(wheel)], check=True, capture_output=True)
+
+    def run(self, *command: str) -> str:
+        """What ``align …``, or Python with these arguments, prints in the user's own folder."""
+        (self.folder / "work").mkdir(exist_ok=True)
+        program = [str(self.bin / "align"), *command[1:]] if command[0] == "align" else [self.python, *command]
+        said = subprocess.run(
+            program,
+            cwd=self.folder / "work",
+            env=self.settings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert said.returncode == 0, f"{command}: {said.stdout[-2000:]}\n{said.stderr[-4000:]}"
+        return said.stdout
+
+    def align(self, *arguments: str) -> dict[str, Any]:
+        """The JSON object that a command of ours prints last."""
+        found: dict[str, Any] = json.loads(self.run("align", *arguments, "--json").strip().splitlines()[-1])
+        return found
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    return Environment(tmp_path_factory.mktemp("user"), wheel)
+
+
+def test_it_holds_one_public_name_the_recipes_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(OURS)
+    recipes = {Path(name).name for name in names if name.startswith("alignment/recipes/")}
+    assert recipes == {path.name for path in FOLDER.glob("*.yaml")}
+    assert {"alignment/prefect.yaml", "alignment/py.typed", "alignment_core/py.typed"} <= set(names)
+    packed = {name for name in names if name.startswith("alignment/") and name.endswith(".py")}
+    ours = {f"alignment/{path.relative_to(ROOT)}" for top in ("flows", "tasks") for path in (ROOT / top).rglob("*.py")}
+    assert packed == ours | {"alignment/__init__.py"}
+
+
+def test_it_is_what_is_imported_and_leaves_other_names_alone(installed: Environment) -> None:
+    (installed.folder / "work" / "flows").mkdir(parents=True, exist_ok=True)
+    (installed.folder / "work" / "flows" / "__init__.py").write_text("MINE = True\n")
+    code = (
+        "import alignment, alignment_core, importlib.util, sys; sys.path.insert(0, '.'); import flows; assert flows.MINE\n"
+        "print(alignment.__file__, alignment_core.__file__, importlib.util.find_spec('tasks'), alignment.sft.__name__)"
+    )
+    where = installed.run("-c", code).split()
+    assert str(ROOT) not in " ".join(where)
+    assert where[0].startswith(str(installed.folder))
+    assert where[2:] == ["None", "sft"]
+
+
+def test_a_recipe_that_is_installed_runs_by_its_name(installed: Environment) -> None:
+    outcome = installed.align("run", "quickstart", *(word for one in FEW_STEPS for word in ("--set", one)))
+    assert outcome["status"] == "completed"
+    assert installed.align("check", "sweep")["status"] == "checked"
+    said = installed.run("align", "fields", "sft")
+    assert "sft" in said
+
+
+def test_its_services_run_its_deployments(installed: Environment) -> None:
+    try:
+        installed.run("align", "up", "--port", str(free_port()))
+        assert installed.align("status")["services"]["problems"] == {}
+        overrides = json.dumps([*FEW_STEPS, "seed=2"])
+        run = f"prefect deployment run alignment/quickstart --param 'overrides={overrides}' --watch"
+        script = f'eval "$({installed.bin}/align env)" && {installed.python} -m {run}'
+        installed.run("-c", "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))", script)
+        (ran,) = (one for one in installed.align("status")["runs"] if one["deployed"])
+        assert ran["status"] == "completed"
+    finally:
+        installed.run("align", "down")
+    assert wait_until(lambda: not processes_of(installed.home), 60)
+
+
+def test_a_plug_in_works_with_it(installed: Environment, tmp_path: Path) -> None:
+    for name, text in PLUG_IN.items():
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).write_text(text)
+    installed.install(build(tmp_path, tmp_path / "source"))
+    outcome = installed.align("run", "unlikelihood-tiny", "--set", "unlikelihood.training.max_steps=3")
+    assert {"unlikelihood", "report"} <= {stage["label"] for stage in outcome["stages"]}
