@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alignment_core import source_code
-from alignment_core.source_code import digest_of_source
+from alignment_core.source_code import digest_of_source, read
 
 PLAIN = "def f(x, y=1):\n    return x + y\n\nclass A:\n    size = 2\n"
 
@@ -149,3 +149,15 @@ def test_what_another_thread_reads_of_a_plug_in_meanwhile_is_not_in_the_way(tmp_
     assert source_code.edited_plugins() == []
     files[2].write_text("edited = True")
     assert source_code.edited_plugins() == [str(files[2])]
+
+
+@pytest.mark.parametrize(
+    "said", ["from alignment import Sft, run", "import alignment\nalignment.Sft", "import alignment as al\nal.Sft()"]
+)
+def test_a_name_of_the_facade_counts_as_the_module_that_has_it(said: str) -> None:
+    found = read(said.encode(), "plugin.stage", Path("stage.py")).imports
+    assert "alignment_core.training.methods.sft" in found
+    assert (
+        "alignment_core.training.methods.sft"
+        not in read(b"from other import Sft", "plugin.stage", Path("stage.py")).imports
+    )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.methods.sweep import OF_TRAINING
 from alignment_core.stages.report import cell, columns_of
 
@@ -74,5 +74,9 @@ def _overlap(one: Variant, other: Variant, metric: str) -> bool:
 
 
 SHOWS = {"best": "best"}
-CODE = ("alignment_core.stages.report",)
+CODE = (
+    *below("alignment_core.data", "messages overlap"),
+    "alignment_core.evaluation.files",
+    *below("alignment_core.stages", "overlap report"),
+)
 STAGE = Stage("variants", 1, {"variants": "section"}, VariantsConfig, run, SHOWS, code=CODE)
