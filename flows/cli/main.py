@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -38,6 +40,23 @@ INTERRUPTED, TERMINATED = 130, 143
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 cli_transfer.register(cli_store.artifacts_app)
 cli_trust.register(cli_store.artifacts_app)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"alignment {metadata.version('alignment')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_storage.store_app, name="store")
 app.add_typer(cli_store.tags_app, name="tags")

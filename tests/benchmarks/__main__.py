@@ -14,7 +14,7 @@ PARTS = (
     *("startup", "store", "training", "prefixes", "generation", "rewards", "step_data", "reinforcement", "peers"),
     "pipeline",
 )
-ON_REQUEST = ("hub", "soak", "index", "cached")
+ON_REQUEST = ("hub", "soak", "index", "cached", "sweep")
 """Parts that take long: `python -m tests.benchmarks soak`."""
 CPU = {
     "OMP_NUM_THREADS": "1",

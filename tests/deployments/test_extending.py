@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,10 +21,10 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from alignment.flows.access import TOKEN, URL
 from tests.align import align_here
 from tests.deployments.up import ROOT, Services
+from tests.pages import DOCS, files_of
 from tests.processes import processes_of, wait_until
 
-PAGE = ROOT / "docs" / "extending.md"
-FILES = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+FILES = files_of(DOCS / "extending.md")
 STEPS = 1000
 SHORT = [
     f"unlikelihood.training.max_steps={STEPS}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,10 @@ import pytest
 
 from alignment.flows.shipped import FOLDER
 from tests.deployments.up import ROOT
+from tests.pages import DOCS, files_of
 from tests.processes import free_port, processes_of, wait_until
 
-EXTENDING = (ROOT / "docs" / "extending.md").read_text()
-PLUG_IN = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```", EXTENDING, re.DOTALL | re.MULTILINE))
+PLUG_IN = files_of(DOCS / "extending.md")
 FEW_STEPS = (
     "sft.data={sources: [{task: first, rows: 400}]}",
     "reward_model.data={sources: [{task: first, rows: 400}], test_rows: 50}",

@@ -18,12 +18,10 @@ from alignment.flows.cli.own import checked, load_flow, parameters_of
 from alignment_core.errors import UserError
 from alignment_core.public import MODULE_OF
 from tests.align import run_align, states
+from tests.pages import DOCS, files_of
 from tests.processes import processes_of, wait_until
 
-ROOT = Path(__file__).parents[2]
-
-PAGE = ROOT / "docs" / "flows.md"
-FILES = dict(re.findall(r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+FILES = files_of(DOCS / "flows.md")
 
 
 @pytest.fixture
