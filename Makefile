@@ -1,4 +1,4 @@
-# make demo · make up · make test · make test-long · make campaigns · make peers · make lint · make bench
+# make demo · make up · make test · make test-long · make campaigns · make peers · make lint · make bench · make wheel
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ ENVIRONMENTS := tests/data/test_data_reasoning_gym.py tests/environments/test_ve
 	tests/stages/test_rl_libraries.py tests/environments/test_rewards_of_environments.py tests/stages/test_lm_eval.py
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo up down test test-long campaigns peers lint bench lock clean
+.PHONY: demo up down test test-long campaigns peers lint bench wheel lock clean
 
 demo: $(VENV)/.run
 	$(BIN)/align run quickstart
@@ -40,6 +40,10 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python -m tests.benchmarks
+
+wheel:
+	rm -rf build dist  # what was deleted since would be in it
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 $(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -85,4 +89,4 @@ lock:
 	rm requirements/.all
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache
