@@ -118,10 +118,10 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: P
         if not separator or not path.strip():
             raise UserError(f"--set {override}: write it as path=value, such as sft.training.learning_rate=1e-4")
         try:
-            value = yaml.safe_load(text)
+            value = value_of(text)
         except yaml.YAMLError:
             raise UserError(f"--set {override}: the value is not valid YAML; quote it") from None
-        content = _with(content, path.strip().split("."), written(_number(value), folder, folder), override)
+        content = _with(content, path.strip().split("."), written(value, folder, folder), override)
     return content
 
 
@@ -143,8 +143,9 @@ def _with(node: Any, steps: list[str], value: Any, override: str) -> Any:
     return {**node, step: _with(node.get(step), rest, value, override) if rest else value}
 
 
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads ``1e-4`` as text; people mean the number."""
+def value_of(text: str) -> Any:
+    """What somebody writes on a command line. YAML 1.1 reads ``1e-4`` as text; people mean the number. Raises YAMLError."""
+    value = yaml.safe_load(text)
     if isinstance(value, str):
         try:
             return float(value) if "e" in value.lower() else value
