@@ -21,6 +21,8 @@ _PROGRAMS = (
 )
 _PROCESSES = ("num_processes", "nproc_per_node", "num_gpus")
 """How launchers call the number of processes: accelerate, torchrun, deepspeed."""
+_NEWLINE = "\ue000"
+"""Stands for a newline in quotes while a script is read line by line."""
 _ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=(?!\()(.*)")
 _USED = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
 
@@ -108,7 +110,7 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
 
 
 def _unescaped(text: str) -> str:
-    known = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+    known = {"n": _NEWLINE, "t": "\t", "\\": "\\", "'": "'", '"': '"'}
     return re.sub(r"\\(.)", lambda one: known.get(one[1], one[0]), text)
 
 
@@ -147,7 +149,7 @@ def _words(line: str) -> list[str]:
                     words = []
                     continue
                 break
-            words.append(word)
+            words.append(word.replace(_NEWLINE, "\n"))
     except ValueError as error:
         if any(name in line for name in ("openrlhf", "trl", "train_")):
             raise UserError(f"the command cannot be read: {str(error).lower()}: {line[:60]} …") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ from alignment_core.recipes import parse_recipe, reference
 from alignment_core.recipes.load import value_of
 from alignment_core.recipes.paths import written
 
+_SECRET = re.compile(r"use_wandb|wandb\.key|hub_token|api_key|password|secret")
+"""Flags whose words stay out of the recipe."""
 LISTS = ("sources", "rewards")
 """Fields that hold a list; a field below them is that of each item."""
 
@@ -88,7 +91,7 @@ class Migration:
         said += [line for why, flags in self.reasons().items() for line in _bullet("No field", f"{flags}: {why}")]
         said += [line for one in self.unknown for line in _bullet("Unknown", one.flag)]
         content = yaml.dump(
-            _in_order(self.recipe),
+            self.recipe,
             Dumper=_Dumper,
             sort_keys=False,
             default_flow_style=None,
@@ -114,33 +117,33 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
     flags = line.flags if framework is openrlhf else trl.with_file(line.flags, folder)
     table = framework.variant(line.program, flags)
     if table not in framework.COMMANDS:
-        raise UserError(f"{line.program} {framework.ELSEWHERE.get(line.program, 'is no training that is known here')}")
+        raise UserError(f"{table} {framework.ELSEWHERE.get(table, 'is no training that is known here')}")
     command = framework.COMMANDS[table]
-    if line.program == "batch_inference" and list(flags.get("eval_task", ())) == ["rm"]:
-        raise UserError(
-            "batch_inference --eval_task rm is no recipe: `iterative-dpo`, `rejection-sampling` and `evaluate` score the "
-            "answers that they sample, with `rewards: [{reward_model: MODEL}]`"
-        )
     names = {flag: framework.canonical(flag, command.rules) for flag in flags}
+    given = {names[flag]: words for flag, words in flags.items()}
     remarks: list[str] = []
     defaults = framework.defaults(command, flags, remarks)
-    given = {names[flag]: words for flag, words in flags.items()}
-    job = Job(given, defaults, line.processes, folder, target, remarks)
+    job = Job(given, defaults, line.processes or _processes(given), folder, target, remarks)
     made = Migration(line.framework, line.program, {"method": command.method, "name": command.method})
     made.said = [" ".join((f"--{flag}", *_shown(flag, words))) for flag, words in line.flags.items()]
+    if line.processes:
+        _put(made.recipe, "resources.trainers", line.processes)
+        made.mapped.append(Mapped("launcher", "resources.trainers", line.processes, "processes that it starts"))
     _fill(made, command, job, {canonical: flag for flag, canonical in names.items()})
     for flag, canonical in names.items():
         if canonical not in command.rules:
             near = difflib.get_close_matches(flag, framework.spellings(command.rules), n=1, cutoff=0.6)
             made.unknown.append(Unknown(f"--{flag}", f"--{near[0]}" if near else None))
     made.without += _around(line)
-    if line.processes:
-        _put(made.recipe, "resources.trainers", line.processes)
-        made.mapped.append(
-            Mapped("(launcher)", "resources.trainers", line.processes, "processes that the launcher starts")
-        )
+    made.recipe = _in_order(made.recipe)
     made.to_do = [*_missing(made, target), *dict.fromkeys(job.remarks)]
     return made
+
+
+def _processes(given: Mapping[str, Words]) -> int | None:
+    """The number of processes where it stands among the program's own flags, as TRL has it."""
+    words = given.get("num_processes") or ()
+    return int(words[0]) if words and words[0].isdigit() else None
 
 
 def _fill(made: Migration, command: Command, job: Job, spelled: Mapping[str, str]) -> None:
@@ -237,6 +240,8 @@ def _typed(place: str, value: Any) -> Any:
 def _in_order(recipe: dict[str, Any]) -> dict[str, Any]:
     """The recipe as people write it: the model before what is done to it, and where it runs at the end."""
     first, last = ("method", "name", "seed", "model"), ("evaluation", "resources", "tracking")
+    if [*recipe.get("model", ())] == ["name"]:
+        recipe = {**recipe, "model": recipe["model"]["name"]}
     middle = [name for name in recipe if name not in (*first, *last)]
     return {name: recipe[name] for name in (*first, *middle, *last) if name in recipe}
 
@@ -285,10 +290,9 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def _shown(flag: str, words: Words) -> Words:
     """The words of a flag, without those that may be a secret."""
-    secret = any(part in flag for part in ("token", "wandb.key", "use_wandb", "password", "secret"))
-    return (
-        ["…"] if secret and words and words[0].lower() not in ("true", "false") else [_quoted(word) for word in words]
-    )
+    if _SECRET.search(flag) and words and words[0].lower() not in ("true", "false"):
+        return ["…"]
+    return [_quoted(word) for word in words]
 
 
 def _quoted(word: str) -> str:

@@ -34,8 +34,8 @@ class Job:
     """A command whose flags have the names of its table."""
 
     given: Mapping[str, Words]
-    defaults: Mapping[str, str]
-    """What the framework takes for flags that are not given."""
+    defaults: Mapping[str, str | Words]
+    """What the framework takes for flags that are not given; a text is split into words."""
     processes: int | None
     """How many of them the launcher starts; None where it does not say."""
     folder: Path = field(default_factory=Path.cwd)
@@ -47,7 +47,8 @@ class Job:
 
     def words(self, flag: str) -> Words:
         """The words of a flag, or of its default; none if it is not given."""
-        return self.given[flag] if flag in self.given else self.defaults.get(flag, "").split()
+        default = self.defaults.get(flag, "")
+        return self.given.get(flag, default.split() if isinstance(default, str) else default)
 
     def text(self, flag: str) -> str:
         """The words of a flag as one text."""
@@ -123,7 +124,7 @@ class Command:
     """In the order in which they apply: what makes a list comes before what sets fields of its items."""
     places: Mapping[str, str] = field(default_factory=dict)
     """What ``{training}`` and the like in fields stand for."""
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str | Words] = field(default_factory=dict)
     """The framework's own defaults, where they decide a result."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the command as such stands for."""

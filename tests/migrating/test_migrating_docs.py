@@ -59,7 +59,16 @@ COMMANDS = list(commands())
 def test_most_rows_of_the_table_are_commands():
     assert len(COMMANDS) > 25
     assert {line.split()[2].rpartition(".")[2] for line, _ in COMMANDS if "openrlhf" in line} == {
-        *("train_sft", "train_rm", "train_prm", "train_dpo", "train_kto", "train_kd", "batch_inference", "train_ppo_ray")
+        *(
+            "train_sft",
+            "train_rm",
+            "train_prm",
+            "train_dpo",
+            "train_kto",
+            "train_kd",
+            "batch_inference",
+            "train_ppo_ray",
+        )
     }
     assert {line.split()[1] for line, _ in COMMANDS if line.startswith("trl")} == {
         *("sft", "dpo", "reward", "kto", "grpo", "rloo")

@@ -199,7 +199,7 @@ COMMANDS: dict[str, Command] = {
         {
             **DEFAULTS,
             **USER,
-            "max_epochs": "2",
+            "max_epochs": "1",
             "learning_rate": "5e-6",
             "max_len": "2048",
             "input_key": "input",
@@ -219,6 +219,8 @@ COMMANDS: dict[str, Command] = {
 
 
 ELSEWHERE = {
+    "batch_inference --eval_task rm": "is no recipe: `iterative-dpo`, `rejection-sampling` and `evaluate` score the answers "
+    "that they sample, with `rewards: [{reward_model: MODEL}]`",
     "lora_combiner": "needs no run: write `model: {name: BASE, adapter: ADAPTER}` where a recipe names the model "
     "(docs/recipes.md, LoRA); whole models are averaged by the recipe `merge`",
     "serve_rm": "is `align serve-reward MODEL`",

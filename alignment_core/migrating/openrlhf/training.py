@@ -203,4 +203,4 @@ SCHEDULE = {
 }
 DEFAULTS = {**SCHEDULE, "train_batch_size": "128", "lora_alpha": "16", "wandb_project": "openrlhf"}
 AS_WRITTEN = {"apply_chat_template": "false"}
-USER = {**AS_WRITTEN, "input_template": "User: {}\\nAssistant: "}
+USER = {**AS_WRITTEN, "input_template": ("User: {}\nAssistant: ",)}

@@ -35,7 +35,7 @@ def spellings(rules: Mapping[str, Rule]) -> Sequence[str]:
     return list(rules)
 
 
-def defaults(command: Command, flags: Mapping[str, Words], remarks: list[str]) -> dict[str, str]:
+def defaults(command: Command, flags: Mapping[str, Words], remarks: list[str]) -> dict[str, str | Words]:
     """TRL's defaults for a command."""
     if "fp16" in flags:
         return {key: value for key, value in command.defaults.items() if key != "bf16"}

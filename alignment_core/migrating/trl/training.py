@@ -95,6 +95,14 @@ TRAINING: dict[str, Rule] = {
     "bf16": To(("{training}.bf16",), switch),
     "fp16": "does not exist here; `bf16` is the half precision.",
     "seed": To(("seed",), whole),
+    "num_processes": To(("resources.trainers",), whole),
+    "accelerate_config": Choice(
+        {
+            **{f"zero{stage}": {"resources.zero_stage": stage} for stage in (1, 2, 3)},
+            "single_gpu": {"resources.trainers": 1},
+            "multi_gpu": {},
+        }
+    ),
     "gradient_checkpointing": To(("resources.gradient_checkpointing",), switch),
     "run_name": To(("name",), name),
     "report_to": To(
@@ -176,7 +184,7 @@ NOT_NEEDED: dict[str, Rule] = {
     ),
     **everywhere(
         "fsdp fsdp_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend "
-        "ddp_timeout local_rank ignore_bias_buffers accelerate_config config_file num_processes num_machines main_process_port "
+        "ddp_timeout local_rank ignore_bias_buffers config_file num_machines main_process_port "
         "mixed_precision use_cpu",
         "where to run is `resources`: by default every GPU of the machine, with DeepSpeed's ZeRO (`resources.zero_stage`).",
     ),
