@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -49,7 +50,7 @@ def test_every_dotted_name_stands_for_a_flag_of_some_table():
 
 @pytest.mark.parametrize("sentence", sorted(SENTENCES))
 def test_what_a_sentence_sends_people_to_is_there(sentence: str):
-    align = typer.main.get_command(app)
+    align: Any = typer.main.get_command(app)
     for said in re.findall(r"`align ([a-z-]+(?: [a-z-]+)?)", sentence):
         first, _, second = said.partition(" ")
         assert first in align.commands
