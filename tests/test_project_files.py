@@ -55,9 +55,7 @@ def test_the_changelog_ends_with_the_version_of_the_project() -> None:
 def test_what_a_page_names_is_there(page: str) -> None:
     text = (ROOT / page).read_text()
     assert set(re.findall(r"`make ([a-z][\w-]*)", text)) <= TARGETS
-    named = re.findall(
-        r"`((?:alignment|alignment_core|flows|tasks|tests|docs|deployments|requirements)/[\w./-]*)`", text
-    )
+    named = re.findall(r"`((?:alignment_core|flows|tasks|tests|docs|deployments|requirements)/[\w./-]*)`", text)
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 
 

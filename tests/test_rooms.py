@@ -24,6 +24,7 @@ ORDER = (
     ("rewards", "environments", "rollout"),
     ("inference", "training"),
     ("evaluation", "user_code", "data", "models", "losses", "cluster"),
+    ("migrating",),
     ("recipes",),
     ("artifacts",),
     ("",),

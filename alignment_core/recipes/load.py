@@ -125,10 +125,10 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: P
         if not separator or not path.strip():
             raise UserError(f"--set {override}: write it as path=value, such as sft.training.learning_rate=1e-4")
         try:
-            value = yaml.safe_load(text)
+            value = value_of(text)
         except yaml.YAMLError:
             raise UserError(f"--set {override}: the value is not valid YAML; quote it") from None
-        content = _with(content, path.strip().split("."), written(_number(value), folder, folder), f"--set {override}")
+        content = _with(content, path.strip().split("."), written(value, folder, folder), f"--set {override}")
     return content
 
 
@@ -171,6 +171,11 @@ def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:
             raise UserError(f"--sweep {sweep}: the values are not valid YAML; quote them") from None
         fields[path] = [written(_number(value), folder, folder) for value in values]
     return fields
+
+
+def value_of(text: str) -> Any:
+    """What somebody writes on a command line. Raises YAMLError."""
+    return _number(yaml.safe_load(text))
 
 
 def _number(value: Any) -> Any:

@@ -81,6 +81,14 @@ def at(path: str) -> tuple[type[BaseModel], list[Field]]:
     return config, found
 
 
+def field_at(path: str) -> FieldInfo:
+    """The field at a dotted ``path``, which recipes write there. Raises UserError with near names."""
+    above, _, name = path.rpartition(".")
+    at(path)
+    roots = [at(above)[0]] if above else [one.recipe for one in methods.loaded()[0]]
+    return next(_known(root)[name] for root in roots if name in _known(root))
+
+
 def _all_fields(config: type[BaseModel], defaults: Any) -> list[Field]:
     found = [field for one in (config, *_shorthands(config)) for field in fields_of(one, defaults)]
     return list({field.name: field for field in found}.values())

@@ -23,6 +23,7 @@ from alignment.flows.cli import doctor as cli_doctor
 from alignment.flows.cli import fields as cli_fields
 from alignment.flows.cli import generate as cli_generate
 from alignment.flows.cli import labels as cli_labels
+from alignment.flows.cli import migrate as cli_migrate
 from alignment.flows.cli import run as cli_run
 from alignment.flows.cli import samples as cli_samples
 from alignment.flows.cli import serve as cli_serve
@@ -70,6 +71,7 @@ app.command()(cli_chat.chat)
 app.command()(cli_serve.serve)
 app.command()(cli_serve.serve_reward)
 app.command()(cli_fields.fields)
+app.command()(cli_migrate.migrate)
 cli_services.register(app)
 app.command()(cli_samples.samples)
 cli_deploy.register(app)

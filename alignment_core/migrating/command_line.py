@@ -1,0 +1,199 @@
+"""Which program a command line or shell script starts, and with which flags, whatever launcher stands in front."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from alignment_core.errors import UserError
+
+OPENRLHF, TRL = "OpenRLHF", "TRL"
+_SUBCOMMANDS = ("sft", "dpo", "reward", "kto", "grpo", "rloo", "distillation", "vllm-serve", "env")
+_PROGRAMS = (
+    (OPENRLHF, re.compile(r"(?:.*[./])?openrlhf[./]cli[./](\w+?)(?:\.py)?")),
+    (
+        OPENRLHF,
+        re.compile(r"(?:.*/)?(train_(?:sft|rm|prm|dpo|kto|kd|ppo_ray|ppo)|batch_inference|lora_combiner)(?:\.py)?"),
+    ),
+    (TRL, re.compile(rf"(?:.*[./])?scripts[./]({'|'.join(_SUBCOMMANDS)})(?:\.py)?")),
+)
+_PROCESSES = ("num_processes", "nproc_per_node", "num_gpus")
+"""How launchers call the number of processes: accelerate, torchrun, deepspeed."""
+_NEWLINE = "\ue000"
+"""Stands for a newline in quotes while a script is read line by line."""
+_ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=(?!\()(.*)")
+_USED = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """One command, taken apart."""
+
+    framework: str
+    program: str
+    """Such as ``train_dpo`` or, of TRL, ``dpo``."""
+    flags: Mapping[str, Sequence[str]]
+    """The words after each flag, by its name without dashes; of a flag that is repeated the last ones, as argparse has it."""
+    launcher: Sequence[str] = ()
+    """Words before the program."""
+    variables: Sequence[str] = ()
+    """Names of environment variables that are set in front."""
+    stray: Sequence[str] = field(default=())
+    """Words that belong to no flag."""
+    repeated: Sequence[str] = ()
+    """Flags that are given more than once."""
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes the launcher starts, if it says so."""
+        given = _flags(self.launcher)[0]
+        told = (words[0] for name in _PROCESSES for words in [given.get(name, ())] if words)
+        return next((int(word) for word in told if word.isdigit()), None)
+
+
+def read(text: str) -> CommandLine:
+    """The command in ``text``: a command line, or a script with one in it.
+
+    Raises UserError if there is none, or more than one.
+    """
+    found = {(one.framework, one.program, repr(one.flags)): one for one in _commands(text)}
+    if not found:
+        raise UserError(
+            "no command of OpenRLHF or TRL in it: give one such as 'python -m openrlhf.cli.train_dpo --pretrain …' or "
+            "'trl sft --model_name_or_path …' in quotes, a shell script that has one, or - for standard input"
+        )
+    if len(found) > 1:
+        programs = ", ".join(one.program for one in found.values())
+        raise UserError(
+            f"{len(found)} commands in it ({programs}): give one at a time, in quotes; a loop of generating and training "
+            "is one recipe here, `iterative-dpo` or `rejection-sampling` (docs/migrating.md)"
+        )
+    return next(iter(found.values()))
+
+
+def _commands(text: str) -> Iterator[CommandLine]:
+    variables: dict[str, str] = {}
+    lines = _lines(_without_blocks(text, variables))
+    for line in lines:
+        if assigned := _ASSIGNED.fullmatch(line):
+            words = _words(assigned[2])
+            if len(words) <= 1:  # else a variable in front of a command
+                variables[assigned[1]] = _expanded(words[0] if words else "", variables)
+                continue
+        if line.split()[0] not in ("echo", "printf", "pip", "read"):
+            yield from _command(_words(_expanded(line, variables)))
+
+
+def _without_blocks(text: str, variables: dict[str, str]) -> str:
+    """The text without here-documents and arrays that are put into variables, which are kept as lines of words."""
+    text = text.replace("\\\r\n", "\\\n")
+    text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)  # an array in quotes is still several words
+    text = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda quoted: shlex.quote(_unescaped(quoted[1])), text)
+
+    def keep(block: re.Match[str]) -> str:
+        name, body = block["name"], block["body"]
+        lines = body.replace("\\\n", "\n").splitlines()
+        variables[name] = " ".join(re.sub(r"(^|\s)#[^'\"]*$", "", line).strip() for line in lines)
+        return ""
+
+    text = re.sub(
+        r"read\b[^\n]*?\s(?P<name>\w+)\s*<<-?\s*['\"]?(?P<end>\w+)['\"]?\n(?P<body>.*?)\n\s*(?P=end)\b",
+        keep,
+        text,
+        flags=re.DOTALL,
+    )
+    return re.sub(
+        r"^\s*(?P<name>\w+)=\((?P<body>[^\n]*?|\s*\n.*?\n\s*)\)\s*$", keep, text, flags=re.DOTALL | re.MULTILINE
+    )
+
+
+def _unescaped(text: str) -> str:
+    known = {"n": _NEWLINE, "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+    return re.sub(r"\\(.)", lambda one: known.get(one[1], one[0]), text)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines, joined where one ends with a backslash, without those that are empty or a comment."""
+    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(kept))
+    return [line.strip() for line in joined.splitlines() if line.strip()]
+
+
+def _expanded(text: str, variables: Mapping[str, str], depth: int = 8) -> str:
+    """The text with what is known of its variables; others stay as they are."""
+
+    def value(one: re.Match[str]) -> str:
+        return variables.get(one[1] or one[3], one[2] if one[2] is not None else one[0])
+
+    new = _USED.sub(value, text)
+    return new if new == text or not depth else _expanded(new, variables, depth - 1)
+
+
+def _words(line: str) -> list[str]:
+    """The words of a shell's line up to its end, a pipe or a redirection. Raises UserError for a quote without an end."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if word.startswith("#"):
+                break
+            if word and set(word) <= set(";&|<>"):
+                if words and words[-1] in ("1", "2") and word[0] == ">":
+                    words.pop()
+                if set(word) & set(";|") or word == "&&":  # what stands before it was another command, as `cd x &&`
+                    if any(_program(words, number) for number in range(len(words))):
+                        break
+                    words = []
+                    continue
+                break
+            words.append(word.replace(_NEWLINE, "\n"))
+    except ValueError as error:
+        if any(name in line for name in ("openrlhf", "trl", "train_")):
+            raise UserError(f"the command cannot be read: {str(error).lower()}: {line[:60]} …") from None
+        return []
+    return words
+
+
+def _program(words: Sequence[str], number: int) -> tuple[str, str, int] | None:
+    """Framework and program that word ``number`` names, and where its flags begin."""
+    word = words[number]
+    if word.rpartition("/")[2] == "trl" and number + 1 < len(words) and words[number + 1] in _SUBCOMMANDS:
+        return TRL, words[number + 1], number + 2
+    for framework, pattern in _PROGRAMS:
+        if named := pattern.fullmatch(word):
+            return framework, named[1], number + 1
+    return None
+
+
+def _command(words: Sequence[str]) -> Iterator[CommandLine]:
+    for number in range(len(words)):
+        if found := _program(words, number):
+            framework, program, begin = found
+            flags, stray, repeated = _flags(words[begin:])
+            before = words[:number]
+            variables = [word.partition("=")[0] for word in before if re.match(r"[A-Za-z_]\w*=", word)]
+            launcher = [word for word in before if not re.match(r"[A-Za-z_]\w*=", word)]
+            return (yield CommandLine(framework, program, flags, launcher, variables, stray, repeated))
+
+
+def _flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str], list[str]]:
+    """The flags with their words, words before any flag, and flags that occur again."""
+    flags: dict[str, list[str]] = {}
+    stray: list[str] = []
+    repeated = []
+    last: list[str] | None = None
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            if name in flags:
+                repeated.append(name)
+            last = flags[name] = [value] if equals else []
+        elif last is None:
+            stray.append(word)
+        else:
+            last.append(word)
+    return flags, stray, repeated
