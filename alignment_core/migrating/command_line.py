@@ -95,7 +95,7 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
     def keep(block: re.Match[str]) -> str:
         name, body = block["name"], block["body"]
         lines = body.replace("\\\n", "\n").splitlines()
-        variables[name] = " ".join(re.sub(r"(^|\s)#[^'\"]*$", "", line).strip() for line in lines)
+        variables[name] = " ".join(_uncommented(line).strip() for line in lines)
         return ""
 
     text = re.sub(
@@ -107,6 +107,19 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
     return re.sub(
         r"^\s*(?P<name>\w+)=\((?P<body>[^\n]*?|\s*\n.*?\n\s*)\)\s*$", keep, text, flags=re.DOTALL | re.MULTILINE
     )
+
+
+def _uncommented(line: str) -> str:
+    """A line without its comment, in which there may be quotes; in quotes there is none."""
+    quote = ""
+    for number, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and (number == 0 or line[number - 1].isspace()):
+            return line[:number]
+    return line
 
 
 def _unescaped(text: str) -> str:

@@ -134,7 +134,7 @@ fi
 def test_arrays_of_flags_are_flags_and_their_comments_are_none():
     line = read(
         """MODEL_ARGS=(
-   --pretrain acme/base  # the start
+   --pretrain acme/base  # the model's own start
    # --ref_pretrain another
 )
 MORE=(--beta 0.1)
