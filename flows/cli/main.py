@@ -20,6 +20,7 @@ from alignment.flows.cli import deploy as cli_deploy
 from alignment.flows.cli import doctor as cli_doctor
 from alignment.flows.cli import fields as cli_fields
 from alignment.flows.cli import generate as cli_generate
+from alignment.flows.cli import init as cli_init
 from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import run as cli_run
 from alignment.flows.cli import samples as cli_samples
@@ -44,6 +45,7 @@ app.add_typer(cli_store.tags_app, name="tags")
 app.add_typer(cli_labels.labels_app, name="labels")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
     app.command()(command)
+app.command()(cli_init.init)
 app.command()(cli_run.run)
 app.command()(cli_check.check)
 app.command()(cli_generate.generate)

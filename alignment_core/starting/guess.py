@@ -1,0 +1,153 @@
+"""What rows are: the kind and format that read them, and which of their columns play which role."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from alignment_core.data import formats, kinds
+from alignment_core.data.fields import Fields
+from alignment_core.data.kinds import Format, Kind
+from alignment_core.errors import DataError, UserError
+from alignment_core.starting.names import called, names
+
+PARSED = 50
+"""Rows that are read to see whether a guess holds."""
+ENOUGH = 0.8
+"""Share of them that it has to read; the checks name the others."""
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A way to read rows."""
+
+    kind: str
+    format: str
+    columns: dict[str, str]
+    """The column of each role that the rows have."""
+    others: dict[str, list[str]] = field(default_factory=dict)
+    """Columns that could as well play a role."""
+
+    def source_fields(self, first: Row) -> dict[str, Any]:
+        """What a source of a recipe has to say for this reading: nothing that would be found out anyway."""
+        columns = {role: column for role, column in self.columns.items() if role != column}
+        found = formats.detect(first, formats.AUTO, columns, kinds.load(self.kind))
+        return {
+            **({"format": self.format} if found != self.format else {}),
+            **({"columns": columns} if columns else {}),
+        }
+
+
+def reading(rows: Sequence[Row], kind_name: str, only: Sequence[str], given: Mapping[str, str]) -> Reading | None:
+    """How a kind of rows reads these, in one of ``only`` these formats (none: in any); None if it cannot.
+
+    ``given`` are columns by role that the user named.
+    """
+    kind = kinds.load(kind_name)
+    for name, format in kind.formats.items():
+        if only and name not in only:
+            continue
+        found = [*itertools.islice(_that_read(rows, name, format, given), 4)]
+        if found:
+            best = found[0]
+            others = {
+                role: list(dict.fromkeys(one[role] for one in found if one[role] != best[role]))
+                for role in format.needs
+                if role not in given and best[role] != role
+            }
+            columns = {**best, **_taken(rows, name, format, best, given)}
+            return Reading(kind_name, name, columns, {role: names for role, names in others.items() if names})
+    return None
+
+
+def _that_read(rows: Sequence[Row], name: str, format: Format, given: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Columns by role with which a format reads the rows, the likeliest first."""
+    columns = columns_of(rows)
+    choices = []
+    for role in format.needs:
+        wanted = [given[role]] if role in given else called(names(name, role), columns)
+        choices.append([role] if role not in given and role in columns else wanted)
+    for chosen in itertools.product(*choices):
+        by_role = dict(zip(format.needs, chosen, strict=True))
+        heads = {column.partition(".")[0] for column in chosen}
+        if len(heads) == len(chosen) and reads(rows, format, by_role):
+            yield by_role
+
+
+def _taken(
+    rows: Sequence[Row], name: str, format: Format, used: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Columns of the roles that a format can do without, where the rows have them and they can be read with these."""
+    found: dict[str, str] = {}
+    free = [column for column in columns_of(rows) if column not in used.values()]
+    for role in format.takes:
+        wanted = [given[role]] if role in given else called(names(name, role), free)
+        for column in wanted:
+            if reads(rows, format, {**used, **found, role: column}):
+                found[role] = column
+                break
+    return found
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns that any of the first rows has."""
+    return list(dict.fromkeys(str(column) for row in rows[:PARSED] for column in row))
+
+
+def reads(rows: Sequence[Row], format: Format, columns: Mapping[str, str]) -> bool:
+    """Whether a format reads the first row, and most of the others, with these columns."""
+    right = [_parses(row, format, columns) for row in rows[:PARSED]]
+    first = Fields(rows[0], columns)
+    try:
+        return all(map(first.holds, format.needs)) and format.fits(first) and sum(right) >= ENOUGH * len(right)
+    except (TypeError, AttributeError):
+        return False
+
+
+def _parses(row: Row, format: Format, columns: Mapping[str, str]) -> bool:
+    try:
+        format.parse(Fields(row, columns))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return False
+    return True
+
+
+def check_given(rows: Sequence[Row], given: Mapping[str, str]) -> None:
+    """Raise UserError for a role or column that does not exist."""
+    formats.check_columns(given)
+    row = Fields(rows[0], given)
+    for role, column in given.items():
+        if not row.holds(role):
+            raise UserError(
+                f"--column {role}={column}: the first row has {', '.join(map(str, rows[0])) or 'no columns'}"
+            )
+
+
+def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequence[str]) -> DataError:
+    """What to say of rows that nothing reads."""
+    columns = columns_of(rows)
+    only = columns[0] if len(columns) == 1 else ""
+    for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if separator in only:
+            return DataError(f"{named}: its columns are separated by {word} ({only!r}); save it with commas")
+    for column in columns:
+        value = rows[0].get(column)
+        if isinstance(value, list) and value and isinstance(value[0], dict) and {"from", "value"} <= value[0].keys():
+            return DataError(
+                f"{named}: the messages in `{column}` have `from` and `value` (ShareGPT's form); rename these to `role` (user, "
+                "assistant, system) and `content`"
+            )
+    if kind is not None:
+        try:
+            name = formats.detect(rows[0], formats.AUTO, {}, kind)
+            kind.formats[name].parse(Fields(rows[0], {}))
+        except (UserError, ValueError) as error:
+            return DataError(f"{named}: {error}; or name the columns with --column ROLE=NAME")
+    return DataError(
+        f"{named}: nobody can tell what its rows are: the first one has {', '.join(columns) or 'no columns'}; name the columns "
+        "with --column ROLE=NAME, such as --column prompt=NAME --column completion=NAME (`align fields sft.data` has more)"
+        + (f"; {bad[0]}" if bad else "")
+    )
