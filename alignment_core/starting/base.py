@@ -50,7 +50,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Start:
-    """How a method begins. A module below :mod:`alignment_core.starting.methods`, by the method's name, holds it as ``START``."""
+    """How a method begins. The module with its name below :mod:`alignment_core.starting.methods` holds it as ``START``."""
 
     kinds: tuple[str, ...]
     """Kinds of rows that it can take, the best first."""

@@ -50,45 +50,44 @@ def reading(rows: Sequence[Row], kind_name: str, only: Sequence[str], given: Map
     for name, format in kind.formats.items():
         if only and name not in only:
             continue
-        found = [*itertools.islice(_that_read(rows, name, format, given), 4)]
-        if found:
-            best = found[0]
-            others = {
-                role: list(dict.fromkeys(one[role] for one in found if one[role] != best[role]))
-                for role in format.needs
-                if role not in given and best[role] != role
-            }
-            columns = {**best, **_taken(rows, name, format, best, given)}
-            return Reading(kind_name, name, columns, {role: names for role, names in others.items() if names})
+        best = next(_that_read(rows, name, format, given), None)
+        if best is not None:
+            return Reading(kind_name, name, best, _as_likely(rows, name, format, best, given))
     return None
 
 
 def _that_read(rows: Sequence[Row], name: str, format: Format, given: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Columns by role with which a format reads the rows, the likeliest first."""
-    columns = columns_of(rows)
-    choices = []
-    for role in format.needs:
-        wanted = [given[role]] if role in given else called(names(name, role), columns)
-        choices.append([role] if role not in given and role in columns else wanted)
-    for chosen in itertools.product(*choices):
-        by_role = dict(zip(format.needs, chosen, strict=True))
-        heads = {column.partition(".")[0] for column in chosen}
-        if len(heads) == len(chosen) and reads(rows, format, by_role):
+    needed = [_choices(rows, name, role, given) for role in format.needs]
+    if not all(needed):
+        return
+    more: list[list[str | None]] = [[*_choices(rows, name, role, given), None] for role in format.takes]
+    for chosen in itertools.product(*needed, *more):
+        named = zip((*format.needs, *format.takes), chosen, strict=True)
+        by_role = {role: column for role, column in named if column is not None}
+        if len({column.partition(".")[0] for column in by_role.values()}) == len(by_role) and reads(
+            rows, format, by_role
+        ):
             yield by_role
 
 
-def _taken(
-    rows: Sequence[Row], name: str, format: Format, used: Mapping[str, str], given: Mapping[str, str]
-) -> dict[str, str]:
-    """Columns of the roles that a format can do without, where the rows have them and they can be read with these."""
-    found: dict[str, str] = {}
-    free = [column for column in columns_of(rows) if column not in used.values()]
-    for role in format.takes:
-        wanted = [given[role]] if role in given else called(names(name, role), free)
-        for column in wanted:
-            if reads(rows, format, {**used, **found, role: column}):
-                found[role] = column
-                break
+def _choices(rows: Sequence[Row], name: str, role: str, given: Mapping[str, str]) -> list[str]:
+    """The columns that may play a role: the one that the user named, the one that is called so, or all that may be."""
+    if role in given:
+        return [given[role]]
+    columns = [column for column in columns_of(rows) if column not in given.values()]
+    return [role] if role in columns else called(names(name, role), columns)
+
+
+def _as_likely(
+    rows: Sequence[Row], name: str, format: Format, best: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Other columns that could play a role as well as the best ones."""
+    found = {}
+    for role in format.needs:
+        free = [one for one in _choices(rows, name, role, given) if one not in best.values()]
+        if others := [one for one in free if reads(rows, format, {**best, role: one})]:
+            found[role] = others
     return found
 
 
@@ -99,12 +98,13 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 def reads(rows: Sequence[Row], format: Format, columns: Mapping[str, str]) -> bool:
     """Whether a format reads the first row, and most of the others, with these columns."""
-    right = [_parses(row, format, columns) for row in rows[:PARSED]]
-    first = Fields(rows[0], columns)
+    first, some = Fields(rows[0], columns), rows[:PARSED]
     try:
-        return all(map(first.holds, format.needs)) and format.fits(first) and sum(right) >= ENOUGH * len(right)
+        if not (all(map(first.holds, format.needs)) and format.fits(first)):
+            return False
     except (TypeError, AttributeError):
         return False
+    return sum(_parses(row, format, columns) for row in some) >= ENOUGH * len(some)
 
 
 def _parses(row: Row, format: Format, columns: Mapping[str, str]) -> bool:

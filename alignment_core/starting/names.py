@@ -11,7 +11,7 @@ OTHER_NAMES = {
         *("inputs", "prompt_text", "user_input", "user_message", "user_prompt", "turns.0"),
     ),
     "completion": (
-        *("response", "output", "answer", "reply", "assistant", "target", "solution", "generation", "outputs"),
+        *("response", "output", "solution", "answer", "reply", "assistant", "target", "generation", "outputs"),
         *("completion_text", "assistant_message", "model_output", "model_response", "generated_text", "bot"),
     ),
     "messages": ("conversation", "conversations", "chat", "dialog", "dialogue", "history"),
@@ -61,8 +61,8 @@ def called(wanted: Iterable[str], columns: Iterable[str]) -> list[str]:
     found = []
     for name in wanted:
         head, dot, rest = name.partition(".")
-        if column := by_name.get(_plain(head)):
-            found.append(f"{column}{dot}{rest}")
+        if _plain(head) in by_name:
+            found.append(f"{by_name[_plain(head)]}{dot}{rest}")
     return list(dict.fromkeys(found))
 
 

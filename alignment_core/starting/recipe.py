@@ -22,7 +22,7 @@ from alignment_core.starting.lengths import Lengths, measure
 from alignment_core.starting.machine import Machine, this_machine
 from alignment_core.starting.names import CONTEXT, VERDICTS, called
 from alignment_core.starting.sections import memory_warning
-from alignment_core.starting.verifying import ends_with_final, labels, verifier_of
+from alignment_core.starting.verifying import labels, verifier_of
 
 LEAST_APART = 20
 """Rows from which some are kept apart to measure on."""
@@ -81,8 +81,8 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     if wish.columns:
         check_given(found.first, wish.columns)
     method, begin, chosen = _method(wish, found)
-    chosen = _asked(chosen, ask, warnings)
-    chosen, verifier, labelled = _labelled(chosen, found, wish.columns, begin)
+    verifier, labelled = _labelled(chosen, found, wish.columns)
+    chosen = _asked(chosen, labelled, ask, warnings)
     template = _template(chosen, found)
     folder = wish.output.absolute().parent
     told("looking at the model")
@@ -106,7 +106,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
         f"{next(iter(begin.sections(facts)))}` says what a section may hold, `align check` what is wrong."
     )
     return Started(
-        method, begin.why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled), found,
+        method, begin.why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled, template), found,
         model, lengths, apart, warnings,
     )  # fmt: skip
 
@@ -144,11 +144,11 @@ def _named(method: str) -> str:
     raise UserError(f"--method {method}: there is no such method; {hint}")
 
 
-def _asked(chosen: Reading, ask: Ask, warnings: list[str]) -> Reading:
-    """The same, once somebody said which of several likely columns is meant."""
+def _asked(chosen: Reading, labelled: str | None, ask: Ask, warnings: list[str]) -> Reading:
+    """The same, once somebody said which of several likely columns is meant; the one with the right answers is not."""
     columns = dict(chosen.columns)
     for role, others in chosen.others.items():
-        left = [one for one in others if one not in columns.values()]
+        left = [one for one in others if one not in (*columns.values(), labelled)]
         if not left:
             continue
         columns[role] = ask(f"which column is the {role}?", [columns[role], *left])
@@ -157,24 +157,16 @@ def _asked(chosen: Reading, ask: Ask, warnings: list[str]) -> Reading:
     return replace(chosen, columns=columns)
 
 
-def _labelled(
-    chosen: Reading, found: rows.Rows, given: Mapping[str, str], start: Start
-) -> tuple[Reading, str | None, str | None]:
-    """What verifies answers, and the column with the right ones, where there is one for held-out prompts."""
+def _labelled(chosen: Reading, found: rows.Rows, given: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """What verifies answers, and the column with the right ones, where held-out demonstrations have one."""
     if chosen.kind == "prompts":
-        told = labels(found.first, chosen.columns) if "label" in chosen.columns else []
-        return chosen, verifier_of(told), None
+        return verifier_of(labels(found.first, chosen.columns) if "label" in chosen.columns else []), None
     if chosen.kind != "demonstrations":
-        return chosen, None, None
+        return None, None
     as_prompts = reading(found.first, "prompts", ("prompts", "messages"), {**_shared(chosen), **given})
     column = as_prompts.columns.get("label") if as_prompts else None
-    if column is None:
-        return chosen, None, None
-    told = labels(found.first, {"label": column})
-    bare = verifier_of(told)
-    if bare == "math" and column == chosen.columns.get("completion") and not all(map(ends_with_final, told)):
-        bare = verifier_of(told, worked=False)
-    return chosen, bare, column if bare else None
+    verifier = verifier_of(labels(found.first, {"label": column})) if column else None
+    return verifier, column if verifier else None
 
 
 def _shared(chosen: Reading) -> dict[str, str]:
@@ -310,12 +302,16 @@ def _with_template(value: Any, template: str) -> Any:
     return {**inner, "prompt_template": text.Said(template, "the further column")} if "sources" in inner else inner
 
 
-def _columns(found: rows.Rows, chosen: Reading, labelled: str | None) -> list[tuple[str, str, Any]]:
+def _columns(
+    found: rows.Rows, chosen: Reading, labelled: str | None, template: str | None
+) -> list[tuple[str, str, Any]]:
     roles: dict[str, list[str]] = {}
     for role, column in chosen.columns.items():
         roles.setdefault(column, []).append(role)
     if labelled:
         roles.setdefault(labelled, []).append("label")
+    if template:
+        roles[template.rpartition("{")[2].rstrip("}")] = ["in the prompt"]
     first = found.first[0]
     used = {column.partition(".")[0] for column in roles}
     listed = [

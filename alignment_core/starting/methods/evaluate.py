@@ -11,7 +11,7 @@ from alignment_core.starting.text import Said
 
 def sections(facts: Facts) -> dict[str, Any]:
     room = answer_room(facts, least=256)
-    section = {"prompts": prompts(facts, facts.sources, room), "generation": generation(1, room)}
+    section: dict[str, Any] = {"prompts": prompts(facts, facts.sources, room), "generation": generation(1, room)}
     if facts.verifier:
         section["verifier"] = Said(facts.verifier, "says which answers are right, by the label")
     return {"models": Said({}, "others to compare with, such as {tuned: policy/production}"), "evaluation": section}

@@ -15,5 +15,5 @@ def sections(facts: Facts) -> dict[str, Any]:
 
 WHY = "answers in steps, with a label for each step"
 FORMATS = ("stepwise", "math_shepherd")
-STEPS = StepsConfig().model_dump()
+STEPS = StepsConfig().model_dump(exclude={"verdict_tokens"})
 START = Start(("stepwise",), sections, WHY, 10, FORMATS, evaluates=False, promotes=False, settings=STEPS)
