@@ -145,9 +145,10 @@ def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequen
             name = formats.detect(rows[0], formats.AUTO, {}, kind)
             kind.formats[name].parse(Fields(rows[0], {}))
         except (UserError, ValueError) as error:
-            return DataError(f"{named}: {error}; or name the columns with --column ROLE=NAME")
+            said = str(error).partition(". Name the columns")[0]
+            return DataError(f"{named}: {said}; name the columns with --column ROLE=NAME")
     return DataError(
-        f"{named}: nobody can tell what its rows are: the first one has {', '.join(columns) or 'no columns'}; name the columns "
+        f"{named}: nobody can tell what its rows are: the first one has {', '.join(map(str, rows[0])) or 'no columns'}; name them "
         "with --column ROLE=NAME, such as --column prompt=NAME --column completion=NAME (`align fields sft.data` has more)"
         + (f"; {bad[0]}" if bad else "")
     )

@@ -101,12 +101,13 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     )  # fmt: skip
     content = _content(facts, method, begin, template)
     warnings += _warnings(facts, begin, wish)
+    why = begin.why if wish.method is None else f"you asked for it; it takes {kinds.load(chosen.kind).gives}"
     head = (
-        f"{method} on {found.named}, written by `align init`: {begin.why}. Edit what you like: `align fields "
+        f"{method} on {found.named}, written by `align init`: {why}. Edit what you like: `align fields "
         f"{next(iter(begin.sections(facts)))}` says what a section may hold, `align check` what is wrong."
     )
     return Started(
-        method, begin.why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled, template), found,
+        method, why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled, template), found,
         model, lengths, apart, warnings,
     )  # fmt: skip
 
@@ -140,7 +141,7 @@ def _named(method: str) -> str:
             f"--method {method}: rows alone do not say enough for it: `align init --from {name}` copies a recipe"
         )
     near = difflib.get_close_matches(method, [*meant], n=1, cutoff=0.4)
-    hint = f"did you mean {meant[near[0]]!r}?" if near else f"there are {', '.join(loaded())}"
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(loaded())}"
     raise UserError(f"--method {method}: there is no such method; {hint}")
 
 
@@ -227,19 +228,31 @@ def _apart(
     kept = rows.some_to_hold_out(sources, kinds.load(chosen.kind), chosen.format, count)
     if not kept:
         return [], [], []
-    if chosen.kind == "unpaired" and chosen.columns["label"] == "label":
+    if _has_verdict(chosen, kept[0]):
         kept = [{ACCEPTED if name == "label" else name: value for name, value in row.items()} for row in kept]
-        chosen = replace(chosen, columns={**chosen.columns, "label": ACCEPTED})
+        columns = {role: ACCEPTED if column == "label" else column for role, column in chosen.columns.items()}
+        chosen = replace(chosen, columns=columns)
         fields = chosen.source_fields(kept[0])
     tests = [{"path": str(held_out_file(wish.output)), **fields}]
     return tests, _as_prompts(tests, chosen, labelled, kept[0]), kept
+
+
+def _has_verdict(chosen: Reading, first: Mapping[str, Any]) -> bool:
+    """Whether prompts would take a verdict, such as a thumb, for the right answer."""
+    if "label" not in first or (chosen.kind == "prompts" and "label" in chosen.columns):
+        return False
+    try:
+        Fields(first, {}).label()
+    except ValueError:
+        return True
+    return chosen.columns.get("label") == "label"
 
 
 def _as_prompts(
     tests: list[dict[str, Any]], chosen: Reading, labelled: str | None, first: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The same rows as prompts to answer; none where their thumbs would be taken for answers."""
-    if chosen.kind == "unpaired" and "label" in first:
+    if _has_verdict(chosen, first):
         return []
     asked = {role: column for role, column in chosen.columns.items() if role in ("prompt", "messages", "label")}
     if chosen.kind in ("preferences", "unpaired"):

@@ -18,7 +18,7 @@ from alignment_core.data.origins.path import READABLE, SPLITS
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
-from alignment_core.recipes.paths import ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name
+from alignment_core.recipes.paths import BEGINS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name
 
 LOOKED_AT = 1_000
 """Rows that are looked at closely."""
@@ -86,6 +86,13 @@ def find(named: str, keep_apart: bool = True) -> Rows:
 
     Without ``keep_apart`` nobody looks for rows to measure on.
     """
+    try:
+        return _found(named, keep_apart)
+    except UserError as error:  # a sentence about a recipe's paths is none about an option's
+        raise type(error)(str(error).replace(f" ({BEGINS})", "")) from None
+
+
+def _found(named: str, keep_apart: bool) -> Rows:
     path = Path(named).expanduser()
     if path.is_file():
         return _of_files(named, [path], [{"path": named}])
