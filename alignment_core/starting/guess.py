@@ -148,7 +148,7 @@ def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequen
             said = str(error).partition(". Name the columns")[0]
             return DataError(f"{named}: {said}; name the columns with --column ROLE=NAME")
     return DataError(
-        f"{named}: nobody can tell what its rows are: the first one has {', '.join(map(str, rows[0])) or 'no columns'}; name them "
+        f"{named}: nobody can tell what its rows are: the first has {', '.join(map(str, rows[0])) or 'no columns'}; name them "
         "with --column ROLE=NAME, such as --column prompt=NAME --column completion=NAME (`align fields sft.data` has more)"
         + (f"; {bad[0]}" if bad else "")
     )

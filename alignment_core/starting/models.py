@@ -16,7 +16,7 @@ from alignment_core.data.context import longest_sampled
 from alignment_core.data.hub import commit_of
 from alignment_core.errors import UserError
 from alignment_core.recipes import ModelConfig
-from alignment_core.recipes.paths import is_written_as_path
+from alignment_core.recipes.paths import BEGINS, is_written_as_path
 from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags
 
 PRODUCTION = "policy/production"
@@ -90,7 +90,7 @@ def _looked_at(name: str, why: str, store: Store) -> Model:
     try:
         commit = commit_of(name, None, "model", near_tags(store, ModelConfig(name=name)))
     except UserError as error:
-        return Model(name, why, problem=str(error))
+        return Model(name, why, problem=f"model: {str(error).replace(f' ({BEGINS})', '')}; or give another --model")
     shape = model_shape(BaseModelConfig(model=ModelConfig(name=name), commit=commit))
     return _of_shape(name, why, TokenizerSource(hub=name, commit=commit), shape)
 

@@ -80,7 +80,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     found = rows.find(wish.data, keep_apart=wish.eval_data is None)
     if wish.columns:
         check_given(found.first, wish.columns)
-    method, begin, chosen = _method(wish, found)
+    method, begin, chosen = method_for(wish, found)
     verifier, labelled = _labelled(chosen, found, wish.columns)
     chosen = _asked(chosen, labelled, ask, warnings)
     template = _template(chosen, found)
@@ -89,7 +89,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     model = models.choose(wish.model, store)
     told("measuring the rows")
     lengths = measure(found.first, chosen, model, begin.settings, template)
-    if lengths.problem:
+    if lengths.problem and not model.problem:
         warnings.append(f"the rows were not measured: {lengths.problem}")
     model = _placed(model, lengths, folder)
     sources = [{**one, **chosen.source_fields(found.first[0])} for one in found.sources]
@@ -112,7 +112,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     )  # fmt: skip
 
 
-def _method(wish: Wish, found: rows.Rows) -> tuple[str, Start, Reading]:
+def method_for(wish: Wish, found: rows.Rows) -> tuple[str, Start, Reading]:
     """The method that was asked for, or the first that the rows speak for, and how it reads them."""
     if wish.method is not None:
         name = _named(wish.method)
@@ -348,7 +348,7 @@ def _warnings(facts: Facts, start: Start, wish: Wish) -> list[str]:
     if facts.lengths.longest and facts.model.context and facts.lengths.longest > facts.model.context:
         share = facts.lengths.longer(facts.model.context)
         warnings.append(
-            f"{share:.0%} of the rows are longer than the {facts.model.context} tokens that {facts.model.name} takes"
+            f"{share:.0%} of the rows are longer than the {facts.model.context} tokens that the model takes"
         )
     if said := memory_warning(facts):
         warnings.append(said)

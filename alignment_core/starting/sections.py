@@ -10,8 +10,10 @@ from alignment_core.starting.lengths import MOST_CUT, ROUND, rounded, share
 from alignment_core.starting.machine import FULL_BYTES
 from alignment_core.starting.text import Said
 
-LONGEST_ON_GPU, LONGEST_ON_CPU = 4096, 2048
+LONGEST_ON_GPU, LONGEST_ON_CPU, UNMEASURED = 4096, 2048, 1024
 """Tokens that a row of a first recipe may have."""
+ANSWER = 200
+"""Tokens of an answer where nobody measured any."""
 LEAST_BYTES = 3
 """Of memory for each parameter with LoRA in bf16, whose weights stay as they are; twice as many in fp32."""
 FASTER_WITH_LORA = 10
@@ -21,6 +23,7 @@ FASTER_WITH_LORA = 10
 def longest_row(facts: Facts) -> int:
     """The most tokens that a row may have here."""
     most = LONGEST_ON_GPU if facts.machine.gpus else LONGEST_ON_CPU
+    most = most if facts.lengths.rows else UNMEASURED
     return min(most, facts.model.context or most)
 
 
@@ -36,7 +39,7 @@ def data(facts: Facts, documents: bool = False) -> dict[str, Any]:
 def _max_length(facts: Facts, documents: bool) -> dict[str, Any]:
     lengths, most = facts.lengths, longest_row(facts)
     if not lengths.rows:
-        return {"max_length": Said(min(1024, most), "tokens; the rows were not measured")}
+        return {"max_length": Said(most, "tokens; the rows were not measured")}
     seen = f"the longest of the {len(lengths.rows):,} that were measured has {lengths.longest}"
     if documents:
         return {"max_length": Said(min(rounded(lengths.longest), most), f"tokens; longer texts become blocks; {seen}")}
@@ -50,7 +53,8 @@ def _max_length(facts: Facts, documents: bool) -> dict[str, Any]:
 
 def answer_room(facts: Facts, least: int = ROUND) -> int:
     """Tokens that a policy's answers may have: what the rows' own have, and what the model takes."""
-    wanted = rounded(max(least, 1.25 * share(facts.lengths.answers, 0.95)))
+    own = share(facts.lengths.answers, 0.95) if facts.lengths.rows else ANSWER
+    wanted = rounded(max(least, 1.25 * own))
     wanted = min(wanted, 1024 if facts.machine.gpus else 256)
     return min(wanted, max(16, (facts.model.context or longest_row(facts)) // 2))
 
@@ -71,7 +75,7 @@ def training(facts: Facts, learning_rate: float, scratch: float, epochs: bool = 
     found["batch_size"] = Said(size * rows, f"rows in a step; there are {facts.rows.words}")
     lora = _lora(facts)
     rate = scratch if facts.model.is_scratch else learning_rate * (FASTER_WITH_LORA if lora else 1)
-    found["learning_rate"] = Said(rate, _rate_comment(facts, lora))
+    found["learning_rate"] = Said(rate, _rate_comment(facts, lora, learning_rate))
     found["warmup_ratio"] = 0.05
     return {**found, **lora, **precision(facts)}
 
@@ -81,9 +85,9 @@ def precision(facts: Facts) -> dict[str, Any]:
     return {"bf16": Said(True, f"this machine has {facts.machine.words}")} if facts.machine.gpus else {}
 
 
-def _rate_comment(facts: Facts, lora: dict[str, Any]) -> str:
+def _rate_comment(facts: Facts, lora: dict[str, Any], usual: float) -> str:
     if facts.model.is_scratch:
-        return "a new model learns fast; about 1e-5 for one that is trained already"
+        return f"a new model learns fast; about {usual:g} for one that is trained already"
     return "about ten times that of full training" if lora else "lower it if the loss jumps"
 
 
