@@ -115,14 +115,14 @@ def _parses(row: Row, format: Format, columns: Mapping[str, str]) -> bool:
     return True
 
 
-def check_given(rows: Sequence[Row], given: Mapping[str, str]) -> None:
-    """Raise UserError for a role or column that does not exist."""
+def check_given(named: str, rows: Sequence[Row], given: Mapping[str, str]) -> None:
+    """Raise UserError for a role or column that rows of this name do not have."""
     formats.check_columns(given)
     row = Fields(rows[0], given)
     for role, column in given.items():
         if not row.holds(role):
             raise UserError(
-                f"--column {role}={column}: the first row has {', '.join(map(str, rows[0])) or 'no columns'}"
+                f"--column {role}={column}: the first row of {named} has {', '.join(map(str, rows[0])) or 'no columns'}"
             )
 
 

@@ -79,7 +79,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     told(f"reading {wish.data}")
     found = rows.find(wish.data, keep_apart=wish.eval_data is None)
     if wish.columns:
-        check_given(found.first, wish.columns)
+        check_given(found.named, found.first, wish.columns)
     method, begin, chosen = method_for(wish, found)
     verifier, labelled = _labelled(chosen, found, wish.columns)
     chosen = _asked(chosen, labelled, ask, warnings)
@@ -95,10 +95,9 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     sources = [{**one, **chosen.source_fields(found.first[0])} for one in found.sources]
     tests, prompts, apart = _apart(wish, found, begin, chosen, sources, labelled)
     local = [_moved(one, folder) for one in sources]
-    facts = Facts(
-        _name(found.named, method), found, chosen, local, [_moved(one, folder) for one in tests],
-        [_moved(one, folder) for one in prompts], model, machine, lengths, verifier,
-    )  # fmt: skip
+    if not apart:
+        tests, prompts = ([_moved(one, folder) for one in some] for some in (tests, prompts))
+    facts = Facts(_name(found.named, method), found, chosen, local, tests, prompts, model, machine, lengths, verifier)
     content = _content(facts, method, begin, template)
     warnings += _warnings(facts, begin, wish)
     why = begin.why if wish.method is None else f"you asked for it; it takes {kinds.load(chosen.kind).gives}"
@@ -216,7 +215,7 @@ def _apart(
     fields = chosen.source_fields(found.first[0])
     if wish.eval_data is not None:
         others = rows.find(wish.eval_data, keep_apart=False)
-        check_given(others.first, fields.get("columns", {}))
+        check_given(others.named, others.first, fields.get("columns", {}))
         tests = [{**one, **fields} for one in others.sources]
         return tests, _as_prompts(tests, chosen, labelled, others.first[0]) if start.evaluates else [], []
     if found.tests:
@@ -233,7 +232,7 @@ def _apart(
         columns = {role: ACCEPTED if column == "label" else column for role, column in chosen.columns.items()}
         chosen = replace(chosen, columns=columns)
         fields = chosen.source_fields(kept[0])
-    tests = [{"path": str(held_out_file(wish.output)), **fields}]
+    tests = [{"path": held_out_file(wish.output).name, **fields}]  # beside the recipe
     return tests, _as_prompts(tests, chosen, labelled, kept[0]), kept
 
 
