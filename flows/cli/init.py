@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,11 +74,7 @@ def init(
             return _asked(question, answers)
 
         started = start(wish, opened, ask, shown.update)
-    held_out = held_out_file(output)
-    if started.held_out:
-        _check_output(held_out, force)
-        _write_rows(held_out, started.held_out)
-    write_file(output, started.text)
+    held_out = _write(started, output, held_out_file(output), force)
     problems, stages, dropped = _checked(output, opened, started)
     commands = [f"align check {output}", f"align run {output}"]
     if as_json:
@@ -85,7 +82,7 @@ def init(
             {
                 "status": "problems" if problems else "written",
                 "file": str(output),
-                "held_out_file": str(held_out) if started.held_out else None,
+                "held_out_file": held_out and str(held_out),
                 **_told(started),
                 "stages": stages,
                 "warnings": [*started.warnings, *dropped],
@@ -159,10 +156,20 @@ def _asked(question: str, answers: Sequence[str]) -> str:
             return str(said)
 
 
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    import json
-
-    write_file(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+def _write(started: Started, output: Path, held_out: Path, force: bool) -> Path | None:
+    """Write the recipe, and the rows that are held out to a file beside it, if there are any: both or none."""
+    if not started.held_out:
+        write_file(output, started.text)
+        return None
+    _check_output(held_out, force)
+    rows = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in started.held_out)
+    write_file(held_out, "".join(rows))
+    try:
+        write_file(output, started.text)
+    except EnvironmentFault:
+        held_out.unlink()
+        raise
+    return held_out
 
 
 def _checked(output: Path, store: Store, started: Started) -> tuple[list[str], list[dict[str, str]], list[str]]:
@@ -206,7 +213,7 @@ def _told(started: Started) -> dict[str, Any]:
 
 
 def _show(
-    started: Started, output: Path, held_out: Path, warnings: list[str], problems: list[str], commands: list[str]
+    started: Started, output: Path, held_out: Path | None, warnings: list[str], problems: list[str], commands: list[str]
 ) -> None:
     out.print(f"{started.rows.named}: {started.rows.words}", markup=False)
     table = Table("column", "role", "in the first row", box=None)
@@ -215,7 +222,7 @@ def _show(
     out.print(table)
     out.print(f"method [bold]{started.method}[/]: {escape(started.why)}")
     out.print(f"model [bold]{escape(started.model.name)}[/]: {escape(started.model.why)}")
-    if started.held_out:
+    if held_out:
         out.print(f"{held_out}: {len(started.held_out)} rows that are held out to measure on", markup=False)
     for warning in warnings:
         err.print("[yellow]mind:[/] ", end="")
