@@ -66,7 +66,7 @@ def test_answers_in_words_are_imitated_and_bare_numbers_are_verified(tmp_path: P
 
 
 def test_a_few_rows_of_another_kind_do_not_change_what_the_rest_are(tmp_path: Path) -> None:
-    content = [{"prompt": f"q {n}", "completion": f"a {n}"} for n in N]
+    content: list[dict[str, Any]] = [{"prompt": f"q {n}", "completion": f"a {n}"} for n in N]
     content[7] = {"prompt": "", "completion": None}
     assert guessed(tmp_path, content)[0] == "sft"
 

@@ -18,6 +18,7 @@ import yaml
 from alignment_core.checks.rows import answers_to
 from tests.align import align_here
 from tests.conftest import fill
+from tests.flows.fake_hub import fake_hub
 from tests.starting.rows_of_kinds import ROWS, jsonl
 
 Align = Callable[..., subprocess.CompletedProcess[str]]
@@ -174,8 +175,7 @@ def test_a_guess_may_be_corrected(align: Align, folder: Path) -> None:
 def test_what_means_nothing_is_refused_in_a_sentence(
     arguments: list[str], sentence: str, align: Align, folder: Path
 ) -> None:
-    assert sentence in parsed(align("init", "--model", "scratch", *arguments, "--json")
-                              if "--from" not in arguments else align("init", *arguments, "--json"), 2)["error"]  # fmt: skip
+    assert sentence in parsed(align("init", *arguments, "--json"), 2)["error"]
     assert [path.name for path in folder.iterdir()] == ["rows.jsonl"]
 
 
@@ -207,6 +207,29 @@ def test_a_hub_that_does_not_answer_leaves_a_recipe_and_says_so_once(
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"] == "Qwen/Qwen2.5-0.5B-Instruct"
     error = parsed(align("init", "--data", "someone/unknown", "--force", "--json"), 2)["error"]
     assert error.startswith("someone/unknown: no such file or folder")
+
+
+@pytest.mark.slow
+def test_names_of_the_hub_are_looked_at_there(
+    folder: Path, tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        jsonl(data / f"{split}.jsonl", [{"question": f"{split} {n}", "chosen": "a", "rejected": "b"} for n in range(9)])
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    command = [*COMMAND, "init", "--data", "someone/pairs", "--model", "someone/tiny", "--json"]
+    with fake_hub({("models", "someone/tiny"): tiny_model(), ("datasets", "someone/pairs"): data}) as (endpoint, _):
+        environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home"), "HF_ENDPOINT": endpoint}
+        found = parsed(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
+    assert (found["status"], found["method"], found["model"]["context"]) == ("written", "dpo", 256)
+    columns = {"prompt": "question"}
+    assert found["recipe"]["dpo"]["data"]["sources"] == [
+        {"path": "someone/pairs", "columns": columns},
+        {"path": "someone/pairs", "split": "test", "columns": columns, "held_out": True},
+    ]
+    assert not (folder / "recipe.held-out.jsonl").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem_of_the_environment(
