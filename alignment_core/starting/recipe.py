@@ -99,7 +99,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
         tests, prompts = ([_moved(one, folder) for one in some] for some in (tests, prompts))
     facts = Facts(_name(found.named, method), found, chosen, local, tests, prompts, model, machine, lengths, verifier)
     content = _content(facts, method, begin, template)
-    warnings += _warnings(facts, begin, wish)
+    warnings += _warnings(facts, begin)
     why = begin.why if wish.method is None else f"you asked for it; it takes {kinds.load(chosen.kind).gives}"
     head = (
         f"{method} on {found.named}, written by `align init`: {why}. Edit what you like: `align fields "
@@ -332,7 +332,7 @@ def _columns(
     return [*listed, *((column, "", first.get(column)) for column in columns_of(found.first) if column not in used)]
 
 
-def _warnings(facts: Facts, start: Start, wish: Wish) -> list[str]:
+def _warnings(facts: Facts, start: Start) -> list[str]:
     warnings = []
     if facts.rows.bad:
         warnings.append(f"{len(facts.rows.bad)} of the first rows cannot be read: {facts.rows.bad[0]}")

@@ -14,7 +14,8 @@ def sections(facts: Facts) -> dict[str, Any]:
     section: dict[str, Any] = {"prompts": prompts(facts, facts.sources, room), "generation": generation(1, room)}
     if facts.verifier:
         section["verifier"] = Said(facts.verifier, "says which answers are right, by the label")
-    return {"models": Said({}, "others to compare with, such as {tuned: policy/production}"), "evaluation": section}
+    others = Said({}, "others to compare with, such as {tuned: policy/production}")
+    return {"evaluation": section, "models": others}
 
 
 START = Start(("prompts",), sections, "prompts to measure models on", evaluates=False, promotes=False)

@@ -79,7 +79,7 @@ def test_as_a_process_without_a_terminal_it_does_the_same(folder: Path, tmp_path
     assert found["model"] | {"why": ""} == {"name": str(tiny_model()), "why": "", "parameters": 90624, "context": 256}
     assert [stage["stage"] for stage in found["stages"]][:3] == ["model", "sft/data", "sft"]
     assert (found["problems"], found["warnings"]) == ([], [])
-    assert not (tmp_path / "home").exists(), "nothing but the recipe is written"
+    assert not (tmp_path / "home" / "store").exists(), "a look at a store does not make one"
 
 
 def at_a_terminal(home: Path, answer: str, *arguments: str) -> str:
