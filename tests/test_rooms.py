@@ -15,6 +15,7 @@ ORDER = (
     ("alignment.flows.service",),
     ("alignment.flows",),
     ("alignment.tasks",),
+    ("starting",),
     ("reporting", "checks", "doctor"),
     ("attestation",),
     ("lineage", "nights"),

@@ -80,6 +80,8 @@ class Answer(BaseModel):
     """Tokens of the longest prompt, for a data set of prompts."""
     lengths: list[int] = []
     """Tokens of each prompt, ascending."""
+    sequences: list[tuple[int, int | None]] = []
+    """Tokens of each sequence before its targets, and of the targets, which prompts do not have."""
     used: bool = False
     """Whether the data set will hold all that were seen: none is held out, and no mixture leaves any."""
     samples: list[dict[str, Any]] = []
@@ -186,11 +188,11 @@ def _render(question: Question) -> dict[str, Any]:
     drawn = config.data.mixing == "all_exhausted" or all(source.source.weight is None for source in pinned)
     if drawn:  # otherwise the mixture may never come to a row that is too long
         check_context([kind.sequences(row) for row in rows], question.context, lambda place: rows[place]["source"])
+    found |= {"whole": whole, "sequences": [one for row in rows for one in kind.sequences(row)]}
     if not kind.asked:
-        return found | {"whole": whole}
+        return found
     lengths = sorted(len(row["prompt_ids"]) for row in rows)
     return found | {
-        "whole": whole,
         "longest": lengths[-1],
         "lengths": lengths,
         "used": drawn and not config.data.has_test_rows,

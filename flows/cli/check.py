@@ -39,7 +39,7 @@ def check(
         for one in planned.stages
     ]
     if as_json:
-        data = [answer.model_dump(mode="json", exclude={"samples", "problem", "lengths"}) for answer in findings.seen]
+        data = [answer.model_dump(mode="json", exclude=NOT_SHOWN) for answer in findings.seen]
         found = {"stages": stages, "data": data, "not_promoted": planned.not_promoted}
         return print_json({"status": "checked", **found})
     table = Table("stage", "", box=None)
@@ -55,4 +55,6 @@ def check(
     return out.print("no problem found")
 
 
+NOT_SHOWN = {"samples", "problem", "lengths", "sequences"}
+"""Of what was found of a data set."""
 WORDS = {"cached": "cached", "runs": "runs", "depends": "is decided by "}

@@ -22,6 +22,7 @@ from alignment.flows.cli import deploy as cli_deploy
 from alignment.flows.cli import doctor as cli_doctor
 from alignment.flows.cli import fields as cli_fields
 from alignment.flows.cli import generate as cli_generate
+from alignment.flows.cli import init as cli_init
 from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import migrate as cli_migrate
 from alignment.flows.cli import run as cli_run
@@ -64,6 +65,7 @@ app.add_typer(cli_store.tags_app, name="tags")
 app.add_typer(cli_labels.labels_app, name="labels")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
     app.command()(command)
+app.command()(cli_init.init)
 app.command()(cli_run.run)
 app.command()(cli_check.check)
 app.command()(cli_generate.generate)

@@ -1,0 +1,243 @@
+"""Where the rows are, which of them are for measuring, and what the first of them look like."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from alignment_core.data import kinds
+from alignment_core.data.files import read_file
+from alignment_core.data.origins import origin_of
+from alignment_core.data.origins.path import READABLE, SPLITS
+from alignment_core.data.pin import PinnedSource, pin
+from alignment_core.errors import DataError, UserError
+from alignment_core.recipes import DataSource
+from alignment_core.recipes.paths import BEGINS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name
+
+LOOKED_AT = 1_000
+"""Rows that are looked at closely."""
+COUNTED = 20_000
+"""Rows that are counted, and among which some are chosen to be held out."""
+MOST_BYTES = 64 << 20
+"""Of rows that are kept in memory for it."""
+HELD_OUT = ".held-out.jsonl"
+"""How a file of held-out rows ends that was written here before; it is no data of the user's."""
+TESTS = ("test", "validation", "valid", "val", "dev", "eval")
+"""Splits to measure on, the best first."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows to train on."""
+
+    named: str
+    """What the user gave, or what was found."""
+    sources: list[dict[str, Any]]
+    """As a recipe has them, with paths as the user gave them."""
+    first: list[dict[str, Any]]
+    """The first rows that can be read."""
+    count: int
+    """How many there are, as far as they were counted."""
+    whole: bool
+    """Whether all were counted."""
+    bad: list[str]
+    """What is wrong with those among the first that cannot be read."""
+    tests: list[dict[str, Any]] = field(default_factory=list)
+    """Sources of rows that are kept apart for measuring, where the data come with some."""
+
+    @property
+    def words(self) -> str:
+        """How many, for people."""
+        return f"{self.count:,} row{'' if self.count == 1 else 's'}" if self.whole else f"more than {self.count:,} rows"
+
+
+def candidates(folder: Path) -> list[str]:
+    """What may be meant in a folder where nothing is named: files of rows, or the folder itself if they are its splits."""
+    found = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    files = [path for path in found if path.suffix in ROW_SUFFIXES and not path.name.endswith(HELD_OUT)]
+    files = [path for path in files if path.suffix != ".json" or _has_rows(path)]  # most of them are settings
+    texts = [path for path in found if path.suffix == TEXT_SUFFIX]
+    if not files:
+        return ["."] if len(texts) > 1 else [path.name for path in texts]
+    splits = {split_of(path) for path in files}
+    return ["."] if len(files) > 1 and "train" in splits and None not in splits else [path.name for path in files]
+
+
+def _has_rows(path: Path) -> bool:
+    try:
+        return isinstance(next(read_file(path), (0, ""))[1], dict)
+    except (DataError, OSError):
+        return False
+
+
+def split_of(path: Path) -> str | None:
+    """The split that a file's name says it holds."""
+    return next((split for split in SPLITS if re.match(rf"{split}([^A-Za-z]|$)", path.stem)), None)
+
+
+def find(named: str, keep_apart: bool = True) -> Rows:
+    """The rows of a file, a folder, a glob or a data set of the Hub. Raises UserError where there are none.
+
+    Without ``keep_apart`` nobody looks for rows to measure on.
+    """
+    try:
+        return _found(named, keep_apart)
+    except UserError as error:  # a sentence about a recipe's paths is none about an option's
+        raise type(error)(str(error).replace(f" ({BEGINS})", "")) from None
+
+
+def _found(named: str, keep_apart: bool) -> Rows:
+    path = Path(named).expanduser()
+    if path.is_file():
+        return _of_files(named, [path], [{"path": named}])
+    if path.is_dir():
+        return _of_folder(named, path, keep_apart)
+    if glob.has_magic(named):
+        paths = sorted(Path(one) for one in glob.glob(str(path), recursive=True))
+        files = [one for one in paths if one.is_file() and one.suffix in READABLE]
+        if not files:
+            raise UserError(f"{named}: there is no {', '.join(READABLE)} file that fits it")
+        return _of_files(named, files, [{"path": str(one)} for one in files])
+    if may_be_hub_name(named):
+        return _of_hub(named, keep_apart)
+    origin_of(DataSource(path=named)).pin(DataSource(path=named))  # says what is wrong with it
+    raise UserError(f"{named}: no such file or folder")
+
+
+def _of_files(named: str, files: list[Path], sources: list[dict[str, Any]], tests: Any = ()) -> Rows:
+    for file in files:
+        if file.suffix not in READABLE:
+            raise UserError(f"{file}: rows are read from {', '.join(READABLE)} files, not from {file.name!r}")
+    found = (
+        row if isinstance(row, dict) else f"{file.name}:{number} {row}" for file in files for number, row in _read(file)
+    )
+    first, count, whole, bad = _first(found)
+    if not first:
+        raise DataError(f"{named}: {_why_none(files[0], bad)}")
+    return Rows(named, sources, first, count, whole, bad, list(tests))
+
+
+def _read(file: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    try:
+        yield from read_file(file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _first(found: Iterable[dict[str, Any] | str]) -> tuple[list[dict[str, Any]], int, bool, list[str]]:
+    """The first rows, how many there are as far as they were counted, whether that is all, and what is wrong with others."""
+    first, bad, count, size = list[dict[str, Any]](), list[str](), 0, 0
+    rows = iter(found)
+    for row in islice(rows, COUNTED):
+        count += 1
+        if isinstance(row, str):
+            bad.append(row)
+        elif len(first) < LOOKED_AT and size < MOST_BYTES:
+            first.append(row)
+            size += sum(len(value) for value in row.values() if isinstance(value, (str, list)))
+        if len(bad) == LOOKED_AT and not first:
+            break
+    return first, count - len(bad), next(rows, None) is None, bad
+
+
+def _why_none(file: Path, bad: list[str]) -> str:
+    """A sentence for a file without a row that can be read."""
+    with file.open("rb") as opened:
+        head = opened.read(4)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return f"is UTF-16, and rows are read as UTF-8: iconv -f UTF-16 -t UTF-8 {file.name} > utf8{file.suffix}"
+    if head[:2] == b"\x1f\x8b":
+        return "is compressed: unpack it with gunzip first"
+    if not bad:
+        return "has no rows"
+    return f"none of its rows can be read: {bad[0]}"
+
+
+def _of_folder(named: str, folder: Path, keep_apart: bool) -> Rows:
+    where = named if named.startswith((".", "/", "~")) else f"./{named}"  # no name of the Hub
+    train = _pinned({"path": where, "split": "train"})
+    tests = []
+    for split in TESTS if keep_apart else ():
+        try:
+            other = _pinned({"path": where, "split": split})
+        except UserError:
+            continue
+        if other.files != train.files:
+            tests = [{"path": where, "split": split}]
+            break
+    return _of_files(named, [Path(file.path) for file in train.files], [{"path": where}], tests)
+
+
+def _pinned(source: dict[str, Any]) -> PinnedSource:
+    return pin(DataSource.model_validate(source))
+
+
+def _of_hub(named: str, keep_apart: bool) -> Rows:
+    """The rows as a run would read them; they are downloaded now."""
+    source: dict[str, Any] = {"path": named}
+    commit = _pinned(source).hub_commit
+    subset, splits = _parts_of_hub(named, str(commit))
+    source |= {"subset": subset} if subset else {}
+    if splits and "train" not in splits:
+        source["split"] = splits[0]
+    tests = [{**source, "split": split} for split in TESTS if split in splits and split != source.get("split")]
+    pinned = PinnedSource(source=DataSource.model_validate(source), hub_commit=commit)
+    rows = (row for _, row in origin_of(pinned.source).read(pinned, 0, kinds.load("prompts")))
+    first, count, whole, bad = _first(rows)
+    if not first:
+        raise DataError(f"{named}: has no rows")
+    return Rows(named, [source], first, count, whole, bad, tests[:1] if keep_apart else [])
+
+
+def _parts_of_hub(named: str, commit: str) -> tuple[str | None, list[str]]:
+    """The subset to take, where there are several, and its splits; nothing where the Hub does not say."""
+    import datasets
+
+    try:
+        subsets = list(datasets.get_dataset_config_names(named, revision=commit))
+        subset = None if "default" in subsets or len(subsets) < 2 else "main" if "main" in subsets else subsets[0]
+        return subset, list(datasets.get_dataset_split_names(named, subset, revision=commit))
+    except Exception:  # offline, or a layout that the library cannot look through: reading it says what is wrong
+        return None, []
+
+
+def some_to_hold_out(sources: list[dict[str, Any]], kind: kinds.Kind, format: str, count: int) -> list[dict[str, Any]]:
+    """Rows of about ``count`` prompts, those with the smallest digests among the first rows: all rows of each such prompt.
+
+    Which rows these are depends on their prompts alone, so that more rows change few of them.
+    """
+    from alignment_core.data.fields import Fields
+
+    groups: dict[str, list[dict[str, Any]]] = {}
+    size = 0
+    for source in sources:
+        columns = source.get("columns", {})
+        for row in islice(every(source), COUNTED):
+            try:
+                prompt = kind.formats[format].parse(Fields(row, columns)).prompts()[-1]
+            except (ValueError, IndexError, TypeError):
+                continue
+            groups.setdefault(prompt, []).append(row)
+            size += len(json.dumps(row, default=str))
+            if size > MOST_BYTES:
+                break
+    chosen = sorted(groups)[: min(count, len(groups) // 5)]
+    return [row for prompt in chosen for row in groups[prompt]]
+
+
+def every(source: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a source that can be read."""
+    described = DataSource.model_validate(source)
+    path = Path(str(described.path)).expanduser()
+    if path.is_file():
+        found: Iterator[Any] = (row for _, row in read_file(path))
+    else:
+        pinned = pin(described)
+        found = (row for _, row in origin_of(described).read(pinned, 0, kinds.load("prompts")))
+    yield from (row for row in found if isinstance(row, dict))

@@ -1,0 +1,258 @@
+"""`align init`: a recipe from what lies in a folder, at a terminal and without one, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alignment_core.checks.rows import answers_to
+from tests.align import align_here
+from tests.conftest import fill
+from tests.flows.fake_hub import fake_hub
+from tests.starting.rows_of_kinds import ROWS, jsonl
+
+Align = Callable[..., subprocess.CompletedProcess[str]]
+COMMAND = [sys.executable, "-m", "alignment.flows.cli.main"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with one file of rows."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    jsonl(work / "rows.jsonl", ROWS["question and response"][2])
+    return work
+
+
+@pytest.fixture
+def align(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Align:
+    """``align("init")`` with an ALIGN_HOME of its own, whose rows are read in this process."""
+    monkeypatch.setattr("alignment_core.checks.rows.ask", answers_to)
+    monkeypatch.setattr("alignment_core.starting.lengths.ask", answers_to)
+    return partial(align_here, tmp_path / "home")
+
+
+def parsed(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, Any]:
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_in_a_folder_with_one_file_it_asks_nothing(align: Align, folder: Path) -> None:
+    done = align("init", "--model", "scratch")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "rows.jsonl: 40 rows"
+    shown = [line.split() for line in said[2:5]]
+    assert shown == [["question", "prompt", "q", "0"], ["response", "completion", "a", "0"], ["id", "not", "used", "0"]]
+    assert said[5:] == [
+        "method sft: prompts with an answer each to imitate",
+        "model scratch: a new tiny model, to try the recipe with",
+        "recipe.held-out.jsonl: 4 rows that are held out to measure on",
+        "recipe.yaml is written: checked, no problem found. Next:",
+        "  align check recipe.yaml",
+        "  align run recipe.yaml",
+    ]
+    assert align("check", "recipe.yaml").returncode == 0
+
+
+def test_as_a_process_without_a_terminal_it_does_the_same(folder: Path, tmp_path: Path, tiny_model: Any) -> None:
+    command = [*COMMAND, "init", "--model", str(tiny_model()), "--json"]
+    environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    found = parsed(done)
+    assert (found["status"], found["file"], found["method"]) == ("written", "recipe.yaml", "sft")
+    assert found["columns"][0] == {"column": "question", "role": "prompt", "first": "q 0"}
+    assert found["recipe"] == yaml.safe_load((folder / "recipe.yaml").read_text()) == yaml.safe_load(found["text"])
+    assert found["model"] | {"why": ""} == {"name": str(tiny_model()), "why": "", "parameters": 90624, "context": 256}
+    assert [stage["stage"] for stage in found["stages"]][:3] == ["model", "sft/data", "sft"]
+    assert (found["problems"], found["warnings"]) == ([], [])
+    assert not (tmp_path / "home" / "store").exists(), "a look at a store does not make one"
+
+
+def at_a_terminal(home: Path, answer: str, *arguments: str) -> str:
+    """What `align init` says where somebody sits who types ``answer``."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "ALIGN_HOME": str(home), "TERM": "dumb", "COLUMNS": "200"}
+    with subprocess.Popen(
+        [*COMMAND, "init", "--model", "scratch", *arguments],
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        said = b""
+        try:
+            while piece := os.read(ours, 4096):
+                said += piece
+        except OSError:  # a terminal whose other end is gone
+            pass
+    os.close(ours)
+    assert process.returncode == 0, said.decode()
+    return said.decode()
+
+
+@pytest.mark.parametrize(("answer", "column"), [("", "response"), ("reply", "reply")])
+def test_at_a_terminal_it_asks_which_of_two_likely_columns_is_meant(
+    answer: str, column: str, folder: Path, tmp_path: Path
+) -> None:
+    jsonl(folder / "rows.jsonl", [{"prompt": f"q {n}", "reply": f"r {n}", "response": f"a {n}"} for n in range(30)])
+    said = at_a_terminal(tmp_path / "home", answer)
+    assert "which column is the completion? (response, reply) [response]:" in said
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert recipe["sft"]["data"]["sources"][0]["columns"] == {"completion": column}
+
+
+def test_with_yes_it_asks_nothing_there_either(folder: Path, tmp_path: Path) -> None:
+    jsonl(folder / "rows.jsonl", [{"prompt": f"q {n}", "reply": f"r {n}", "response": f"a {n}"} for n in range(30)])
+    assert "which column" not in at_a_terminal(tmp_path / "home", "reply", "--yes")
+
+
+def test_several_files_are_listed_and_one_may_be_named(align: Align, folder: Path) -> None:
+    jsonl(folder / "other.jsonl", ROWS["text"][2])
+    error = parsed(align("init", "--json"), 2)["error"]
+    assert error == (
+        "there are several files with rows: other.jsonl, rows.jsonl: choose one with --data, or --data . for all"
+    )
+    assert parsed(align("init", "--data", "other.jsonl", "--model", "scratch", "--json"))["method"] == (
+        "continued-pretraining"
+    )
+
+
+def test_an_empty_folder_says_what_it_looked_for(align: Align, folder: Path) -> None:
+    (folder / "rows.jsonl").unlink()
+    done = align("init")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no JSONL, JSON, CSV, Parquet, Arrow or text file with rows: name yours with --data" in done.stderr
+
+
+@pytest.mark.parametrize("there", ["recipe.yaml", "recipe.held-out.jsonl"])
+def test_a_file_that_is_there_is_replaced_only_by_force(there: str, align: Align, folder: Path) -> None:
+    (folder / there).write_text("mine")
+    error = parsed(align("init", "--model", "scratch", "--json"), 2)["error"]
+    assert error == f"{there} is there already: give another --output, or --force"
+    assert (folder / there).read_text() == "mine"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["rows.jsonl", there])
+    assert align("init", "--model", "scratch", "--force").returncode == 0
+    assert (folder / there).read_text() != "mine"
+
+
+def test_a_guess_may_be_corrected(align: Align, folder: Path) -> None:
+    corrected = ["--column", "prompt=response", "--column", "completion=question"]
+    found = parsed(align("init", "--model", "scratch", *corrected, "--json"))
+    assert found["recipe"]["sft"]["data"]["sources"][0]["columns"] == {"prompt": "response", "completion": "question"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--column", "prompt"], "--column prompt: write it as role=name, such as prompt=question"),
+        (["--column", "promt=question"], "there is no role 'promt'; did you mean 'prompt'?"),
+        (["--column", "prompt=quest"], "--column prompt=quest: the first row of rows.jsonl has id, question, response"),
+        (["--data", "row.jsonl"], "row.jsonl: no such file or folder; did you mean rows.jsonl?"),
+        (["--method", "dop"], "did you mean 'dpo'?"),
+        (["--model", "./nowhere"], "--model ./nowhere: no such folder"),
+        (["-o", "nowhere/recipe.yaml"], "nowhere: no such folder"),
+        (["--from", "grp"], "did you mean 'grpo'?"),
+        (["--from", "grpo", "--data", "rows.jsonl"], "--from copies a recipe as it is: leave out --data"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_means_nothing_is_refused_in_a_sentence(
+    arguments: list[str], sentence: str, align: Align, folder: Path
+) -> None:
+    assert sentence in parsed(align("init", *arguments, "--json"), 2)["error"]
+    assert [path.name for path in folder.iterdir()] == ["rows.jsonl"]
+
+
+def test_columns_between_semicolons_are_recognised(align: Align, folder: Path) -> None:
+    (folder / "rows.csv").write_text("prompt;completion\na;b\nc;d\n")
+    error = parsed(align("init", "--data", "rows.csv", "--json"), 2)["error"]
+    assert error == "rows.csv: its columns are separated by semicolons ('prompt;completion'); save it with commas"
+
+
+def test_a_broken_row_leaves_a_recipe_and_says_what_is_to_be_mended(align: Align, folder: Path) -> None:
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write("{broken\n")
+    done = align("init", "--model", "scratch", "--json")
+    found = parsed(done, 2)
+    assert found["status"] == "problems"
+    assert "rows.jsonl:41: is not valid JSON" in found["problems"][0]
+    assert (folder / "recipe.yaml").exists()
+
+
+def test_a_hub_that_does_not_answer_leaves_a_recipe_and_says_so_once(
+    align: Align, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
+    found = parsed(align("init", "--json"), 2)
+    assert found["model"]["name"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert "the store has no policy/production" in found["model"]["why"]
+    assert "HF_HUB_OFFLINE is set" in found["problems"][0]
+    assert found["warnings"] == []
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    error = parsed(align("init", "--data", "someone/unknown", "--force", "--json"), 2)["error"]
+    assert error.startswith("someone/unknown: no such file or folder")
+
+
+@pytest.mark.slow
+def test_names_of_the_hub_are_looked_at_there(
+    folder: Path, tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        jsonl(data / f"{split}.jsonl", [{"question": f"{split} {n}", "chosen": "a", "rejected": "b"} for n in range(9)])
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    command = [*COMMAND, "init", "--data", "someone/pairs", "--model", "someone/tiny", "--json"]
+    with fake_hub({("models", "someone/tiny"): tiny_model(), ("datasets", "someone/pairs"): data}) as (endpoint, _):
+        environment = {**os.environ, "ALIGN_HOME": str(tmp_path / "home"), "HF_ENDPOINT": endpoint}
+        found = parsed(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
+    assert (found["status"], found["method"], found["model"]["context"]) == ("written", "dpo", 256)
+    columns = {"prompt": "question"}
+    assert found["recipe"]["dpo"]["data"]["sources"] == [
+        {"path": "someone/pairs", "columns": columns},
+        {"path": "someone/pairs", "split": "test", "columns": columns, "held_out": True},
+    ]
+    assert not (folder / "recipe.held-out.jsonl").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem_of_the_environment(
+    align: Align, folder: Path, small_disk: Path
+) -> None:
+    output = small_disk / "recipe.yaml"
+    taken = fill(small_disk)
+    done = align("init", "--model", "scratch", "-o", str(output), "--json")
+    assert "cannot be written: No space left on device" in parsed(done, 3)["error"]
+    for path in taken:
+        path.unlink()
+    assert list(small_disk.iterdir()) == []
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = align("init", "--model", "scratch", "-o", str(output), "--json")
+    assert "cannot be written: Read-only file system" in parsed(done, 3)["error"]
+
+
+def test_an_installed_recipe_is_copied_to_be_edited(align: Align, folder: Path) -> None:
+    found = parsed(align("init", "--from", "iterative-dpo", "-o", "mine.yaml", "--json"))
+    assert (folder / "mine.yaml").read_text() == Path(found["from"]).read_text()
+    assert found["next"] == ["align check mine.yaml", "align run mine.yaml"]
+    assert parsed(align("init", "--from", "dpo", "-o", "mine.yaml", "--json"), 2)["error"].startswith(
+        "mine.yaml is there"
+    )
+    done = align("init", "--from", "quickstart")
+    assert done.stdout.startswith("recipe.yaml is a copy of quickstart: ")
