@@ -234,17 +234,14 @@ def test_the_journal_says_how_a_run_ended_before_its_report_is_made(
         with Journal(new_record(NOW, "small", {}, store.uri)).open() as journal:
             yield SimpleNamespace(journal=journal, host=SimpleNamespace(close=lambda: None), steps=[])
 
-    def compose(_: Any) -> Any:
-        raise error
-
     seen: list[str] = []
     watch = SimpleNamespace(lost=False, cancelled=cancelled)
-    monkeypatch.setattr(runs, "_open_run", opened)
+    monkeypatch.setattr(runs, "_running", opened)
     monkeypatch.setattr(runs, "Watch", lambda *_: nullcontext(watch))
     monkeypatch.setattr(runs, "_leave_unfinished", lambda *_: seen.append(read(NOW).status))
     monkeypatch.setattr(runs, "_prune", lambda *_: None)
-    with nullcontext() if cancelled else pytest.raises(type(error)):
-        runs.run_recipe(SimpleNamespace(), compose)  # type: ignore[arg-type]
+    with nullcontext() if cancelled else pytest.raises(type(error)), runs.open_run(SimpleNamespace(name="small")):  # type: ignore[arg-type]
+        raise error
     assert seen == [status]
     assert read(NOW).status == status
 
