@@ -266,11 +266,12 @@ def runs() -> list[RunRecord]:
 
 
 def find(text: str) -> RunRecord:
-    """The run that ``text`` means: an id, the first digits of one, or ``last``. Raises UserError."""
+    """The run that ``text`` means: an id, the first digits of one, a name (its latest run), or ``last``. Raises UserError."""
     known = runs()
     if not known:
         raise UserError(f"no run yet in {align_home()}; ALIGN_HOME says where to look")
     chosen = known[-1:] if text == LAST else [record for record in known if record.run_id.startswith(text)]
+    chosen = chosen or [record for record in known if record.name == text][-1:]
     if len(chosen) == 1:
         return chosen[0]
     shown = ", ".join(f"{record.run_id[:8]} ({record.name})" for record in (chosen or known)[-5:])
@@ -336,6 +337,11 @@ def prune(days: float) -> int:
                 shutil.rmtree(path.parent)
                 pruned += 1
     return pruned
+
+
+def status_of(record: RunRecord) -> str:
+    """Its status; ``died`` if it says that it is running and its process is gone."""
+    return "died" if record.status == "running" and not is_alive(record) else record.status
 
 
 def is_alive(record: RunRecord) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -41,6 +43,12 @@ def examine(store: str | None = None, seconds: float = SECONDS) -> list[Finding]
         thread.join(max(0.0, deadline - time.monotonic()))
     late = f"did not answer within {seconds:g} seconds; is a network file system or server down?"
     return [found.get(name, Finding(name=name, state="failed", sentence=late)) for name in chosen]
+
+
+def as_object(findings: Sequence[Finding]) -> dict[str, Any]:
+    """What ``align doctor --json`` prints of them."""
+    failed = any(one.state == "failed" for one in findings)
+    return {"status": "failed" if failed else "ok", "checks": [one.model_dump() for one in findings]}
 
 
 def checks(store: str | None) -> dict[str, Check]:

@@ -89,12 +89,22 @@ def hub_credentials() -> Answer:
     return "ok", "none: public models and data only; HF_TOKEN or `hf auth login` for private and gated ones"
 
 
+def netrc_file() -> Path:
+    """Where W&B, and others, keep passwords of servers."""
+    return Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+
+
+def aws_file() -> Path:
+    """Where AWS's tools keep keys."""
+    return Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+
+
 def wandb_credentials() -> Answer:
     import netrc
 
     if os.environ.get("WANDB_API_KEY"):
         return "ok", "present (WANDB_API_KEY)"
-    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    file = netrc_file()
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     if file.is_file() and host in netrc.netrc(str(file)).hosts:
         return "ok", f"present ({file.name})"
@@ -107,7 +117,7 @@ def aws_credentials() -> Answer:
         return "warning", f"{given[0]} is set without its other half: set both"
     others = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
     named = given or [name for name in others if os.environ.get(name)]
-    file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    file = aws_file()
     if named or file.is_file():
         return "ok", f"present ({', '.join(named) or 'the shared credentials file'})"
     return "ok", "none"

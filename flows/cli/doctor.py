@@ -11,16 +11,15 @@ COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Check versions, devices, memory, disks, ports, the store and credentials (never shown); exit 3 if one failed."""
-    from alignment_core.doctor import examine
+    from alignment_core.doctor import as_object, examine
 
     findings = examine(store)
-    failed = any(one.state == "failed" for one in findings)
+    told = as_object(findings)
     if as_json:
-        checks = [one.model_dump() for one in findings]
-        print_json({"status": "failed" if failed else "ok", "checks": checks})
+        print_json(told)
     else:
         for one in findings:
             out.print(f"{one.name:<20}[{COLOURS[one.state]}]{one.state:<9}[/]", end="")
             out.print(one.sentence, markup=False)
-    if failed:
+    if told["status"] == "failed":
         raise typer.Exit(3)

@@ -25,6 +25,7 @@ from alignment.flows.cli import generate as cli_generate
 from alignment.flows.cli import init as cli_init
 from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import migrate as cli_migrate
+from alignment.flows.cli import report as cli_report
 from alignment.flows.cli import run as cli_run
 from alignment.flows.cli import samples as cli_samples
 from alignment.flows.cli import serve as cli_serve
@@ -67,6 +68,7 @@ for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_st
     app.command()(command)
 app.command()(cli_init.init)
 app.command()(cli_run.run)
+app.command()(cli_report.report)
 app.command()(cli_check.check)
 app.command()(cli_generate.generate)
 app.command()(cli_chat.chat)

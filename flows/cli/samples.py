@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from alignment.flows.cli.services import RunArgument
 from alignment.flows.console import JsonOption, out, print_json
 from alignment_core import journal
 from alignment_core.artifacts import open_store
@@ -18,7 +19,7 @@ _CONTROL = {code: "�" for code in range(32) if chr(code) not in "\n\t"} | {127
 
 
 def samples(
-    run: Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")] = journal.LAST,
+    run: RunArgument = journal.LAST,
     stage: Annotated[
         str | None,
         typer.Option(help="Stage to show. Default: each policy's completions of the same held-out prompts."),

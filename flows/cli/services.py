@@ -20,7 +20,9 @@ from alignment_core.errors import EnvironmentFault, UserError
 if TYPE_CHECKING:
     from alignment_core.recipes import BaseRecipe
 
-RunArgument = Annotated[str, typer.Argument(help="Id of a run, its first digits, or `last`.")]
+RunArgument = Annotated[
+    str, typer.Argument(help="Id of a run, its first digits, its name (the latest one), or `last`.")
+]
 SHOWN_RUNS = 10
 NOT_UP = 3
 """Exit code of `align status` where nothing runs."""
@@ -133,7 +135,7 @@ def _run_row(record: journal.RunRecord) -> dict[str, Any]:
         "run": record.run_id,
         "name": record.name,
         "started": record.started_at[:19].replace("T", " "),
-        "status": _status(record),
+        "status": journal.status_of(record),
         "attempt": record.attempt,
         "deployed": record.deployed,
         "doing": _doing(record),
@@ -152,12 +154,6 @@ def _doing(record: journal.RunRecord) -> dict[str, str]:
     for label, wait in journal.waits(record.run_id).items():
         found[label] = f"has waited {max(time.time() - wait.since, 0):.0f} s for {wait.reason}"
     return {label: progress for label, progress in found.items() if label in running}
-
-
-def _status(record: journal.RunRecord) -> str:
-    if record.status == "running" and journal.is_alive(record) is False:
-        return "died"
-    return record.status
 
 
 def resume(
@@ -222,7 +218,7 @@ def explain(run: RunArgument, as_json: JsonOption = False) -> None:
     found = explanations(lines, open_store(record.store, writes=False).records(*stages), record.run_id)
     if as_json:
         return print_json({**_run_row(record), "stages": [one.model_dump(mode="json") for one in found]})
-    out.print(f"run {record.run_id} ({record.name}): {_status(record)}", markup=False)
+    out.print(f"run {record.run_id} ({record.name}): {journal.status_of(record)}", markup=False)
     for one in found:
         seconds = f", {one.seconds:.1f} s" if one.state == "run" else ""
         out.print(f"{one.label}: {one.state}{seconds}\n    {one.why}", markup=False)

@@ -1,0 +1,49 @@
+"""The command ``align report``: one folder about a run, to attach to a question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from alignment.flows import access
+from alignment.flows.cli.services import RunArgument
+from alignment.flows.console import JsonOption, StoreOption, out, print_json
+from alignment.flows.service import services
+from alignment_core import journal
+
+
+def report(
+    run: RunArgument = journal.LAST,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write. Default: ./align-report-RUN.")
+    ] = None,
+    samples: Annotated[
+        bool, typer.Option(help="Leave in what the report and the logs quote of rows and answers.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one folder about a run: its recipe, journal, logs, metrics, plots, versions, and what `align doctor` says.
+
+    Secrets, folders of home, names of the user and the machine, and texts of rows are cut out: it can be handed on.
+    """
+    from alignment_core.reporting.bundle import write_bundle
+
+    record = journal.find(run)
+    folder = output or Path(f"align-report-{record.run_id[:8]}")
+    token = access.read(services.token_file())
+    done = write_bundle(record, folder, samples, (token,) if token else (), store)
+    if as_json:
+        return print_json(
+            {"folder": str(folder.absolute()), "files": done.files, "missing": done.missing, "cut": done.cut}
+        )
+    for name, size in done.files.items():
+        out.print(f"{size:>10,}  {name}", markup=False)
+    for name, reason in done.missing.items():
+        out.print(f"   missing  {name}: {reason}", markup=False)
+    cut = ", ".join(f"{count} {kind}" for kind, count in done.cut.items())
+    return out.print(
+        f"wrote {folder}{f'; cut out: {cut}' if cut else ''}. Read it before you hand it on.", markup=False
+    )
