@@ -1,0 +1,23 @@
+"""The shortest of the tutorials, as a reader types it; ``make test-long`` runs them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pages import DOCS, files_of, run_page, script_of
+
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*TUTORIALS, DOCS / "flows.md"], ids=lambda page: page.stem)
+def test_every_tutorial_runs_something_on_files_that_it_shows(page: Path) -> None:
+    assert files_of(page)
+    assert "align run" in script_of(page)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_shortest_tutorial_runs(tmp_path: Path) -> None:
+    run_page(DOCS / "tutorials" / "from-trl.md", tmp_path, 800)
