@@ -17,8 +17,8 @@ from alignment_core.attestation.vouching import check_ready
 from alignment_core.errors import UserError
 from alignment_core.recipes.recipe import BaseRecipe
 
-_taken: set[str] = set()
-"""Flow runs of this process that have had their run."""
+_taken: set[tuple[str, int]] = set()
+"""Flow runs of this process, and which start of theirs, that have had their run."""
 
 
 class Settings(BaseRecipe):
@@ -41,11 +41,12 @@ def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
         raise UserError(
             "alignment.run: call it inside a function that is a Prefect flow (@flow), and call that function"
         )
-    if (run_id := str(context.flow_run.id)) in _taken:
+    start = str(context.flow_run.id), context.flow_run.run_count  # Prefect may try a flow again in its process
+    if start in _taken:
         raise UserError(
             "alignment.run: a flow has one run; submit all stages in one block, or call a flow for each run"
         )
-    _taken.add(run_id)
+    _taken.add(start)
     if settings.promotion is not None:
         check_ready(settings.promotion)
     caller = COMMAND_LINE.get()

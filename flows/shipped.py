@@ -101,6 +101,10 @@ def file_of(recipe: Path) -> Path:
 
     Raises UserError for a name that none has.
     """
+    if recipe.suffix == ".py":
+        raise UserError(
+            f"{recipe}: a flow of your own, no recipe: `align run` calls it, and `prefect deploy` deploys it"
+        )
     if recipe.is_file() or len(recipe.parts) != 1 or recipe.suffix in (".yaml", ".yml"):
         return recipe
     known = shipped()

@@ -15,6 +15,7 @@ import pytest
 
 import alignment
 from alignment.flows.cli.own import checked, load_flow, parameters_of
+from alignment.flows.shipped import file_of
 from alignment_core.errors import UserError
 from alignment_core.public import MODULE_OF
 from tests.align import run_align, states
@@ -79,6 +80,11 @@ def test_what_is_no_flow_is_said_in_a_sentence(file: Path, tmp_path: Path) -> No
     file.write_text("from prefect import flow\n@flow\ndef one(): ...\n@flow\ndef two(): ...\n")
     with pytest.raises(UserError, match=r"name the flow, as in .*two_betas\.py:NAME; there are .*:one, .*:two"):
         load_flow(str(file))
+
+
+def test_a_flow_is_not_taken_for_a_recipe(file: Path) -> None:
+    with pytest.raises(UserError, match="a flow of your own, no recipe: `align run` calls it"):
+        file_of(file)
 
 
 def test_a_run_is_opened_inside_a_flow() -> None:
