@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
-from alignment_core.errors import EnvironmentFault
+from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.files import write_whole
 from alignment_core.journal import now
 
@@ -34,6 +34,14 @@ WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 """Of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""
 out = Console(highlight=False, soft_wrap=True, width=WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Raise UserError for a file that is there, unless it is to be replaced, and for a folder that is not."""
+    if output.is_dir() or (output.exists() and not force):
+        raise UserError(f"{output} is there already: give another --output, or --force")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"{output.absolute().parent}: no such folder")
 
 
 def write_file(path: Path, text: str) -> None:

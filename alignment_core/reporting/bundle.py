@@ -34,8 +34,9 @@ from alignment_core.reporting.secret_values import secret_values
 SUMMARY = "README.md"
 LONGEST = 4 << 20
 """Bytes of a log or of metrics that go along: of a longer file, its beginning and its end."""
-_SAMPLES = re.compile(r"^## (?:Held-out prompts, |Completions of ).*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-"""What a run's report shows of rows and answers."""
+_SAMPLES = ("## Held-out prompts, ", "## Completions of ")
+"""How the parts of a run's report begin that show rows and answers."""
+_FENCE = re.compile("`{3,}")
 
 
 @dataclass
@@ -118,7 +119,7 @@ def _contents(
     if not logs:
         done.missing["logs"] = "it has none any more"
     if text := _file(folder / MARKDOWN, done):
-        yield f"report/{MARKDOWN}", redactor.text(text if samples else _SAMPLES.sub("", text))
+        yield f"report/{MARKDOWN}", redactor.text(text if samples else without_samples(text))
     for picture in sorted(folder.glob("*.svg")):
         if text := _file(picture, done):
             yield f"report/{picture.name}", redactor.markup(text)
@@ -130,6 +131,22 @@ def _contents(
     if why is not None:
         yield "why.json", _json(redactor.plain([one.model_dump(mode="json") for one in why]))
     yield SUMMARY, redactor.text(_summary(record, lines, why or [], done))
+
+
+def without_samples(report: str) -> str:
+    """A run's report without rows and answers. They stand in fences, and may have lines that look like titles."""
+    kept: list[str] = []
+    fence, left_out = "", False
+    for line in report.splitlines(keepends=True):
+        if fence:
+            fence = "" if line.rstrip() == fence else fence
+        elif found := _FENCE.match(line):
+            fence = found[0]
+        elif line.startswith("## "):
+            left_out = line.startswith(_SAMPLES)
+        if not left_out:
+            kept.append(line)
+    return "".join(kept)
 
 
 def versions() -> dict[str, Any]:

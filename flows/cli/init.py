@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from alignment.flows.cli.samples import as_text
-from alignment.flows.console import JsonOption, StoreOption, err, out, print_json, write_file
+from alignment.flows.console import JsonOption, StoreOption, check_output, err, out, print_json, write_file
 from alignment_core.artifacts import open_store
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
 
@@ -61,7 +61,7 @@ def init(
         return _copy(copied, [name for name, value in given.items() if value], output, force, as_json)
     from alignment_core.starting.recipe import Wish, held_out_file, start
 
-    _check_output(output, force)
+    check_output(output, force)
     asks = not (yes or as_json) and sys.stdin.isatty() and out.is_terminal
     wish = Wish(data or _found(asks), output, model, method, eval_data, _columns(column))
     opened = open_store(store, writes=False)
@@ -112,13 +112,6 @@ class _Silent:
     stop = __enter__
 
 
-def _check_output(output: Path, force: bool) -> None:
-    if output.is_dir() or (output.exists() and not force):
-        raise UserError(f"{output} is there already: give another --output, or --force")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"{output.absolute().parent}: no such folder")
-
-
 def _columns(given: Sequence[str]) -> dict[str, str]:
     found = {}
     for one in given:
@@ -161,7 +154,7 @@ def _write(started: Started, output: Path, held_out: Path, force: bool) -> Path 
     if not started.held_out:
         write_file(output, started.text)
         return None
-    _check_output(held_out, force)
+    check_output(held_out, force)
     rows = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in started.held_out)
     write_file(held_out, "".join(rows))
     try:
@@ -246,7 +239,7 @@ def _copy(name: str, unused: list[str], output: Path, force: bool, as_json: bool
 
     if unused:
         raise UserError(f"--from copies a recipe as it is: leave out {', '.join(unused)}, and edit the copy")
-    _check_output(output, force)
+    check_output(output, force)
     known = shipped()
     path = known[name].path if name in known else file_of(Path(name))
     if name not in known:

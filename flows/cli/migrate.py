@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from alignment.flows.console import JsonOption, err, out, print_json, write_file
+from alignment.flows.console import JsonOption, check_output, err, out, print_json, write_file
 from alignment_core.errors import UserError
 
 
@@ -28,11 +28,9 @@ def migrate(
     """
     from alignment_core import migrating
 
-    if output is not None and (output.is_dir() or (output.exists() and not force)):
-        raise UserError(f"{output} is there already: give another --output, or --force")
+    if output is not None:
+        check_output(output, force)
     target = output.absolute().parent if output is not None else Path.cwd()
-    if not target.is_dir():
-        raise UserError(f"{target}: no such folder")
     made = migrating.migrate(migrating.read(_text(command)), Path.cwd(), target)
     if output is not None:
         write_file(output, made.text())

@@ -56,18 +56,19 @@ def run_here(
     recipe: Any, from_stage: str | None, resumes: RunRecord | None, as_json: bool, overrides: tuple[str, ...] = ()
 ) -> None:
     """Run a recipe in this process, and print what came of it."""
-    _say(run_recipe_here(recipe, from_stage, resumes, as_json, overrides), as_json)
+    _say([run_recipe_here(recipe, from_stage, resumes, as_json, overrides)], as_json)
 
 
-def _say(outcome: dict[str, Any], as_json: bool) -> None:
-    """Print what came of a run, and exit with the code of one that was not promoted, or not published."""
-    if as_json:
-        print_json({"event": "result", **outcome})
-    else:
-        print_outcome(outcome)
-    if not_promoted(outcome):
+def _say(outcomes: list[dict[str, Any]], as_json: bool) -> None:
+    """Print what came of runs, and exit with the code of one that was not promoted, or not published."""
+    for outcome in outcomes:
+        if as_json:
+            print_json({"event": "result", **outcome})
+        else:
+            print_outcome(outcome)
+    if any(map(not_promoted, outcomes)):
         raise typer.Exit(NOT_PROMOTED)
-    if not_published(outcome):
+    if any(map(not_published, outcomes)):
         raise typer.Exit(NOT_PUBLISHED)
 
 
@@ -125,8 +126,7 @@ def run_flow_here(
     _displayed(lambda: flow(**called), api, caller, as_json)
     if not caller.outcomes and as_json:
         print_json({"event": "result", "status": "completed", "stages": []})
-    for outcome in caller.outcomes:
-        _say(outcome, as_json)
+    _say(caller.outcomes, as_json)
 
 
 def not_promoted(outcome: dict[str, Any]) -> bool:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import alignment
 from alignment.flows.cli.own import checked, load_flow, parameters_of
+from alignment.flows.cli.run import NOT_PROMOTED, _say
+from alignment.flows.runs import Outcome
 from alignment.flows.shipped import file_of
 from alignment_core.errors import UserError
 from alignment_core.public import MODULE_OF
@@ -85,6 +88,17 @@ def test_what_is_no_flow_is_said_in_a_sentence(file: Path, tmp_path: Path) -> No
 def test_a_flow_is_not_taken_for_a_recipe(file: Path) -> None:
     with pytest.raises(UserError, match="a flow of your own, no recipe: `align run` calls it"):
         file_of(file)
+
+
+def test_of_a_flow_with_several_runs_each_outcome_is_said_before_one_decides_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused = Outcome(status="completed", run_id="1", store="s", promotion={"state": "refused"}).model_dump(mode="json")
+    other = Outcome(status="completed", run_id="2", store="s").model_dump(mode="json")
+    with pytest.raises(typer.Exit) as ended:
+        _say([refused, other], True)
+    assert ended.value.exit_code == NOT_PROMOTED
+    assert [json.loads(line)["run_id"] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
 
 
 def test_a_run_is_opened_inside_a_flow() -> None:

@@ -16,6 +16,7 @@ from alignment_core.journal import Journal, RunRecord, new_record
 from alignment_core.recipes import load_recipe
 from alignment_core.reporting import bundle
 from alignment_core.reporting.bundle import write_bundle
+from alignment_core.reporting.run_report import fenced
 from tests.align import align_here
 
 RUN = "0c0ffee0-0000-4000-8000-000000000001"
@@ -97,6 +98,12 @@ def test_rows_stay_out_of_the_report_unless_asked_for(home: Path, tmp_path: Path
     assert "## Stages\n\nrows" in report
     write_bundle(record, tmp_path / "with", samples=True)
     assert "my secret prompt" in (tmp_path / "with/report/report.md").read_text()
+
+
+def test_a_row_that_looks_like_a_title_ends_nothing() -> None:
+    row: dict[str, str | float] = {"prompt": "my\n## Stages\nsecret\n```\n## More\nsecret"}
+    shown = ["# Run", "", "## Completions of generate", "", *fenced(row), "", "## Stages", "", "| sft |", ""]
+    assert bundle.without_samples("\n".join(shown)) == "# Run\n\n## Stages\n\n| sft |\n"
 
 
 def test_a_run_of_which_little_is_left_says_what_is_missing(home: Path, tmp_path: Path) -> None:
