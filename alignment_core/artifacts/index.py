@@ -84,7 +84,7 @@ class Index:
 
 
 class View:
-    """The store below some prefixes, as it was listed when the view was made. It closes itself when nobody has it any more."""
+    """The store below some prefixes, as it was listed when the view was made, within a ``with``."""
 
     def __init__(self, backend: Backend, path: Path, listed: dict[str, dict[str, str]]) -> None:
         self._backend, self._path, self._listed = backend, path, listed
@@ -95,10 +95,6 @@ class View:
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # the store could not be listed or read
-            self._db.close()  # it refers to itself, and would wait for the garbage collector
 
     def records(self, *stages: str) -> Iterator[Provenance]:
         """All stage records, or those of some stages, in order of the keys. Unreadable ones are logged and left out."""

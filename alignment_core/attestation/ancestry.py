@@ -60,8 +60,8 @@ class Ancestry:
 def ancestry_of(store: Store, reference: Reference) -> Ancestry:
     """Read from the store's records alone. Raises NotFound where there is no such artifact."""
     store.manifest(reference)
-    graph = Graph.of(store)
-    return Ancestry(tuple(_walk(graph, reference)), _evaluation(graph, reference))
+    with Graph.of(store) as graph:
+        return Ancestry(tuple(_walk(graph, reference)), _evaluation(graph, reference))
 
 
 def _walk(graph: Graph, reference: Reference) -> Iterator[Ancestor]:

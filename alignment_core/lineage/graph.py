@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,18 +39,19 @@ class Edges(Protocol):
 
 
 class Graph:
-    """Who made what from what, as records tell. ``Graph.of`` is a store's as it is now; only the records are read to which the
-    questions lead."""
+    """Who made what from what, as records tell."""
 
     def __init__(self, records: Iterable[Provenance]) -> None:
         self._edges: Edges = _Listed(records)
         self._made: dict[Reference, tuple[Provenance, ...]] = {}
 
     @classmethod
-    def of(cls, store: Store) -> Graph:
+    @contextmanager
+    def of(cls, store: Store) -> Iterator[Graph]:
+        """A store's as it is now, within the ``with``; only the records are read to which the questions lead."""
         graph = cls(())
-        graph._edges = store.index.view(STAGES)  # goes with the graph
-        return graph
+        with store.index.view(STAGES) as graph._edges:
+            yield graph
 
     def made_by(self, reference: Reference) -> tuple[Provenance, ...]:
         """The records that name ``reference`` among their outputs, oldest first; empty for an imported artifact."""

@@ -175,9 +175,10 @@ class Ledger:
         Then their night died after it had promoted; from where it started, all its stages are found again.
         """
         now = self.store.tag(self.recipe.promotion.tag)
-        if now is None or now == last.production or not Graph.of(self.store).descends(now, batch):
+        if now is None or now == last.production:
             return now
-        return last.production
+        with Graph.of(self.store) as graph:
+            return last.production if graph.descends(now, batch) else now
 
     def _hold(self, batch: Reference, held: ExitStack) -> bool:
         """Keep the batch for this process, unless another one that lives has it."""

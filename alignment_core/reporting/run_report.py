@@ -100,7 +100,8 @@ def run_report(
     report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), stage_rows(results)))
     report.say("## Where the outputs come from")
     report.say(*(f"- {role}: `{reference}`" for role, reference in outputs.items()))
-    report.show("lineage", "lineage", picture(Graph.of(store), outputs.values()))
+    with Graph.of(store) as graph:
+        report.show("lineage", "lineage", picture(graph, outputs.values()))
     return report
 
 

@@ -184,12 +184,12 @@ def lineage(
     from alignment_core.lineage import Graph, text_tree, to_json
 
     opened = open_store(store, writes=False)
-    graph, start = Graph.of(opened), opened.resolve(reference)
-    trees = {}
-    if up or not down:
-        trees["up"] = graph.up(start)
-    if down:
-        trees["down"] = graph.down(start)
+    start, trees = opened.resolve(reference), {}
+    with Graph.of(opened) as graph:
+        if up or not down:
+            trees["up"] = graph.up(start)
+        if down:
+            trees["down"] = graph.down(start)
     if as_json:
         return print_json({name: to_json(tree) for name, tree in trees.items()})
     return out.print("\n\n".join(text_tree(tree) for tree in trees.values()), markup=False)

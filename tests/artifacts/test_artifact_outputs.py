@@ -164,15 +164,15 @@ def test_lineage_says_which_output_was_used(store, outputs, draft, write):
     made = store.publish_outputs(outputs, draft(stage="rl", label="rl", inputs={"policy": start}))
     scores = store.publish(write("scores"), "scores", draft(OTHER_KEY, label="score", inputs={"policy": made["best"]}))
 
-    graph = Graph.of(store)
-    assert graph.descends(scores, start)
-    assert "by rl (rl), output best, seed" in text_tree(graph.up(scores))
-    (child,) = to_json(graph.up(scores))["children"]
-    assert (child["reference"], child["made_by"][0]["as"]) == (str(made["best"]), ["best"])
+    with Graph.of(store) as graph:
+        assert graph.descends(scores, start)
+        assert "by rl (rl), output best, seed" in text_tree(graph.up(scores))
+        (child,) = to_json(graph.up(scores))["children"]
+        assert (child["reference"], child["made_by"][0]["as"]) == (str(made["best"]), ["best"])
 
-    down = text_tree(graph.down(start))
-    assert [f"output {name}, seed" in down for name in made] == [True] * 3
-    assert down.count("code unknown") == 2, "what is known of a stage is told once, not once for each output"
+        down = text_tree(graph.down(start))
+        assert [f"output {name}, seed" in down for name in made] == [True] * 3
+        assert down.count("code unknown") == 2, "what is known of a stage is told once, not once for each output"
 
 
 # ------------------------------------------------------------------ records of earlier versions
@@ -189,7 +189,8 @@ def test_a_record_of_an_earlier_version_has_one_output_by_the_name_of_its_kind(s
     assert record.output == run
     assert store.find(OTHER_KEY).outputs == {"model": policy}
     assert collect(store, delete=True, older_than=-1).garbage == ()
-    tree = text_tree(Graph.of(store).up(policy))
+    with Graph.of(store) as graph:
+        tree = text_tree(graph.up(policy))
     assert "by part (part), seed" in tree
     assert f"whole: {run.short}" in tree
     assert "by rl (rl), seed" in tree

@@ -43,7 +43,8 @@ def test_old_rollouts_lose_their_bytes_and_stay_known(store, write, draft, rollo
     assert not (store.workspace.cache / rollouts.digest).exists()
     with pytest.raises(NotFound, match=r"the bytes of rollouts@sha256:\w+ were pruned"):
         store.fetch(rollouts)
-    assert [node.reference for node in Graph.of(store).up(pairs).children] == [rollouts]
+    with Graph.of(store) as graph:
+        assert [node.reference for node in graph.up(pairs).children] == [rollouts]
     assert store.find(OTHER_KEY).output == pairs
     assert prune(store, None, 1, delete=True) == []
 

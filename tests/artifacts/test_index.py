@@ -68,8 +68,9 @@ def told(store: Store) -> Any:
     """What the index answers."""
     manifests, moves = list(store.artifacts()), {name: store.tag_history(name) for name in store.tags()}
     answers = (list(store.records()), manifests, store.summaries(), store.tags(), moves)
-    graph, references = Graph.of(store), {manifest.reference for manifest in manifests}
-    return (*answers, {one: (graph.made_by(one), graph.used_by(one)) for one in references})
+    references = {manifest.reference for manifest in manifests}
+    with Graph.of(store) as graph:
+        return (*answers, {one: (graph.made_by(one), graph.used_by(one)) for one in references})
 
 
 def read(store: Store) -> Any:
@@ -116,7 +117,8 @@ def test_what_is_known_is_not_read_again(store: Store, make: Callable[..., Refer
     store.move_tag("policy", model, None, "first")
     assert told(store) == read(store)
     reads.clear()
-    assert [node.reference for node in Graph.of(open_store(store.uri, writes=False)).up(model).children] == [data]
+    with Graph.of(open_store(store.uri, writes=False)) as graph:
+        assert [node.reference for node in graph.up(model).children] == [data]
     assert (len(store.summaries()), store.tags()["policy"]) == (2, model)
     assert set(reads) <= {"format.json"}
     make(store, "other", model)
@@ -228,10 +230,10 @@ def test_a_file_that_is_damaged_while_it_is_open_is_replaced(folder: Store, make
     first = make(folder, "model")
     second = make(folder, "other", first)
     told(folder)
-    graph = Graph.of(folder)
-    damaged(folder.index.path, "garbage")
-    assert [node.reference for node in graph.up(second).children] == [first]
-    assert told(folder) == read(folder)
+    with Graph.of(folder) as graph:
+        damaged(folder.index.path, "garbage")
+        assert [node.reference for node in graph.up(second).children] == [first]
+        assert told(folder) == read(folder)
 
 
 @pytest.mark.parametrize("where", ["a file", "not a folder", "small disk"])

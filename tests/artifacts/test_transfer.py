@@ -66,7 +66,8 @@ def test_with_its_ancestors_all_that_it_comes_from_can_be_found_there(
 ) -> None:
     copied = copy(store, target, plan(store, target, made["policy"], ancestors=True))
     assert set(copied.artifacts) == {made["policy"], made["sft"], made["data"]}
-    assert Graph.of(target).descends(made["policy"], made["data"])
+    with Graph.of(target) as graph:
+        assert graph.descends(made["policy"], made["data"])
     assert target.verify(made["data"]) == target.verify(made["sft"]) == []
 
 
@@ -94,7 +95,8 @@ def test_what_was_pruned_is_told_of_among_ancestors_and_refused_itself(
     copied = copy(store, target, plan(store, target, pairs, ancestors=True))
     assert made["trajectories"] in copied.artifacts
     assert target.is_pruned(made["trajectories"])
-    assert Graph.of(target).descends(pairs, made["data"])
+    with Graph.of(target) as graph:
+        assert graph.descends(pairs, made["data"])
 
 
 def test_a_copy_that_was_killed_leaves_no_part_to_be_seen_and_the_next_one_goes_on(

@@ -104,11 +104,14 @@ def measured(uri: str) -> dict[str, Any]:
     makers = [record.output for record in store.records()]
     chosen = random.Random(0).sample(makers, QUERIES)
     deepest = _artifact("card", f"{RUNS - 1}-{ROUNDS - 1}").reference
-    took["ancestors of the last"] = len(ancestors(Graph.of(store), deepest))
+    with Graph.of(store) as graph:
+        took["ancestors of the last"] = len(ancestors(graph, deepest))
     took["ancestors, ms"] = _spread([_cost(partial(_up, store, one)) for one in chosen])
-    opened = [(Graph.of(store), one) for one in chosen[:OPENED]]
-    took["ancestors in an open graph, ms"] = _spread([_cost(partial(graph.up, one)) for graph, one in opened])
-    opened.clear()
+    opened = []
+    for one in chosen[:OPENED]:
+        with Graph.of(store) as graph:
+            opened.append(_cost(partial(graph.up, one)))
+    took["ancestors in an open graph, ms"] = _spread(opened)
     run_id = _journal(store)
     where = ["--store", uri]
     commands = {
@@ -123,7 +126,8 @@ def measured(uri: str) -> dict[str, Any]:
 
 
 def _up(store: Store, reference: Reference) -> None:
-    Graph.of(store).up(reference)
+    with Graph.of(store) as graph:
+        graph.up(reference)
 
 
 def ancestors(graph: Graph, reference: Reference) -> set[Reference]:

@@ -66,9 +66,8 @@ def test_a_result_of_another_version_is_reused_where_the_recipe_accepts_it_and_s
 
 def test_what_was_accepted_is_in_the_lineage_of_what_is_made_from_it(store: Store, tmp_path: Path) -> None:
     result = run_alone(store, evaluation(store, tmp_path / "scores", scores={"vllm": "0.32.0"}))
-    assert "accepted input scores, though it was made with vllm 0.32.0" in text_tree(
-        Graph.of(store).up(result.reference)
-    )
+    with Graph.of(store) as graph:
+        assert "accepted input scores, though it was made with vllm 0.32.0" in text_tree(graph.up(result.reference))
 
 
 def test_a_name_that_is_no_package_is_refused() -> None:

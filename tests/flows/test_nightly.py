@@ -125,20 +125,25 @@ def test_the_history_of_production_is_linear_and_holds_what_the_nights_promoted(
 
 
 def test_every_promoted_model_descends_from_the_one_before_and_from_the_rows_of_its_night(week: Week) -> None:
-    graph = Graph.of(week.store)
-    for name, parent in (("night-1", None), ("night-5", "night-1"), ("night-6b", "night-5"), ("night-7", "night-6b")):
-        candidate = week.reference(name, "candidate")
-        assert graph.descends(candidate, week.reference(name, "batch"))
-        assert parent is None or graph.descends(candidate, week.reference(parent, "candidate"))
-        waiting, seen = [graph.up(candidate)], 0
-        while waiting:
-            node = waiting.pop()
-            waiting += node.children
-            seen += 1
-            assert node.made_by, f"{node.reference} in the lineage of {name} comes from nowhere"
-            origin = node.made_by[0].stage in ("base_model", "preference-batch", "dataset")
-            assert node.children or node.sources or node.repeated or origin
-        assert seen > 4
+    with Graph.of(week.store) as graph:
+        for name, parent in (
+            ("night-1", None),
+            ("night-5", "night-1"),
+            ("night-6b", "night-5"),
+            ("night-7", "night-6b"),
+        ):
+            candidate = week.reference(name, "candidate")
+            assert graph.descends(candidate, week.reference(name, "batch"))
+            assert parent is None or graph.descends(candidate, week.reference(parent, "candidate"))
+            waiting, seen = [graph.up(candidate)], 0
+            while waiting:
+                node = waiting.pop()
+                waiting += node.children
+                seen += 1
+                assert node.made_by, f"{node.reference} in the lineage of {name} comes from nowhere"
+                origin = node.made_by[0].stage in ("base_model", "preference-batch", "dataset")
+                assert node.children or node.sources or node.repeated or origin
+            assert seen > 4
 
 
 def test_each_row_was_taken_by_one_batch_and_none_is_left(week: Week) -> None:

@@ -60,34 +60,36 @@ def made(store: Store, tmp_path: Path) -> dict[str, Reference]:
 def test_the_upward_tree_tells_how_a_model_came_to_be(store, made):
     short = {name: reference.short for name, reference in made.items()}
     empty, sources = digest_of({})[:12], store.find(digest_of("data")).config
-    assert text_tree(Graph.of(store).up(made["dpo"])) == "\n".join(
-        [
-            f"{short['dpo']}",
-            "│    by run/dpo (dpo), seed 7, 12.3 s",
-            f"│    config {empty}, code c0ffee",
-            "│    loss 0.5 and 1 more",
-            f"├─ policy: {short['sft']}",
-            "│  │    by run/sft (sft), seed 7, 12.3 s",
-            f"│  │    config {digest_of({'learning_rate': 1e-5})[:12]}, code c0ffee",
-            "│  │    learning_rate 1e-05",
-            f"│  ├─ base: {short['base']}",
-            "│  │       made outside: no record",
-            f"│  └─ train: {short['data']}",
-            "│     │    by run/data (dataset), seed 7, 12.3 s",
-            f"│     │    config {digest_of(sources)[:12]}, code c0ffee",
-            "│     │    data.max_length 64, kind demonstrations",
-            "│     └─ source: /d/rows.jsonl, sha256 555555555555, rows 128",
-            f"├─ reference: {short['sft']}  (shown above)",
-            f"└─ train: {short['pairs']}",
-            "   │    by run/pairs (pairs), seed 7, 12.3 s",
-            f"   │    config {empty}, code c0ffee",
-            f"   └─ policy: {short['sft']}  (shown above)",
-        ]
-    )
+    with Graph.of(store) as graph:
+        assert text_tree(graph.up(made["dpo"])) == "\n".join(
+            [
+                f"{short['dpo']}",
+                "│    by run/dpo (dpo), seed 7, 12.3 s",
+                f"│    config {empty}, code c0ffee",
+                "│    loss 0.5 and 1 more",
+                f"├─ policy: {short['sft']}",
+                "│  │    by run/sft (sft), seed 7, 12.3 s",
+                f"│  │    config {digest_of({'learning_rate': 1e-5})[:12]}, code c0ffee",
+                "│  │    learning_rate 1e-05",
+                f"│  ├─ base: {short['base']}",
+                "│  │       made outside: no record",
+                f"│  └─ train: {short['data']}",
+                "│     │    by run/data (dataset), seed 7, 12.3 s",
+                f"│     │    config {digest_of(sources)[:12]}, code c0ffee",
+                "│     │    data.max_length 64, kind demonstrations",
+                "│     └─ source: /d/rows.jsonl, sha256 555555555555, rows 128",
+                f"├─ reference: {short['sft']}  (shown above)",
+                f"└─ train: {short['pairs']}",
+                "   │    by run/pairs (pairs), seed 7, 12.3 s",
+                f"   │    config {empty}, code c0ffee",
+                f"   └─ policy: {short['sft']}  (shown above)",
+            ]
+        )
 
 
 def test_the_downward_tree_tells_what_became_of_the_data(store, made):
-    node = Graph.of(store).down(made["data"])
+    with Graph.of(store) as graph:
+        node = graph.down(made["data"])
     assert [(child.role, child.reference) for child in node.children] == [("train", made["sft"])]
     (sft,) = node.children
     assert [(child.role, child.reference) for child in sft.children] == [
@@ -99,13 +101,15 @@ def test_the_downward_tree_tells_what_became_of_the_data(store, made):
 
 
 def test_an_unknown_artifact_is_a_tree_of_one_line(store, made):
-    graph, unknown = Graph.of(store), Reference("model", "0" * 64)
-    assert graph.up(unknown).children == graph.down(unknown).children == ()
-    assert "no record" in text_tree(graph.up(unknown))
+    unknown = Reference("model", "0" * 64)
+    with Graph.of(store) as graph:
+        assert graph.up(unknown).children == graph.down(unknown).children == ()
+        assert "no record" in text_tree(graph.up(unknown))
 
 
 def test_the_json_view_is_plain_data_with_the_same_content(store, made):
-    data = json.loads(json.dumps(to_json(Graph.of(store).up(made["dpo"]))))
+    with Graph.of(store) as graph:
+        data = json.loads(json.dumps(to_json(graph.up(made["dpo"]))))
     assert data["reference"] == str(made["dpo"])
     assert data["made_by"][0]["metrics"] == {"loss": 0.5, "note": "good"}
     assert [child["role"] for child in data["children"]] == ["policy", "reference", "train"]
@@ -117,7 +121,8 @@ def test_the_json_view_is_plain_data_with_the_same_content(store, made):
 
 
 def test_the_picture_shows_every_stage_and_source_once(store, made):
-    drawn = picture(Graph.of(store), [made["dpo"], made["pairs"]])
+    with Graph.of(store) as graph:
+        drawn = picture(graph, [made["dpo"], made["pairs"]])
     assert drawn is not None
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     base = made["base"].digest[:12]
@@ -126,7 +131,8 @@ def test_the_picture_shows_every_stage_and_source_once(store, made):
         + [f"{made[name].kind} {made[name].digest[:8]}" for name in ("data", "sft", "pairs", "dpo")]
         + ["model", base, "/d/rows.jsonl"]
     )
-    assert drawn == picture(Graph.of(store), [made["dpo"], made["pairs"]]), "the same bytes again"
+    with Graph.of(store) as graph:
+        assert drawn == picture(graph, [made["dpo"], made["pairs"]]), "the same bytes again"
 
 
 def record(name: str, output: Reference, **inputs: Reference) -> Provenance:

@@ -49,7 +49,8 @@ def test_a_data_set_leads_back_to_its_files_tasks_and_model_with_their_digests(r
     pinned = tuple(pin(source) for source in data.sources)
     made = stage("dataset", DatasetConfig(data=data, sources=pinned, kind="demonstrations"), tokenizer=model)
 
-    tree = Graph.of(store).up(made)
+    with Graph.of(store) as graph:
+        tree = graph.up(made)
     files, task = tree.sources
     assert (files.path, files.sha256) == (str(rows), digest_of_file(rows))
     assert dict(files.settings) == {"columns.completion": "answer", "columns.prompt": "question"}

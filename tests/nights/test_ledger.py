@@ -130,7 +130,8 @@ def test_a_batch_says_in_its_lineage_which_files_it_is_from(ledger, drop, inbox)
     night = whole_night(ledger, "mon").night
     drop("a.jsonl", pair(4))  # the digest is of the file as the night read it
     assert night.batch is not None
-    tree = Graph.of(ledger.store).up(night.batch)
+    with Graph.of(ledger.store) as graph:
+        tree = graph.up(night.batch)
     found = [(source.path, source.rows, source.sha256) for source in tree.sources]
     assert found == [("a.jsonl", 2, digests["a.jsonl"]), ("b.jsonl", 1, digests["b.jsonl"])]
 
