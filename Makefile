@@ -1,5 +1,7 @@
 # make demo · make up · make test · make test-long · make campaigns · make peers · make lint · make bench · make wheel
 PYTHON ?= python3.11
+# On another Python, also TORCH=torch==2.13.0+cpu: digests of torch's CPU build are known for 3.11.
+TORCH ?= --require-hashes -r requirements/torch-cpu.txt
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
@@ -47,7 +49,7 @@ wheel:
 
 $(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt || { \
+	$(BIN)/pip install --quiet --no-deps $(TORCH) || { \
 		echo "torch's CPU build was not installed: does PIP_EXTRA_INDEX_URL name PyTorch's own package index?" >&2; exit 1; }
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
