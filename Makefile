@@ -47,11 +47,11 @@ wheel:
 	rm -rf build dist  # what was deleted since would be in it
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-$(VENV)/.run: requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
+$(VENV)/.run: requirements/cpu.txt requirements/python-3.13.txt requirements/torch-cpu.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps $(TORCH) || { \
 		echo "torch's CPU build was not installed: does PIP_EXTRA_INDEX_URL name PyTorch's own package index?" >&2; exit 1; }
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt -r requirements/python-3.13.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 

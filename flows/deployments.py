@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
             problems[name] = f"its recipe {one.path} does not load: {error}"
             continue
         schedules = [CronSchedule(cron=cron, timezone="UTC")] if cron else []
-        _register(client, name, flow, {}, flow.description, None if _find(client, name) else schedules)
+        _register(client, name, _content(flow, {}, flow.description), None if _find(client, name) else schedules)
     return problems
 
 
@@ -83,37 +84,50 @@ def register_recipe(
 
     Relative paths in what a run's form says begin at ``folder``, the one of the recipe's file; it may go.
     """
+    _refuse_shipped(name)
+    parameters = {"recipe": recipe.model_dump(mode="json")}
+    content = _content(flow_of(recipe.method), parameters, f"Recipe {recipe.name}")
+    content["job_variables"]["env"][PATHS_BEGIN] = str(folder)
+    _register(client, name, content, [due] if due else None)
+
+
+def register_flow(
+    client: SyncPrefectClient, name: str, flow: Flow[..., Any], parameters: dict[str, Any], due: CronSchedule | None
+) -> None:
+    """Register a user's own flow, or replace it: its runs read its file, and run in that file's folder. Raises UserError."""
+    _refuse_shipped(name)
+    folder, file = os.path.split(os.path.abspath(str(inspect.getsourcefile(flow.fn))))
+    content = _content(flow, parameters, inspect.getdoc(flow.fn) or f"Flow {flow.name}")
+    content["entrypoint"], content["path"] = f"{file}:{flow.fn.__name__}", folder
+    content["pull_steps"] = [{"prefect.deployments.steps.set_working_directory": {"directory": folder}}]
+    content["job_variables"]["working_dir"] = folder
+    _register(client, name, content, [due] if due else None)
+
+
+def _refuse_shipped(name: str) -> None:
     if name in shipped():
         raise UserError(f"--name {name}: a deployment of this name comes with the project; choose another one")
-    parameters = {"recipe": recipe.model_dump(mode="json")}
-    schedules = [due] if due else None
-    _register(client, name, flow_of(recipe.method), parameters, f"Recipe {recipe.name}", schedules, folder)
 
 
-def _register(
-    client: SyncPrefectClient,
-    name: str,
-    flow: Flow[..., Any],
-    parameters: dict[str, Any],
-    description: str | None,
-    schedules: list[CronSchedule] | None,
-    folder: Path | None = None,
-) -> None:
+def _content(flow: Flow[..., Any], parameters: dict[str, Any], description: str | None) -> dict[str, Any]:
+    """What the server keeps of a deployment."""
     chosen = pool()
-    variables = chosen["job_variables"]
-    if folder:
-        variables = {**variables, "env": {**variables["env"], PATHS_BEGIN: str(folder)}}
-    content: dict[str, Any] = {
+    return {
         "parameters": parameters,
         "description": description,
         "entrypoint": f"{flow.fn.__module__}.{flow.fn.__name__}",
         "parameter_openapi_schema": form_of(flow),
         "enforce_parameter_schema": True,
         "work_pool_name": chosen["name"],
-        "job_variables": {**variables, "working_dir": str(align_home())},
+        "job_variables": {**chosen["job_variables"], "working_dir": str(align_home())},
         "pull_steps": [],
         "path": None,
     }
+
+
+def _register(
+    client: SyncPrefectClient, name: str, content: dict[str, Any], schedules: list[CronSchedule] | None
+) -> None:
     if (found := _find(client, name)) is None:
         planned = [DeploymentScheduleCreate(schedule=one) for one in schedules or []]
         client.create_deployment(client.create_flow_from_name(FLOW), name, schedules=planned, **content)
@@ -124,11 +138,14 @@ def _register(
 
 
 def form_of(flow: Flow[..., Any]) -> dict[str, Any]:
-    """The run form of one of our flows. Of its recipe it shows what the file says, not what every field is by default."""
-    form = run_form(flow.parameters.model_dump())
-    shown = inspect.signature(flow.fn).parameters["recipe"].default
-    if isinstance(shown, BaseRecipe):
-        form["properties"]["recipe"]["default"] = shown.model_dump(mode="json", exclude_unset=True)
+    """The run form of a flow. Of its recipe it shows what the file says, not what every field is by default."""
+    form = flow.parameters.model_dump()
+    parameters = inspect.signature(flow.fn).parameters
+    if "recipe" in parameters:
+        form = run_form(form)
+    for name, parameter in parameters.items():
+        if isinstance(parameter.default, BaseRecipe):
+            form["properties"][name]["default"] = parameter.default.model_dump(mode="json", exclude_unset=True)
     return form
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 from alignment_core.errors import UserError
 
@@ -20,10 +21,11 @@ _PROGRAMS = (
     (TRL, re.compile(rf"(?:.*[./])?scripts[./]({'|'.join(_SUBCOMMANDS)})(?:\.py)?")),
 )
 _PROCESSES = ("num_processes", "nproc_per_node", "num_gpus")
-"""How launchers call the number of processes: accelerate, torchrun, deepspeed."""
+"""How launchers call the number of processes: accelerate, torchrun, deepspeed; the last two that of each machine."""
+_MACHINES = ("nnodes", "num_nodes")
 _NEWLINE = "\ue000"
 """Stands for a newline in quotes while a script is read line by line."""
-_ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=(?!\()(.*)")
+_ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=(?!\()(.*)", re.DOTALL)
 _USED = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
 
 
@@ -40,7 +42,7 @@ class CommandLine:
     """Words before the program."""
     variables: Sequence[str] = ()
     """Names of environment variables that are set in front."""
-    stray: Sequence[str] = field(default=())
+    stray: Sequence[str] = ()
     """Words that belong to no flag."""
     repeated: Sequence[str] = ()
     """Flags that are given more than once."""
@@ -49,8 +51,15 @@ class CommandLine:
     def processes(self) -> int | None:
         """How many processes the launcher starts, if it says so."""
         given = _flags(self.launcher)[0]
-        told = (words[0] for name in _PROCESSES for words in [given.get(name, ())] if words)
-        return next((int(word) for word in told if word.isdigit()), None)
+        machines = 1 if "num_processes" in given else _number(given, _MACHINES) or 1  # accelerate counts all of them
+        one = _number(given, _PROCESSES)
+        return one and one * machines
+
+
+def _number(flags: Mapping[str, Sequence[str]], names: Sequence[str]) -> int | None:
+    """The whole number after the first of these flags that has one."""
+    told = (words[0] for name in names for words in [flags.get(name, ())] if words)
+    return next((int(word) for word in told if word.isdigit()), None)
 
 
 def read(text: str) -> CommandLine:
@@ -78,9 +87,10 @@ def _commands(text: str) -> Iterator[CommandLine]:
     lines = _lines(_without_blocks(text, variables))
     for line in lines:
         if assigned := _ASSIGNED.fullmatch(line):
-            words = _words(assigned[2])
+            words = _words(assigned[3])
             if len(words) <= 1:  # else a variable in front of a command
-                variables[assigned[1]] = _expanded(words[0] if words else "", variables)
+                before = variables.get(assigned[1], "") if assigned[2] else ""
+                variables[assigned[1]] = before + _expanded(words[0] if words else "", variables)
                 continue
         if line.split()[0] not in ("echo", "printf", "pip", "read"):
             yield from _command(_words(_expanded(line, variables)))
@@ -93,9 +103,11 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
     text = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda quoted: shlex.quote(_unescaped(quoted[1])), text)
 
     def keep(block: re.Match[str]) -> str:
-        name, body = block["name"], block["body"]
+        name, body, before = block["name"], block["body"], ""
+        if block.groupdict().get("more"):
+            before = f"{variables.get(name, '')} "
         lines = body.replace("\\\n", "\n").splitlines()
-        variables[name] = " ".join(_uncommented(line).strip() for line in lines)
+        variables[name] = before + " ".join(_uncommented(line).strip() for line in lines)
         return ""
 
     text = re.sub(
@@ -105,7 +117,10 @@ def _without_blocks(text: str, variables: dict[str, str]) -> str:
         flags=re.DOTALL,
     )
     return re.sub(
-        r"^\s*(?P<name>\w+)=\((?P<body>[^\n]*?|\s*\n.*?\n\s*)\)\s*$", keep, text, flags=re.DOTALL | re.MULTILINE
+        r"^\s*(?P<name>\w+)(?P<more>\+?)=\((?P<body>[^\n]*?|\s*\n.*?\n\s*)\)\s*$",
+        keep,
+        text,
+        flags=re.DOTALL | re.MULTILINE,
     )
 
 
@@ -131,7 +146,23 @@ def _lines(text: str) -> list[str]:
     """Lines, joined where one ends with a backslash, without those that are empty or a comment."""
     kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(kept))
-    return [line.strip() for line in joined.splitlines() if line.strip()]
+    return [*_with_quotes([line.strip() for line in joined.splitlines() if line.strip()])]
+
+
+def _with_quotes(lines: list[str]) -> Iterator[str]:
+    """The lines, joined from one that opens a quote to the one that closes it, if one of the next does."""
+    while lines:
+        ends = (end for end in range(1, min(len(lines), 40) + 1) if _closed("\n".join(lines[:end])))
+        end = next(ends, 1)
+        yield "\n".join(lines[:end])
+        lines = lines[end:]
+
+
+def _closed(text: str) -> bool:
+    with suppress(ValueError):
+        shlex.split(_uncommented(text))
+        return True
+    return False
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 8) -> str:
@@ -176,7 +207,8 @@ def _program(words: Sequence[str], number: int) -> tuple[str, str, int] | None:
     if word.rpartition("/")[2] == "trl" and number + 1 < len(words) and words[number + 1] in _SUBCOMMANDS:
         return TRL, words[number + 1], number + 2
     for framework, pattern in _PROGRAMS:
-        if named := pattern.fullmatch(word):
+        named = pattern.fullmatch(word)
+        if named and (number == 0 or "." in word.rpartition("/")[2]):  # elsewhere a bare name is a folder, or a job's
             return framework, named[1], number + 1
     return None
 

@@ -24,7 +24,7 @@ from alignment_core.recipes import parse_recipe, reference
 from alignment_core.recipes.load import value_of
 from alignment_core.recipes.paths import written
 
-_SECRET = re.compile(r"use_wandb|wandb\.key|hub_token|api_key|password|secret")
+_SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token$|api_key|password|secret")
 """Flags whose words stay out of the recipe."""
 LISTS = ("sources", "rewards")
 """Fields that hold a list; a field below them is that of each item."""
@@ -135,6 +135,9 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
             near = difflib.get_close_matches(flag, framework.spellings(command.rules), n=1, cutoff=0.6)
             made.unknown.append(Unknown(f"--{flag}", f"--{near[0]}" if near else None))
     made.without += _around(line)
+    left = {word for words in flags.values() for word in words if re.search(r"\$[\w{@(*]", word)}
+    if left:
+        remarks.append(f"The shell would have replaced {', '.join(sorted(left))}: write what it stands for.")
     made.recipe = _in_order(made.recipe)
     made.to_do = [*_missing(made, target), *dict.fromkeys(job.remarks)]
     return made

@@ -25,10 +25,6 @@ class NoCounterpart(Exception):
     """A flag, or this value of it, is nothing that a recipe has; the message says why in a sentence."""
 
 
-class Unused(NoCounterpart):
-    """A flag that has no effect in the command either."""
-
-
 @dataclass(frozen=True)
 class Job:
     """A command whose flags have the names of its table."""
@@ -82,9 +78,12 @@ class To:
 
     def apply(self, words: Words, job: Job) -> list[tuple[str, Any]]:
         """The fields and their values. Raises NoCounterpart."""
-        value = self.convert(words, job)
-        values = value if isinstance(value, tuple) else (value,) * len(self.fields)
-        return [(name, one) for name, one in zip(self.fields, values, strict=True) if one is not None]
+        try:
+            value = self.convert(words, job)
+            values = value if isinstance(value, tuple) else (value,) * len(self.fields)
+            return [(name, one) for name, one in zip(self.fields, values, strict=True) if one is not None]
+        except (ValueError, LookupError, ArithmeticError):
+            raise NoCounterpart(f"{' '.join(words) or 'nothing'} is no value of it.") from None
 
 
 @dataclass(frozen=True)
@@ -219,10 +218,30 @@ def only_if(flag: str, convert: Converter, why: str = "", answer: bool = True) -
 
     def guarded(words: Words, job: Job) -> Any:
         if job.on(flag) != answer:
-            raise Unused(why or f"it belongs to --{flag}, which is not given.")
+            raise NoCounterpart(why or f"it belongs to --{flag}, which is not given.")
         return convert(words, job)
 
     return guarded
+
+
+def unmodified(neutral: float, name: str) -> To:
+    """A sampling parameter that reinforcement learning has to leave at its neutral value."""
+
+    def convert(words: Words, job: Job) -> float:
+        if words[0].lower() != "none" and number(words, job) != neutral:
+            raise NoCounterpart("the policy itself has to be sampled, so this stays at its neutral value.")
+        return neutral
+
+    return To((name,), convert)
+
+
+def column(role: str) -> Converter:
+    """A converter of the name of a column; none is needed where the column is called as its role."""
+
+    def convert(words: Words, job: Job) -> dict[str, str] | None:
+        return None if list(words) in ([role], []) else {role: words[0]}
+
+    return convert
 
 
 def always(value: Any) -> Converter:
@@ -256,7 +275,7 @@ def prompt_template(words: Words, job: Job) -> str:
     """A template with ``{}`` for the prompt, in the form that has a name there. Raises NoCounterpart for one without it."""
     text = as_text(words, job).replace("\\n", "\n")
     if "{}" not in text:
-        raise Unused("it has no {}, so OpenRLHF ignores it.")
+        raise NoCounterpart("it has no {}, so OpenRLHF ignores it.")
     before, _, after = text.partition("{}")
     return f"{_braced(before)}{{prompt}}{_braced(after)}"
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from alignment.flows import access
+from alignment.flows.cli.own import OF_RECIPES, checked, is_flow_file, load_flow, parameters_of
 from alignment.flows.cli.services import RunArgument
 from alignment.flows.console import JsonOption, RecipeArgument, SweepOption, err, out, print_json
 from alignment.flows.service import services
 from alignment_core import journal
-from alignment_core.errors import EnvironmentFault
+from alignment_core.errors import EnvironmentFault, UserError
 
 
 def deploy(
@@ -28,12 +31,12 @@ def deploy(
 ) -> None:
     """Register a recipe, as it is now, as a deployment of the services' server, or replace it; without --cron its schedule
     stays.
-    """
-    from alignment.flows.shipped import file_of
-    from alignment_core.recipes import folder_of, load_recipe
 
-    chosen = load_recipe(file_of(recipe), overrides, sweeps=sweeps)
-    services.use_if_running()
+    A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own, which each run reads anew; --set then
+    sets its parameters.
+    """
+    services.use_if_running()  # before a flow's file is loaded, which imports Prefect
+    register = _flow_of(recipe, overrides, sweeps) if is_flow_file(recipe) else _recipe_of(recipe, overrides, sweeps)
     if not os.environ.get(access.URL):
         raise EnvironmentFault(
             "no services are running; start them with `align up`, or name a server with PREFECT_API_URL"
@@ -44,11 +47,43 @@ def deploy(
 
     due = deployments.schedule(cron, timezone) if cron else None
     with get_client(sync_client=True) as client:
-        deployments.register_recipe(client, name, chosen, folder_of(file_of(recipe)), due)
+        register(client, name, due)
     if as_json:
         return print_json({"deployment": f"{deployments.FLOW}/{name}", "cron": cron})
     when = f"; it runs at {cron} ({timezone})" if cron else ""
     return out.print(f"registered{when}. Run it now: prefect deployment run {deployments.FLOW}/{name}", markup=False)
+
+
+def _recipe_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable[..., None]:
+    """What registers a recipe, which is checked first."""
+    from alignment.flows.shipped import file_of
+    from alignment_core.recipes import folder_of, load_recipe
+
+    file = file_of(given)
+    chosen = load_recipe(file, overrides, sweeps=sweeps)
+
+    def register(client: Any, name: str, due: Any) -> None:
+        from alignment.flows.deployments import register_recipe
+
+        register_recipe(client, name, chosen, folder_of(file), due)
+
+    return register
+
+
+def _flow_of(given: Path, overrides: list[str], sweeps: list[str]) -> Callable[..., None]:
+    """What registers a flow of the user's own, whose parameters are checked first."""
+    if sweeps:
+        raise UserError(OF_RECIPES.format("sweep"))
+    own = load_flow(str(given))
+    parameters = parameters_of(own, tuple(overrides))
+    checked(own, parameters)
+
+    def register(client: Any, name: str, due: Any) -> None:
+        from alignment.flows.deployments import register_flow
+
+        register_flow(client, name, own, parameters, due)
+
+    return register
 
 
 def deployments(

@@ -10,6 +10,7 @@ from typing import Any
 from alignment_core.errors import UserError
 
 SUFFIX = ".py"
+OF_RECIPES = "--{}: a flow of your own takes it as a parameter of its own, or not at all"
 
 
 def is_flow_file(given: Path) -> bool:

@@ -37,13 +37,11 @@ def run(
 
     A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own; --set then sets its parameters.
     """
-    from alignment.flows.cli.own import is_flow_file
+    from alignment.flows.cli.own import OF_RECIPES, is_flow_file
 
     if is_flow_file(recipe):
         if sweeps or store:
-            raise UserError(
-                f"--{'sweep' if sweeps else 'store'}: a flow of your own takes it as a parameter of its own, or not at all"
-            )
+            raise UserError(OF_RECIPES.format("sweep" if sweeps else "store"))
         return run_flow_here(str(recipe), None, from_stage, None, as_json, tuple(overrides))
     from alignment.flows.shipped import file_of
     from alignment_core.recipes import load_recipe

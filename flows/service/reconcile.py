@@ -231,6 +231,12 @@ def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
             if state is None or state.is_final():  # otherwise the reconciler was faster
                 schedule_again(client, run, "asked for by `align resume`", BY_HAND[-1])
             return run_id
+        form = client.read_deployment(run.deployment_id).parameter_openapi_schema or {}
+        if "from_stage" not in form.get("properties", {}):
+            raise UserError(
+                f"--from-stage {from_stage}: the deployed flow has no parameter `from_stage`; give it one, hand it on to "
+                "`alignment.run(settings, from_stage)`, and deploy it again"
+            )
         parameters = {**run.parameters, "from_stage": from_stage}
         return str(client.create_flow_run_from_deployment(run.deployment_id, parameters=parameters).id)
 

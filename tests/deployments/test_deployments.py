@@ -19,10 +19,11 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 
 from alignment.flows import deployments
-from alignment.flows.shipped import shipped
+from alignment.flows.shipped import pool, shipped
 from alignment_core.errors import UserError
 from alignment_core.recipes import load_recipe
 from tests.deployments.up import ROOT, Services
+from tests.pages import DOCS, files_of
 
 OVERRIDES = [
     "sft={data: {task: reverse, rows: 64}, training: {batch_size: 16, max_steps: 4}}",
@@ -117,6 +118,26 @@ def test_a_recipe_of_ones_own_is_deployed_with_a_schedule_and_stays(services: Se
         )  # as there were once
         assert deployments.problems(client, "alignment") == {"mine": "its folder /gone is gone"}
         client.delete_deployment(mine.id)
+
+
+def test_a_flow_of_ones_own_is_deployed_from_its_file(services: Services, tmp_path: Path) -> None:
+    (tmp_path / "two_betas.py").write_text(files_of(DOCS / "flows.md")["two_betas.py"])
+    said = services.align(
+        "deploy", "two_betas.py", "--name", "betas", "--set", "betas=[0.2]", "--cron", "0 3 * * *", folder=tmp_path
+    )
+    assert said["deployment"] == "alignment/betas"
+    with SyncPrefectClient(api=services.url, auth_string=services.token) as client:
+        made = client.read_deployment_by_name("alignment/betas")
+        assert (made.entrypoint, made.path) == ("two_betas.py:two_betas", str(tmp_path))
+        assert made.job_variables["working_dir"] == str(tmp_path)
+        assert made.job_variables["env"] == pool()["job_variables"]["env"], "heartbeats, as of a recipe"
+        assert (made.parameters, len(made.schedules)) == ({"betas": [0.2]}, 1)
+        form = made.parameter_openapi_schema or {}
+        assert form["properties"]["settings"]["default"]["name"] == "two-betas"
+        assert deployments.problems(client, "alignment") == {}
+        (tmp_path / "two_betas.py").unlink()
+        assert "No such file" in deployments.problems(client, "alignment")["betas"]
+        client.delete_deployment(made.id)
 
 
 def test_a_deployment_whose_code_does_not_load_is_said(tmp_path: Path) -> None:

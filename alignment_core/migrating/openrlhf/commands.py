@@ -15,7 +15,7 @@ from alignment_core.migrating.openrlhf.training import (
     TRUNCATES,
     USER,
 )
-from alignment_core.migrating.openrlhf.values import as_written, column, divergence_weight, sources, template
+from alignment_core.migrating.openrlhf.values import as_written, divergence_weight, sources, template
 from alignment_core.migrating.rules import (
     Choice,
     Command,
@@ -23,6 +23,7 @@ from alignment_core.migrating.rules import (
     To,
     always,
     as_text,
+    column,
     everywhere,
     model,
     nothing,
@@ -83,7 +84,15 @@ COMMANDS: dict[str, Command] = {
             **COMMON,
         },
         of_section("sft"),
-        {**DEFAULTS, **USER, "max_epochs": "2", "learning_rate": "5e-6", "max_len": "2048", "input_key": "input"},
+        {
+            **DEFAULTS,
+            **USER,
+            "multiturn": "false",
+            "max_epochs": "2",
+            "learning_rate": "5e-6",
+            "max_len": "2048",
+            "input_key": "input",
+        },
         TRUNCATES,
     ),
     "train_sft --pretrain_mode": Command(
@@ -115,7 +124,7 @@ COMMANDS: dict[str, Command] = {
             **COMMON,
         },
         of_section("reward_model"),
-        {**DEFAULTS, "max_epochs": "1", "learning_rate": "9e-6", "max_len": "512"},
+        {**DEFAULTS, **AS_WRITTEN, "max_epochs": "1", "learning_rate": "9e-6", "max_len": "512"},
         TRUNCATES,
     ),
     "train_prm": Command(
@@ -152,7 +161,7 @@ COMMANDS: dict[str, Command] = {
             **COMMON,
         },
         of_section("dpo"),
-        {**DEFAULTS, "max_epochs": "1", "learning_rate": "1e-5", "max_len": "512"},
+        {**DEFAULTS, **AS_WRITTEN, "max_epochs": "1", "learning_rate": "1e-5", "max_len": "512", "eval_split": "test"},
         TRUNCATES,
     ),
     "train_kto": Command(

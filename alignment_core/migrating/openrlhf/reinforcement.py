@@ -9,10 +9,11 @@ from alignment_core.migrating.openrlhf.values import (
     bounds_of_level,
     clip,
     clip_bounds,
-    column,
     correction_bounds,
     correction_of_level,
     environment,
+    in_both,
+    mixing,
     normalised,
     number_of_steps,
     of_critic,
@@ -25,6 +26,7 @@ from alignment_core.migrating.openrlhf.values import (
     template,
     trainers,
     whitening,
+    with_split,
 )
 from alignment_core.migrating.rules import (
     Choice,
@@ -35,6 +37,7 @@ from alignment_core.migrating.rules import (
     always,
     as_is,
     as_text,
+    column,
     everywhere,
     if_on,
     nothing,
@@ -42,11 +45,16 @@ from alignment_core.migrating.rules import (
     only_if,
     pair,
     positive,
-    refused,
-    rows,
     switch,
+    unmodified,
     whole,
 )
+
+
+def both(name: str) -> tuple[str, str]:
+    """A field of the training and the same one of the evaluation."""
+    return f"rl.{name}", f"evaluation.{name}"
+
 
 KL: dict[str, Rule] = {
     "init_kl_coef": To(("rl.kl.coefficient",), number),
@@ -86,7 +94,10 @@ ADVANTAGES: dict[str, Rule] = {
 
 REWARDS: dict[str, Rule] = {
     "agent_func_path": To(("rl.environment", "rl.rewards"), environment),
-    "reward_pretrain": To(("rl.rewards",), reward_models),
+    "reward_pretrain": To(
+        ("rl.rewards",),
+        only_if("remote_rm_url", reward_models, "with --remote_rm_url OpenRLHF does not ask it.", answer=False),
+    ),
     "remote_rm_url": To(("rl.rewards",), remote_rewards),
     "normalize_reward": To(("rl.rewards.normalise",), only_if("reward_pretrain", normalised)),
     "reward_clip_range": To(("rl.rewards.clip",), pair),
@@ -148,15 +159,10 @@ POLICY: dict[str, Rule] = {
 
 SAMPLING: dict[str, Rule] = {
     "n_samples_per_prompt": To(("rl.generation.num_generations",), whole),
-    "generate_max_len": To(("rl.generation.max_completion_length",), answers_length),
-    "max_new_tokens": To(("rl.generation.max_completion_length",), answers_length),
+    "generate_max_len": To(both("generation.max_completion_length"), in_both(answers_length)),
+    "max_new_tokens": To(both("generation.max_completion_length"), in_both(answers_length)),
     "temperature": To(("rl.generation.temperature",), number),
-    "top_p": To(
-        ("rl.generation.top_p",),
-        lambda words, job: (
-            1.0 if number(words, job) == 1 else refused("the policy itself has to be sampled: `top_p` is 1 here.")
-        ),
-    ),
+    "top_p": unmodified(1.0, "rl.generation.top_p"),
     "rollout_batch_size": To(("rl.prompts_per_step",), whole),
     "num_episodes": To(("rl.steps",), number_of_steps, "from the number of prompts"),
     "vllm_generate_batch_size": "not needed: engines take all prompts of a step, and save every `rl.generation.shard_size`.",
@@ -196,45 +202,24 @@ ENGINES: dict[str, Rule] = {
 PROMPTS: dict[str, Rule] = {
     "prompt_data": To(("rl.prompts.sources",), sources),
     "prompt_split": To(("rl.prompts.sources.split",), as_text),
-    "prompt_data_probs": To(("rl.prompts.sources",), nothing, "`weight` of each source"),
+    "prompt_data_probs": To(("rl.prompts.mixing",), mixing, "and `weight` of each source"),
     "max_samples": To(("rl.prompts.sources.rows",), whole, "of each source"),
     "prompt_max_len": To(("rl.prompts.max_prompt_length", "rl.prompts.max_length"), prompts_length),
     "max_len": To(
         ("rl.prompts.max_prompt_length", "rl.prompts.max_length"), prompts_length, "what answers leave of it"
     ),
-    "eval_dataset": To(("evaluation.prompts.sources",), lambda words, job: [{"path": rows(as_text(words, job), job)}]),
+    "eval_dataset": To(("evaluation.prompts.sources",), with_split),
     "eval_split": To(
-        ("evaluation.prompts.sources.split",),
-        lambda words, job: (
-            as_text(words, job) if "eval_dataset" in job.given else refused("there is no --eval_dataset.")
-        ),
+        ("evaluation.prompts.sources",), only_if("eval_dataset", nothing), "`split` of the source that is measured"
     ),
-    "eval_temperature": To(
-        ("evaluation.generation.temperature",),
-        lambda words, job: (
-            number(words, job) if "eval_dataset" in job.given else refused("there is no --eval_dataset.")
-        ),
+    "eval_temperature": To(("evaluation.generation.temperature",), only_if("eval_dataset", number)),
+    "eval_n_samples_per_prompt": To(("evaluation.generation.num_generations",), only_if("eval_dataset", whole)),
+    "input_key": To(both("prompts.sources.columns"), in_both(column("prompt"))),
+    "label_key": To(both("prompts.sources.columns"), in_both(column("label"))),
+    "input_template": To(both("prompts.prompt_template"), in_both(template)),
+    "apply_chat_template": To(
+        both("prompts.chat_template"), in_both(as_written), "the default, where there is a template"
     ),
-    "eval_n_samples_per_prompt": To(
-        ("evaluation.generation.num_generations",),
-        only_if("eval_dataset", whole),
-    ),
-    "input_key": To(
-        ("rl.prompts.sources.columns", "evaluation.prompts.sources.columns"),
-        lambda words, job: (
-            column("prompt")(words, job),
-            column("prompt")(words, job) if "eval_dataset" in job.given else None,
-        ),
-    ),
-    "label_key": To(
-        ("rl.prompts.sources.columns", "evaluation.prompts.sources.columns"),
-        lambda words, job: (
-            column("label")(words, job),
-            column("label")(words, job) if "eval_dataset" in job.given else None,
-        ),
-    ),
-    "input_template": To(("rl.prompts.prompt_template",), template),
-    "apply_chat_template": To(("rl.prompts.chat_template",), as_written, "the default, where there is a template"),
     "eval_steps": "`evaluation` measures the policy at its end; `rl.best` has `eval_steps` and prompts for the time before.",
     "best_metric_key": "`rl.best` keeps the policy with the highest mean reward on held-out prompts.",
     **everywhere("image_key max_images_per_prompt freeze_visual_encoder", "does not exist here: models of text alone."),
@@ -274,6 +259,8 @@ PPO = Command(
         "prompt_max_len": "1024",
         "generate_max_len": "1024",
         "vllm_is_correction_type": "tis",
+        "eval_temperature": "0.6",
+        "dynamic_filtering_reward_range": "0 1",
         "is_correction_mode": "mask",
         "is_correction_threshold": "0.5 5.0",
         "partial_rollout": "false",

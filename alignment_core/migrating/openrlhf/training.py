@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alignment_core.migrating.openrlhf.values import (
     as_written,
-    column,
     demonstrations,
     held_out,
     learning_rate_floor,
     measured_every,
+    mixing,
     precision,
     sources,
     template,
@@ -22,8 +22,10 @@ from alignment_core.migrating.rules import (
     always,
     as_is,
     as_text,
+    column,
     everywhere,
     folder,
+    if_on,
     model,
     name,
     nothing,
@@ -162,7 +164,7 @@ SOURCES: dict[str, Rule] = {
     "dataset_split": To(("{data}.sources.split",), as_text),
     "train_split": To(("{data}.sources.split",), as_text),
     "max_samples": To(("{data}.sources.rows",), whole, "of each source"),
-    "dataset_probs": To(("{data}.sources",), nothing, "`weight` of each source"),
+    "dataset_probs": To(("{data}.mixing",), mixing, "and `weight` of each source"),
     "eval_dataset": To(("{data}.sources",), held_out),
     "eval_split": To(
         ("{data}.sources",),
@@ -182,7 +184,7 @@ DEMONSTRATIONS: dict[str, Rule] = {
     "input_key": To(("{data}.sources.columns",), demonstrations),
     "output_key": To(("{data}.sources.columns",), column("completion")),
     "input_template": To(("{data}.prompt_template",), template),
-    "multiturn": To(("{data}.assistant_turns",), always("all")),
+    "multiturn": To(("{data}.assistant_turns",), if_on("all", "last")),
 }
 
 PAIRS: dict[str, Rule] = {

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from alignment_core.migrating.rules import (
     PLAIN,
+    Converter,
     Job,
     NoCounterpart,
-    Unused,
     Words,
     as_text,
     code,
+    column,
     is_on,
     model,
     number,
@@ -23,6 +25,7 @@ from alignment_core.migrating.rules import (
     steps,
     whole,
 )
+from alignment_core.recipes.paths import is_written_as_path
 
 
 def sources(words: Words, job: Job) -> list[dict[str, Any]]:
@@ -43,31 +46,46 @@ def sources(words: Words, job: Job) -> list[dict[str, Any]]:
 
 def held_out(words: Words, job: Job) -> list[dict[str, Any]]:
     """The rows of `--eval_dataset` as sources that are measured."""
-    split = job.text("eval_split")
-    own = {"split": split} if split else {}
-    return [{"path": rows(path.strip(), job), "held_out": True, **own} for path in as_text(words, job).split(",")]
+    return [{**one, "held_out": True} for one in with_split(words, job)]
 
 
-def column(role: str) -> Any:
-    """A converter of the name of a column; none is needed where the column is called as its role."""
+def with_split(words: Words, job: Job) -> list[dict[str, Any]]:
+    """``a,b@folder`` as sources with the split `--eval_split`, which OpenRLHF takes where there is one."""
+    found = []
+    for path in as_text(words, job).split(","):
+        name = path.strip()
+        files = (job.folder / Path(name).expanduser()).exists() or is_written_as_path(name)
+        split = job.text("eval_split") if not files or "eval_split" in job.given else ""
+        found.append({"path": rows(name, job), **({"split": split} if split else {})})
+    return found
 
-    def convert(words: Words, job: Job) -> dict[str, str] | None:
-        return None if list(words) in ([role], []) else {role: words[0]}
 
-    return convert
+def in_both(convert: Converter) -> Converter:
+    """A converter of what prompts share with those of `--eval_dataset`."""
+
+    def both(words: Words, job: Job) -> Any:
+        value = convert(words, job)
+        return value, value if "eval_dataset" in job.given else None
+
+    return both
+
+
+def mixing(words: Words, job: Job) -> str | None:
+    """How sources are mixed by `--dataset_probs`, where there are several."""
+    return "all_exhausted" if "," in job.text("dataset") + job.text("prompt_data") else None
 
 
 def template(words: Words, job: Job) -> str:
     """The template around prompts, which OpenRLHF uses for plain text alone."""
     if job.on("apply_chat_template"):
-        raise Unused("with --apply_chat_template OpenRLHF ignores it.")
+        raise NoCounterpart("with --apply_chat_template OpenRLHF ignores it.")
     return prompt_template(words, job)
 
 
 def template_of_pairs(words: Words, job: Job) -> str:
     """The same for pairs, where it needs a column of prompts."""
     if "prompt_key" not in job.given:
-        raise Unused("without --prompt_key OpenRLHF ignores it.")
+        raise NoCounterpart("without --prompt_key OpenRLHF ignores it.")
     return template(words, job)
 
 
@@ -85,14 +103,14 @@ def as_written(words: Words, job: Job) -> str | None:
 def learning_rate_floor(words: Words, job: Job) -> float:
     """`--min_lr_ratio`, which one schedule alone has."""
     if job.text("lr_scheduler") != "cosine_with_min_lr":
-        raise Unused("only the schedule cosine_with_min_lr has it.")
+        raise NoCounterpart("only the schedule cosine_with_min_lr has it.")
     return number(words, job)
 
 
 def warm_up(words: Words, job: Job) -> float:
     """The share of steps to warm up in, which the schedule `constant` ignores."""
     if job.text("lr_scheduler") == "constant":
-        raise Unused("the schedule constant has no warm-up.")
+        raise NoCounterpart("the schedule constant has no warm-up.")
     return number(words, job)
 
 
@@ -135,6 +153,8 @@ def prompts_length(words: Words, job: Job) -> int:
     """The longest prompt: its own limit (to 0.10), or what answers leave of the limit of both."""
     if "prompt_max_len" in job.given:
         return int(job.number("prompt_max_len"))
+    if "generate_max_len" in job.given:
+        return 1024
     return int(job.number("max_len", 2048)) - answers_length(words, job)
 
 
@@ -198,7 +218,7 @@ def trainers(words: Words, job: Job) -> int:
 def clip(words: Words, job: Job) -> Any:
     """Both bounds of the ratio, unless `--eps_clip_low_high` sets them."""
     if "eps_clip_low_high" in job.given:
-        raise Unused("--eps_clip_low_high sets both bounds.")
+        raise NoCounterpart("--eps_clip_low_high sets both bounds.")
     return number(words, job)
 
 
@@ -212,7 +232,7 @@ def of_critic(convert: Any) -> Any:
 
     def guarded(words: Words, job: Job) -> Any:
         if job.text("advantage_estimator") != "gae":
-            raise Unused("there is a critic with --advantage_estimator gae alone.")
+            raise NoCounterpart("there is a critic with --advantage_estimator gae alone.")
         return convert(words, job)
 
     return guarded
@@ -221,7 +241,7 @@ def of_critic(convert: Any) -> Any:
 def whitening(words: Words, job: Job) -> str:
     """`--no_advantage_std_norm`, of the estimators whose advantages are whitened."""
     if job.text("advantage_estimator") not in ("gae", "reinforce", "reinforce_baseline"):
-        raise Unused("with this estimator advantages are not whitened.")
+        raise NoCounterpart("with this estimator advantages are not whitened.")
     return "mean"
 
 
@@ -242,7 +262,7 @@ def older_correction(words: Words, job: Job) -> Any:
 def correction_of_level(words: Words, job: Job) -> str | None:
     """`--algo.advantage.is_correction_mode`, which counts with a level alone."""
     if job.text("is_correction_level") in ("", "off"):
-        raise Unused("--algo.advantage.is_correction_level is off.")
+        raise NoCounterpart("--algo.advantage.is_correction_level is off.")
     return words[0]
 
 

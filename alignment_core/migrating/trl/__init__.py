@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from alignment_core.errors import UserError
-from alignment_core.migrating.rules import Command, Rule, Words
+from alignment_core.migrating.rules import Command, Rule, Words, is_on
 from alignment_core.migrating.trl.commands import COMMANDS, ELSEWHERE
 
 __all__ = ["COMMANDS", "ELSEWHERE", "canonical", "defaults", "spellings", "variant", "with_file"]
@@ -17,6 +17,9 @@ __all__ = ["COMMANDS", "ELSEWHERE", "canonical", "defaults", "spellings", "varia
 REMARK = (
     "TRL puts only rows of messages into the chat template; here rows of plain text get it, too, if the tokenizer has one: set "
     "`chat_template` of the data to leave them as they are (docs/tutorials/from-trl.md)."
+)
+OF_MESSAGES = (
+    "Of rows of `messages` TRL trains on every token; here on the assistant's turns, as with --assistant_only_loss."
 )
 
 
@@ -37,10 +40,11 @@ def spellings(rules: Mapping[str, Rule]) -> Sequence[str]:
 
 def defaults(command: Command, flags: Mapping[str, Words], remarks: list[str]) -> dict[str, str | Words]:
     """TRL's defaults for a command."""
-    if "fp16" in flags:
-        return {key: value for key, value in command.defaults.items() if key != "bf16"}
     remarks.append(REMARK)
-    return dict(command.defaults)
+    if command.method == "sft" and not is_on(flags.get("assistant_only_loss", ["false"])):
+        remarks.append(OF_MESSAGES)
+    half = is_on(flags["fp16"]) if "fp16" in flags else False
+    return {key: value for key, value in command.defaults.items() if key != "bf16" or not half}
 
 
 def with_file(flags: Mapping[str, Words], folder: Path) -> dict[str, Words]:
@@ -54,7 +58,7 @@ def with_file(flags: Mapping[str, Words], folder: Path) -> dict[str, Words]:
             raise UserError(f"--config {words[0]}: cannot be read as YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
             raise UserError(f"--config {words[0]}: a mapping of flags is needed")
-        said = {str(key): _as_words(value) for key, value in content.items()}
+        said = {str(key): _as_words(value) for key, value in content.items() if value is not None}
     for flag, words in flags.items():
         positive_form = flag.removeprefix("no_")
         if flag != "config":

@@ -7,6 +7,7 @@ from alignment_core.migrating.rules import (
     Command,
     Rule,
     To,
+    column,
     everywhere,
     if_on,
     nothing,
@@ -17,7 +18,7 @@ from alignment_core.migrating.rules import (
 )
 from alignment_core.migrating.trl.reinforcement import GRPO, RLOO
 from alignment_core.migrating.trl.training import COMMON, DEFAULTS, MODEL, TRUNCATES
-from alignment_core.migrating.trl.values import losses, text_column
+from alignment_core.migrating.trl.values import losses, smoothing
 
 SYNC: dict[str, Rule] = {
     "sync_ref_model": To(("dpo.loss.sync_reference",), if_on({})),
@@ -46,7 +47,7 @@ COMMANDS: dict[str, Command] = {
             **MODEL,
             **COMMON,
             "truncation_mode": "long documents are cut into blocks of `max_length`; nothing is lost.",
-            "dataset_text_field": To(("{data}.sources.columns",), text_column),
+            "dataset_text_field": To(("{data}.sources.columns",), column("text")),
             **everywhere("completion_only_loss assistant_only_loss", "every token of a document is trained on."),
             "loss_type": Choice({"nll": {}, "dft": "DFT does not exist here.", "chunked_nll": {}}),
         },
@@ -61,7 +62,7 @@ COMMANDS: dict[str, Command] = {
             "loss_type": To(("dpo.loss.loss_type", "dpo.loss.loss_weights", "dpo.loss.nll_weight"), losses),
             "loss_weights": To(("dpo.loss.loss_weights",), nothing, "with --loss_type"),
             "beta": To(("dpo.loss.beta",), number),
-            "label_smoothing": To(("dpo.loss.label_smoothing",), number),
+            "label_smoothing": To(("dpo.loss.label_smoothing",), smoothing),
             **SYNC,
             **everywhere(
                 "ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting discopop_tau",

@@ -15,19 +15,21 @@ from alignment_core.migrating.rules import (
     number,
     of_section,
     positive,
+    unmodified,
     whole,
 )
 from alignment_core.migrating.trl.training import DATA, DEFAULTS, MODEL, NOT_NEEDED, TRAINING
 from alignment_core.migrating.trl.values import (
+    clip,
+    clip_high,
     mismatch,
     prompts_per_step,
     refreshed,
     reward_functions,
     reward_model,
     rl_steps,
-    unmodified,
-    upper_clip,
     with_engines,
+    with_kl,
 )
 
 RL_DATA: dict[str, Rule] = {
@@ -59,8 +61,8 @@ RL: dict[str, Rule] = {
     "max_steps": To(("rl.steps",), rl_steps, "steps of sampling"),
     "num_train_epochs": To(("rl.steps",), rl_steps, "from the number of prompts"),
     "beta": To(("rl.kl.coefficient",), number),
-    "epsilon": To(("rl.loss.clip_low", "rl.loss.clip_high"), upper_clip),
-    "epsilon_high": To(("rl.loss.clip_high",), above_zero),
+    "epsilon": To(("rl.loss.clip_low", "rl.loss.clip_high"), clip),
+    "epsilon_high": To(("rl.loss.clip_high",), clip_high),
     "reward_model_name_or_path": To(("rl.rewards",), reward_model),
     "reward_funcs": To(("rl.rewards",), reward_functions),
     "reward_weights": To(("rl.rewards",), nothing, "`weight` of each reward"),
@@ -93,7 +95,7 @@ OF_GRPO: dict[str, Rule] = {
             "bnpo": {"rl.loss.aggregation": "token-mean"},
             "dr_grpo": {"rl.loss.aggregation": "fixed-length"},
             "cispo": {"rl.loss.loss_type": "cispo"},
-            "sapo": {"rl.loss.loss_type": "sapo"},
+            "sapo": {"rl.loss.loss_type": "sapo", "rl.loss.aggregation": "sequence-mean-token-mean"},
             "vespo": "VESPO does not exist here; `cispo` and `sapo` weight tokens softly, too.",
             "luspo": "LUSPO does not exist here; `gspo` has the ratio of the sequence, too.",
         }
@@ -124,9 +126,7 @@ OF_GRPO: dict[str, Rule] = {
         ("rl.loss.sapo_temperatures",),
         lambda words, job: [job.number("sapo_temperature_pos", 1.0), job.number("sapo_temperature_neg", 1.05)],
     ),
-    "use_bias_correction_kl": To(
-        ("rl.kl.unbiased_gradient",), nothing, "the nearest, for the KL in the loss; off here"
-    ),
+    "use_bias_correction_kl": To(("rl.kl.unbiased_gradient",), with_kl),
     **everywhere(
         "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg top_entropy_quantile use_adaptive_entropy entropy_coef_min "
         "entropy_coef_max entropy_coef_delta entropy_target off_policy_mask_threshold multi_objective_aggregation",
@@ -155,6 +155,7 @@ GRPO = Command(
         "num_generations": "8",
         "scale_rewards": "group",
         "loss_type": "dapo",
+        "use_bias_correction_kl": "true",
         "vllm_importance_sampling_correction": "true",
         "vllm_importance_sampling_mode": "sequence_mask",
         "vllm_importance_sampling_clip_max": "3.0",
@@ -166,5 +167,10 @@ RLOO = Command(
     {**MODEL, **RL_DATA, **TRAINING, **NOT_NEEDED, **RL, **OF_RLOO},
     of_section("rl", "prompts"),
     {**RL_DEFAULTS, "num_generations": "2", "beta": "0.05"},
-    {"rl.advantage.estimator": "leave-one-out", "rl.kl.place": "reward", "rl.kl.estimator": "k1"},
+    {
+        "rl.advantage.estimator": "leave-one-out",
+        "rl.loss.aggregation": "fixed-length",
+        "rl.kl.place": "reward",
+        "rl.kl.estimator": "k1",
+    },
 )

@@ -8,7 +8,6 @@ from alignment_core.migrating.rules import (
     To,
     as_text,
     everywhere,
-    if_on,
     model,
     name,
     nothing,
@@ -19,11 +18,13 @@ from alignment_core.migrating.rules import (
     whole,
 )
 from alignment_core.migrating.trl.values import (
+    adapters,
     batch,
     evaluates,
     held_out,
     measured_every,
     mixture,
+    most_steps,
     several,
     sources,
     template,
@@ -35,7 +36,7 @@ MODEL: dict[str, Rule] = {
     "model_name_or_path": To(("model.name",), model),
     "model_revision": To(("model.revision",), as_text),
     "trust_remote_code": To(("model.trust_remote_code",), switch),
-    "use_peft": To(("{training}.lora",), if_on({})),
+    "use_peft": To(("{training}.lora",), adapters),
     "lora_r": To(("{training}.lora.r",), with_lora(whole)),
     "lora_alpha": To(("{training}.lora.lora_alpha",), with_lora(whole)),
     "lora_dropout": To(("{training}.lora.lora_dropout",), with_lora(number)),
@@ -62,7 +63,7 @@ TRAINING: dict[str, Rule] = {
     "per_device_train_batch_size": To(("{training}.batch_size",), batch, "per device × accumulation × devices"),
     "gradient_accumulation_steps": To(("{training}.batch_size",), batch, "per device × accumulation × devices"),
     "num_train_epochs": To(("{training}.num_train_epochs",), whole),
-    "max_steps": To(("{training}.max_steps",), positive),
+    "max_steps": To(("{training}.max_steps",), most_steps),
     "learning_rate": To(("{training}.learning_rate",)),
     "lr_scheduler_type": Choice(
         {
@@ -75,7 +76,7 @@ TRAINING: dict[str, Rule] = {
         }
     ),
     "lr_scheduler_kwargs": "`min_lr_ratio`, `decay_ratio` and `decay_type` of the training section are what there is.",
-    "warmup_ratio": To(("{training}.warmup_ratio",), number),
+    "warmup_ratio": To(("{training}.warmup_ratio",), warm_up),
     "warmup_steps": To(("{training}.warmup_ratio",), warm_up, "as a share of all steps"),
     "optim": Choice(
         {
@@ -98,9 +99,9 @@ TRAINING: dict[str, Rule] = {
     "num_processes": To(("resources.trainers",), whole),
     "accelerate_config": Choice(
         {
-            **{f"zero{stage}": {"resources.zero_stage": stage} for stage in (1, 2, 3)},
+            **{f"zero{stage}": {"resources.zero_stage": stage, "resources.trainers": 8} for stage in (1, 2, 3)},
             "single_gpu": {"resources.trainers": 1},
-            "multi_gpu": {},
+            "multi_gpu": {"resources.trainers": 8},
         }
     ),
     "gradient_checkpointing": To(("resources.gradient_checkpointing",), switch),

@@ -12,14 +12,15 @@ from alignment_core.migrating.rules import (
     Converter,
     Job,
     NoCounterpart,
-    To,
-    Unused,
     Words,
+    above_zero,
     as_text,
     code,
+    is_on,
     model,
     number,
     only_if,
+    positive,
     rows,
     rows_in,
     steps,
@@ -81,11 +82,17 @@ def sources(words: Words, job: Job) -> list[dict[str, Any]]:
 
 def mixture(words: Words, job: Job) -> list[dict[str, Any]]:
     """`datasets` of a configuration file."""
-    found = []
+    found: list[dict[str, Any]] = []
     for one in yaml.safe_load(as_text(words, job)):
-        path = one.get("data_files") or one.get("path")
+        if not isinstance(one, dict):
+            raise NoCounterpart("a list of mappings is needed, each with `path`.")
+        files = one.get("data_files") or one.get("path")
+        files = [*files.values()] if isinstance(files, dict) else files if isinstance(files, list) else [files]
         own = {"subset": one.get("name"), "split": one.get("split"), "weight": one.get("fraction")}
-        found.append({"path": rows(str(path), job), **{key: value for key, value in own.items() if value is not None}})
+        told = {key: value for key, value in own.items() if value is not None}
+        found += [{"path": rows(str(path), job), **told} for path in files]
+        if rest := one.keys() - {"path", "data_files", "name", "split", "fraction"}:
+            job.remarks.append(f"`{files[0]}`: {', '.join(sorted(rest))} of `datasets` is not in the recipe.")
     return found
 
 
@@ -97,7 +104,7 @@ def rows_are_here(job: Job) -> bool:
 def held_out(words: Words, job: Job) -> list[dict[str, Any]]:
     """The split that is measured while it trains."""
     if words and words[0] == "no":
-        raise Unused("it is the default.")
+        raise NoCounterpart("it is the default.")
     if rows_are_here(job):
         raise NoCounterpart(
             "the rows are files: name those to measure as a source with `held_out: true`, or set `test_rows`."
@@ -112,7 +119,7 @@ def evaluates(convert: Converter) -> Converter:
 
     def guarded(words: Words, job: Job) -> Any:
         if job.text("eval_strategy") in ("", "no"):
-            raise Unused("without --eval_strategy nothing is measured.")
+            raise NoCounterpart("without --eval_strategy nothing is measured.")
         if rows_are_here(job):
             raise NoCounterpart("no rows are held out: see --eval_strategy.")
         return convert(words, job)
@@ -121,8 +128,10 @@ def evaluates(convert: Converter) -> Converter:
 
 
 def warm_up(words: Words, job: Job) -> float:
-    """`--warmup_steps`: below 1 a share of the steps, else a number of them."""
+    """`--warmup_ratio`, and `--warmup_steps`: below 1 a share of the steps, else a number of them."""
     value = number(words, job)
+    if job.text("lr_scheduler_type") == "constant":
+        raise NoCounterpart("the schedule constant has no warm-up.")
     if value < 1:
         return value
     if (total := job.number("max_steps")) > 0:
@@ -149,6 +158,15 @@ def losses(words: Words, job: Job) -> Any:
     if len(weighted) == 1 and next(iter(weighted.values())) == 1.0:
         return next(iter(weighted)), None, likelihood
     return None, weighted, likelihood
+
+
+def smoothing(words: Words, job: Job) -> float:
+    """`--label_smoothing`, which TRL reads with two losses alone."""
+    if not {"robust", "exo_pair"} & {*job.words("loss_type")}:
+        raise NoCounterpart(
+            "TRL reads it with the losses robust and exo_pair alone; conservative DPO would be another one."
+        )
+    return number(words, job)
 
 
 def reward_functions(words: Words, job: Job) -> list[dict[str, Any]]:
@@ -186,22 +204,37 @@ def with_engines(convert: Converter) -> Converter:
 
     def guarded(words: Words, job: Job) -> Any:
         if not job.on("use_vllm") or not job.on("vllm_importance_sampling_correction"):
-            raise Unused("it belongs to --use_vllm with --vllm_importance_sampling_correction.")
+            raise NoCounterpart("it belongs to --use_vllm with --vllm_importance_sampling_correction.")
         return convert(words, job)
 
     return guarded
 
 
-def upper_clip(words: Words, job: Job) -> Any:
-    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one."""
+def clip(words: Words, job: Job) -> Any:
+    """`--epsilon`: both bounds, unless `--epsilon_high` sets the upper one. CISPO has no lower one."""
     value = number(words, job)
+    if job.text("loss_type") == "cispo":
+        return 1.0, None
     return value, None if "epsilon_high" in job.given else value
+
+
+def clip_high(words: Words, job: Job) -> float | None:
+    """`--epsilon_high`; of CISPO it is the bound itself, and not its distance from 1."""
+    value = above_zero(words, job)
+    if value is None or job.text("loss_type") != "cispo":
+        return value
+    return max(0.0, value - 1)
+
+
+def with_kl(words: Words, job: Job) -> bool | None:
+    """`--use_bias_correction_kl`, which counts where there is a KL."""
+    return is_on(words) or None if job.number("beta") else None
 
 
 def refreshed(words: Words, job: Job) -> int:
     """`--ref_model_sync_steps` of reinforcement learning, where the reference becomes the policy as it is."""
     if not job.on("sync_ref_model"):
-        raise Unused("it belongs to --sync_ref_model.")
+        raise NoCounterpart("it belongs to --sync_ref_model.")
     if job.number("ref_model_mixup_alpha", 0.6) != 1:
         raise NoCounterpart(
             "a mixture of policy and reference does not exist here; `rl.kl.refresh_every` takes the policy."
@@ -209,25 +242,32 @@ def refreshed(words: Words, job: Job) -> int:
     return whole(words, job)
 
 
-def unmodified(neutral: float, field: str) -> To:
-    """A sampling parameter that reinforcement learning has to leave at its neutral value."""
+def adapters(words: Words, job: Job) -> dict[str, Any] | None:
+    """`--use_peft`."""
+    if not is_on(words):
+        return None
+    if "lora_target_modules" not in job.given:
+        job.remarks.append(
+            "Adapters are on every linear layer here; TRL leaves the choice to PEFT, which has `q_proj` and `v_proj` for most "
+            "models: set `target_modules` of `lora` for those."
+        )
+    return {}
 
-    def convert(words: Words, job: Job) -> float:
-        if words[0].lower() != "none" and number(words, job) != neutral:
-            raise NoCounterpart("the policy itself has to be sampled, so this stays at its neutral value.")
-        return neutral
 
-    return To((field,), convert)
+def most_steps(words: Words, job: Job) -> int | None:
+    """`--max_steps`, which in TRL counts alone."""
+    value = positive(words, job)
+    if value and "num_train_epochs" not in job.given:
+        job.remarks.append(
+            "Training ends after `max_steps` or `num_train_epochs`, whatever comes first; TRL repeats the rows up to "
+            "`max_steps`: raise the epochs where there are too few rows for it."
+        )
+    return value
 
 
 def with_lora(convert: Converter) -> Converter:
     """A converter for what only counts with adapters."""
     return only_if("use_peft", convert, "without --use_peft there are no adapters.")
-
-
-def text_column(words: Words, job: Job) -> dict[str, str] | None:
-    """`--dataset_text_field`, the column of texts."""
-    return None if list(words) in (["text"], []) else {"text": words[0]}
 
 
 def several(words: Words, job: Job) -> Any:
