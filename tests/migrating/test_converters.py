@@ -128,10 +128,27 @@ OPENRLHF = [
         f"{PPO} --eval_dataset acme/test --input_key q --eval_temperature 0.6",
         "evaluation",
         {
-            "prompts": {"sources": [{"path": "acme/test", "columns": {"prompt": "q"}}]},
-            "generation": {"temperature": 0.6},
+            "prompts": {"sources": [{"path": "acme/test", "columns": {"prompt": "q"}}], "chat_template": PLAIN},
+            "generation": {"temperature": 0.6, "max_completion_length": 1024},
         },
     ),
+    (
+        f"{PPO} --eval_dataset acme/a,t.jsonl --eval_split dev --input_key prompt",
+        "evaluation.prompts.sources",
+        [{"path": "acme/a", "split": "dev"}, {"path": "t.jsonl", "split": "dev"}],
+    ),
+    (f"{PPO} --eval_dataset acme/a --input_template 'Q: {{}}'", "evaluation.prompts.prompt_template", "Q: {prompt}"),
+    (f"{PPO} --generate_max_len 512", "rl.prompts.max_prompt_length", 1024),
+    (f"{PPO} --remote_rm_url http://a", "rl.rewards", [{"urls": ["http://a"], "clip": [-10.0, 10.0]}]),
+    (f"{PPO} --dynamic_filtering", "rl.filter", {"low": 0.0, "high": 1.0}),
+    (DPO, "dpo.data.chat_template", PLAIN),
+    (f"{DPO} --apply_chat_template", "dpo.data.chat_template", {}),
+    (f"{DPO} --eval_dataset acme/test", "dpo.data.sources.1", {"path": "acme/test", "held_out": True, "split": "test"}),
+    (f"{DPO} --eval_dataset test.jsonl", "dpo.data.sources.1", {"path": "test.jsonl", "held_out": True}),
+    (f"{DPO},b/c --dataset_probs 0.9,0.1", "dpo.data.mixing", "all_exhausted"),
+    (f"{DPO} --dataset_probs 1.0", "dpo.data.mixing", {}),
+    (f"{SFT} --apply_chat_template", "sft.data.assistant_turns", "last"),
+    (f"{SFT} --apply_chat_template --multiturn", "sft.data.assistant_turns", "all"),
     # dotted, of 0.11
     ("train_dpo --model.model_name_or_path acme/base --data.dataset r.jsonl --adam.lr 2e-6", "model", "acme/base"),
     ("train_dpo --model.model_name_or_path acme/base --data.dataset r.jsonl", "dpo.training.bf16", True),
@@ -244,6 +261,14 @@ TRL_ROWS = [
     (f"trl grpo {TRL} --sync_ref_model --ref_model_mixup_alpha 1 --ref_model_sync_steps 50", "rl.kl.refresh_every", 50),
     (f"trl rloo {TRL}", "rl.advantage.estimator", "leave-one-out"),
     (f"trl rloo {TRL}", "rl.kl", {"coefficient": 0.05, "place": "reward", "estimator": "k1"}),
+    (f"trl rloo {TRL}", "rl.loss.aggregation", "fixed-length"),
+    (f"trl grpo {TRL} --loss_type sapo", "rl.loss.aggregation", "sequence-mean-token-mean"),
+    (f"trl grpo {TRL} --loss_type cispo --epsilon 0.2 --epsilon_high 5", "rl.loss.clip_high", 4.0),
+    (f"trl grpo {TRL} --loss_type cispo --epsilon 0.2 --epsilon_high 5", "rl.loss.clip_low", 1.0),
+    (f"trl grpo {TRL} --beta 0.04", "rl.kl", {"coefficient": 0.04, "unbiased_gradient": True}),
+    (f"trl grpo {TRL}", "rl.kl", {}),
+    (f"torchrun --nnodes 2 --nproc_per_node 8 trl/scripts/sft.py {TRL}", "resources.trainers", 16),
+    (f"trl sft {TRL} --accelerate_config zero2", "resources.trainers", 8),
     (f"trl rloo {TRL} --normalize_advantages", "rl.advantage.whiten", "mean-and-deviation"),
 ]
 
@@ -275,6 +300,12 @@ REFUSED = [
     (f"trl grpo {TRL} --loss_type vespo", "--loss_type", "VESPO"),
     (f"trl grpo {TRL} --reward_funcs get_soft_overlong_punishment", "--reward_funcs", "rl.shaping"),
     (f"trl sft {TRL} --push_to_hub --hub_token hf_x", "--hub_token", "promotion.publish"),
+    (f"trl dpo {TRL} --label_smoothing 0.1", "--label_smoothing", "robust and exo_pair"),
+    (f"trl sft {TRL} --lr_scheduler_type constant --warmup_ratio 0.1", "--warmup_ratio", "no warm-up"),
+    (f"python -m openrlhf.cli.{DPO} --max_epochs inf", "--max_epochs", "no value of it"),
+    (f"python -m openrlhf.cli.{DPO} --adam_betas 0.9", "--adam_betas", "no value of it"),
+    (f"trl grpo {TRL} --top_k", "--top_k", "no value of it"),
+    (f"trl grpo {TRL} --reward_funcs mine.right --reward_weights a", "--reward_funcs", "no value of it"),
 ]
 
 
@@ -322,3 +353,42 @@ def test_a_configuration_file_of_trl_is_read_and_flags_come_before_it(migrated: 
         {"path": "acme/more", "weight": 0.5},
     ]
     assert [one.flag for one in made.unknown] == ["--my_own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=(--pretrain a/b)\nA+=(--beta 0.5)\npython -m openrlhf.cli.train_dpo ${A[@]} --dataset c/d", {"beta": 0.5}),
+        ('B="--beta"\nB+=" 0.5"\npython -m openrlhf.cli.train_dpo --pretrain a/b --dataset c/d $B', {"beta": 0.5}),
+        ("srun --job-name train_sft python -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
+        ("mkdir -p ckpt/train_sft\npython -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
+        ("ray job submit --env='{\n\"a\": 1}' -- python3 -m openrlhf.cli.train_dpo --beta 0.5", {"beta": 0.5}),
+    ],
+)
+def test_a_script_of_many_lines(text: str, said: dict[str, Any], migrated: Migrate):
+    assert at(migrated(text), "dpo.loss") == said
+
+
+def test_what_the_shell_would_have_replaced_is_said(migrated: Migrate):
+    made = migrated(f"python -m openrlhf.cli.{DPO} --beta 0.5 --gradient_checkpointing $EXTRA")
+    assert any("replaced $EXTRA" in one for one in made.to_do)
+
+
+def test_nulls_and_odd_values_of_a_configuration_file(migrated: Migrate, tmp_path: Path):
+    (tmp_path / "c.yaml").write_text(
+        "model_name_or_path: acme/base\nmodel_revision: null\nfp16: false\nuse_peft: true\nlora_target_modules: null\n"
+        "datasets:\n  - {path: json, data_files: [a.jsonl, b.jsonl], columns: [x]}\n"
+    )
+    made = migrated("trl sft --config c.yaml")
+    assert at(made, "model") == "acme/base"
+    assert at(made, "sft.training.bf16") is True
+    assert [one["path"] for one in at(made, "sft.data.sources")] == ["a.jsonl", "b.jsonl"]
+    assert any("columns of `datasets`" in one for one in made.to_do)
+    assert any("q_proj" in one for one in made.to_do)
+    (tmp_path / "c.yaml").write_text("model_name_or_path: acme/base\ndatasets: [acme/rows]\n")
+    assert {one.flag: one.why for one in migrated("trl sft --config c.yaml").without}["--datasets"].startswith("a list")
+
+
+@pytest.mark.parametrize("flag", ["--hf_token hf_abc", "--use_wandb abc", "--wandb_key abc", "--hub_token abc"])
+def test_no_secret_is_written(flag: str, migrated: Migrate):
+    assert "abc" not in migrated(f"trl sft {TRL} {flag}").text()

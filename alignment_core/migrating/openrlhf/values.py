@@ -25,7 +25,7 @@ from alignment_core.migrating.rules import (
     steps,
     whole,
 )
-from alignment_core.recipes.paths import is_written_as_path
+from alignment_core.recipes.paths import ROW_SUFFIXES, is_written_as_path
 
 
 def sources(words: Words, job: Job) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def with_split(words: Words, job: Job) -> list[dict[str, Any]]:
     found = []
     for path in as_text(words, job).split(","):
         name = path.strip()
-        files = (job.folder / Path(name).expanduser()).exists() or is_written_as_path(name)
+        files = (job.folder / name).exists() or is_written_as_path(name) or Path(name).suffix in ROW_SUFFIXES
         split = job.text("eval_split") if not files or "eval_split" in job.given else ""
         found.append({"path": rows(name, job), **({"split": split} if split else {})})
     return found
