@@ -41,11 +41,8 @@ class Facts:
     lengths: Lengths
     verifier: str | None
     """What says whether an answer is right, where the rows have labels for it."""
-
-    @property
-    def test_rows(self) -> int:
-        """How many rows to hold out where they have no file of their own."""
-        return 0 if self.tests or self.rows.count < 20 else min(200, self.rows.count // 10)
+    test_rows: int = 0
+    """How many rows to hold out where they have no file of their own."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,12 @@ class Start:
     """Formats that speak for it then."""
     fits: Callable[[Sequence[Mapping[str, Any]], Reading], bool] = lambda rows, reading: True
     """Whether these rows speak for it then."""
+    others: tuple[str, ...] = ()
+    """Aliases of the method for settings that this start does not write."""
+    instead: str = ""
+    """What to do for these."""
+    learns: bool = True
+    """Whether rows of several columns are learned from."""
     evaluates: bool = True
     """Whether its policies answer held-out prompts."""
     promotes: bool = True

@@ -65,9 +65,7 @@ def _that_read(rows: Sequence[Row], name: str, format: Format, given: Mapping[st
     for chosen in itertools.product(*needed, *more):
         named = zip((*format.needs, *format.takes), chosen, strict=True)
         by_role = {role: column for role, column in named if column is not None}
-        if len({column.partition(".")[0] for column in by_role.values()}) == len(by_role) and reads(
-            rows, format, by_role
-        ):
+        if len(set(by_role.values())) == len(by_role) and reads(rows, format, by_role):
             yield by_role
 
 
@@ -126,6 +124,20 @@ def check_given(named: str, rows: Sequence[Row], given: Mapping[str, str]) -> No
             )
 
 
+def _mistake(rows: Sequence[Row], kind: Kind, asked: bool) -> str | None:
+    """What is wrong with rows for a kind that is asked for, or whose columns are there by their own names."""
+    if not asked and not any(all(role in rows[0] for role in format.needs) for format in kind.formats.values()):
+        return None
+    for number, row in enumerate(rows[:PARSED], 1):
+        try:
+            name = formats.detect(rows[0], formats.AUTO, {}, kind)
+            kind.formats[name].parse(Fields(row, {}))
+        except (UserError, ValueError, TypeError) as error:
+            said = str(error).partition(". Name the columns")[0]
+            return f"row {number}: {said}" + ("; name the columns with --column ROLE=NAME" if asked else "")
+    return None
+
+
 def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequence[str]) -> DataError:
     """What to say of rows that nothing reads."""
     columns = columns_of(rows)
@@ -140,13 +152,9 @@ def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequen
                 f"{named}: the messages in `{column}` have `from` and `value` (ShareGPT's form); rename these to `role` (user, "
                 "assistant, system) and `content`"
             )
-    if kind is not None:
-        try:
-            name = formats.detect(rows[0], formats.AUTO, {}, kind)
-            kind.formats[name].parse(Fields(rows[0], {}))
-        except (UserError, ValueError) as error:
-            said = str(error).partition(". Name the columns")[0]
-            return DataError(f"{named}: {said}; name the columns with --column ROLE=NAME")
+    for one in [kind] if kind is not None else map(kinds.load, kinds.KINDS.names()):
+        if said := _mistake(rows, one, asked=kind is not None):
+            return DataError(f"{named}: {said}")
     return DataError(
         f"{named}: nobody can tell what its rows are: the first has {', '.join(map(str, rows[0])) or 'no columns'}; name them "
         "with --column ROLE=NAME, such as --column prompt=NAME --column completion=NAME (`align fields sft.data` has more)"

@@ -20,6 +20,8 @@ from alignment_core.starting.models import Model
 NO_LIMIT = 1 << 30
 ROUND = 32
 """Limits are multiples of it."""
+MOST_BYTES = 8 << 20
+"""Of rows that are measured."""
 MOST_CUT = 0.05
 """Share of the rows that may be too long before they are cut instead of dropped."""
 
@@ -63,8 +65,11 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="align-init-") as folder:
         file = Path(folder) / "rows.jsonl"
         with file.open("w") as lines:
+            size = 0
             for row in rows:
-                print(json.dumps(row, default=str), file=lines)
+                size += lines.write(json.dumps(row, default=str) + "\n")
+                if size > MOST_BYTES:
+                    break
         data = DataConfig.model_validate(
             {
                 "sources": [{"path": str(file), "columns": reading.columns, "format": reading.format}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -56,5 +57,16 @@ def _gpus() -> list[int]:
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     with suppress(subprocess.TimeoutExpired, OSError):
         done = subprocess.run(query, capture_output=True, env=inherited(), text=True, timeout=SECONDS, check=False)
-        return [int(line) << 20 for line in done.stdout.split() if line.isdigit()]
+        return _visible([int(line) << 20 for line in done.stdout.split() if line.isdigit()])
     return []
+
+
+def _visible(sizes: list[int]) -> list[int]:
+    """Those of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return sizes
+    chosen = [one.strip() for one in named.split(",") if one.strip() not in ("", "-1")]
+    if all(one.isdigit() for one in chosen):
+        return [sizes[int(one)] for one in chosen if int(one) < len(sizes)]
+    return sizes[: len(chosen)]  # by their names, of which nobody knows the memory here

@@ -111,7 +111,7 @@ def _of_folder(name: str, why: str, folder: Path) -> Model:
 def _config_of(folder: Path) -> Shape:
     try:
         return dict(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / 'config.json'}: cannot be read: {error}") from None
 
 
@@ -122,7 +122,7 @@ def _of_shape(name: str, why: str, tokenizer: TokenizerSource, shape: Shape) -> 
 def parameters(shape: Shape) -> int | None:
     """How many parameters a decoder of this ``config.json`` has, to some percent; None if it does not say."""
     shape = shape.get("text_config") or shape
-    with suppress(KeyError, TypeError):
+    with suppress(KeyError, TypeError, ValueError):
         width, layers = int(shape["hidden_size"]), int(shape["num_hidden_layers"])
         heads = int(shape.get("num_attention_heads") or 1)
         head = int(shape.get("head_dim") or width // heads)

@@ -31,6 +31,8 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "
 """Of a new tiny model."""
 ACCEPTED = "accepted"
 """What held-out rows call a thumb up, as prompts would take a ``label`` for an answer."""
+SHOWN = 0.8
+"""Share of the demonstrations that have to show their answer."""
 Ask = Callable[[str, Sequence[str]], str]
 """Asks a question with these answers, of which the first is the guess."""
 
@@ -63,6 +65,8 @@ class Started:
     held_out: list[dict[str, Any]]
     """Rows for the file of those that are kept apart; none where there is no such file."""
     warnings: list[str]
+    problems: list[str]
+    """What the checks do not see, and a run would end on."""
 
 
 def held_out_file(output: Path) -> Path:
@@ -82,8 +86,13 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
         check_given(found.named, found.first, wish.columns)
     method, begin, chosen = method_for(wish, found)
     verifier, labelled = _labelled(chosen, found, wish.columns)
+    for role, column in wish.columns.items():
+        if chosen.columns.get(role) != column and not (role == "label" and labelled == column):
+            raise UserError(
+                f"--column {role}={column}: {method} does not read these rows with it; --method NAME says why"
+            )
     chosen = _asked(chosen, labelled, ask, warnings)
-    template = _template(chosen, found)
+    template = _template(chosen, found, warnings)
     folder = wish.output.absolute().parent
     told("looking at the model")
     model = models.choose(wish.model, store)
@@ -97,9 +106,14 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     local = [_moved(one, folder) for one in sources]
     if not apart:
         tests, prompts = ([_moved(one, folder) for one in some] for some in (tests, prompts))
-    facts = Facts(_name(found.named, method), found, chosen, local, tests, prompts, model, machine, lengths, verifier)
+    facts = Facts(
+        _name(found.named, method), found, chosen, local, tests, prompts, model, machine, lengths, verifier,
+        test_rows=_test_rows(found, begin, chosen, sources, tests),
+    )  # fmt: skip
     content = _content(facts, method, begin, template)
     warnings += _warnings(facts, begin)
+    if wish.method is None and not begin.learns:
+        warnings += _unread(found, chosen, template)
     why = begin.why if wish.method is None else f"you asked for it; it takes {kinds.load(chosen.kind).gives}"
     head = (
         f"{method} on {found.named}, written by `align init`: {why}. Edit what you like: `align fields "
@@ -107,7 +121,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     )
     return Started(
         method, why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled, template), found,
-        model, lengths, apart, warnings,
+        model, lengths, apart, warnings, _unverified(facts),
     )  # fmt: skip
 
 
@@ -134,6 +148,8 @@ def _named(method: str) -> str:
     meant = {alias: one.name for one in methods.loaded()[0] for alias in (one.name, *one.aliases)}
     name = meant.get(method, meant.get(method.replace("_", "-"), method))
     if name in loaded():
+        if method in loaded()[name].others:
+            raise UserError(f"--method {method}: rows speak for {name} with other settings; {loaded()[name].instead}")
         return name
     if name in methods.METHODS.names():
         raise UserError(
@@ -166,14 +182,24 @@ def _labelled(chosen: Reading, found: rows.Rows, given: Mapping[str, str]) -> tu
     as_prompts = reading(found.first, "prompts", ("prompts", "messages"), {**_shared(chosen), **given})
     column = as_prompts.columns.get("label") if as_prompts else None
     verifier = verifier_of(labels(found.first, {"label": column})) if column else None
+    if verifier == "math" and column not in chosen.columns.values() and not _shown(found, chosen, str(column)):
+        verifier = None
     return verifier, column if verifier else None
+
+
+def _shown(found: rows.Rows, chosen: Reading, column: str) -> bool:
+    """Whether a column holds the answers of the demonstrations, and no ratings: they are in their texts."""
+    role = "messages" if "messages" in chosen.columns else "completion"
+    some = list(zip(labels(found.first, {"label": column}), found.first, strict=False))
+    shown = [label.strip() in str(Fields(row, chosen.columns).value(role)) for label, row in some]
+    return len({label for label, _ in some}) > 2 and sum(shown) >= SHOWN * len(shown)
 
 
 def _shared(chosen: Reading) -> dict[str, str]:
     return {role: column for role, column in chosen.columns.items() if role in ("prompt", "messages")}
 
 
-def _template(chosen: Reading, found: rows.Rows) -> str | None:
+def _template(chosen: Reading, found: rows.Rows, warnings: list[str]) -> str | None:
     """How the prompt is written where a further column belongs into it, as Alpaca's `input` beside `instruction`."""
     prompt = chosen.columns.get("prompt")
     if prompt is None or chosen.kind == "documents":
@@ -181,8 +207,12 @@ def _template(chosen: Reading, found: rows.Rows) -> str | None:
     used = {column.partition(".")[0] for column in chosen.columns.values()}
     for column in called(CONTEXT, columns_of(found.first)):
         values = [row.get(column) for row in found.first]
-        if column not in used and column.isidentifier() and all(isinstance(one, str) for one in values) and any(values):
+        if column in used or not column.isidentifier() or not any(values):
+            continue
+        if all(isinstance(one, str) for one in values):
             return f"{{prompt}}\n\n{{{column}}}"
+        if all(isinstance(one, str | None) for one in values):
+            warnings.append(f'`{column}` is not put into the prompt, as it is null in some rows: write "" there')
     return None
 
 
@@ -215,6 +245,8 @@ def _apart(
     fields = chosen.source_fields(found.first[0])
     if wish.eval_data is not None:
         others = rows.find(wish.eval_data, keep_apart=False)
+        if same := [one for one in others.files for file in found.files if one.samefile(file)]:
+            raise UserError(f"--eval-data {wish.eval_data}: {same[0]} is among the rows to train on")
         check_given(others.named, others.first, fields.get("columns", {}))
         tests = [{**one, **fields} for one in others.sources]
         return tests, _as_prompts(tests, chosen, labelled, others.first[0]) if start.evaluates else [], []
@@ -228,12 +260,54 @@ def _apart(
     if not kept:
         return [], [], []
     if _has_verdict(chosen, kept[0]):
-        kept = [{ACCEPTED if name == "label" else name: value for name, value in row.items()} for row in kept]
-        columns = {role: ACCEPTED if column == "label" else column for role, column in chosen.columns.items()}
+        free = ACCEPTED
+        while any(free in row for row in kept):
+            free = f"{free}_"
+        kept = [{free if name == "label" else name: value for name, value in row.items()} for row in kept]
+        columns = {role: free if column == "label" else column for role, column in chosen.columns.items()}
         chosen = replace(chosen, columns=columns)
         fields = chosen.source_fields(kept[0])
     tests = [{"path": held_out_file(wish.output).name, **fields}]  # beside the recipe
     return tests, _as_prompts(tests, chosen, labelled, kept[0]), kept
+
+
+def _test_rows(
+    found: rows.Rows, start: Start, chosen: Reading, sources: list[dict[str, Any]], tests: list[dict[str, Any]]
+) -> int:
+    """How many rows to hold out where they get no file of their own: none where there are too few, or too few prompts."""
+    if tests or found.count < LEAST_APART or (start.evaluates and chosen.kind != "documents"):
+        return 0
+    count = min(MOST_APART, found.count // 10)
+    kind = kinds.load(chosen.kind)
+    return count if chosen.kind == "documents" or rows.some_to_hold_out(sources, kind, chosen.format, count) else 0
+
+
+def _unread(found: rows.Rows, chosen: Reading, template: str | None) -> list[str]:
+    """What to say where rows are read as mere prompts or texts, and have more."""
+    used = {column.partition(".")[0] for column in chosen.columns.values()}
+    left = [one for one in columns_of(found.first) if one not in used and f"{{{one}}}" not in (template or "")]
+    left = [one for one in left if not re.search(r"(^|_)(id|index|uuid|url|source|split)$", one.lower())]
+    if not left:
+        return []
+    names = ", ".join(f"`{one}`" for one in left[:5])
+    return [
+        f"nothing is learned from {names}: if it should be, --method NAME (sft, dpo, kto, rl, …) says what is missing"
+    ]
+
+
+def _unverified(facts: Facts) -> list[str]:
+    """Rows to learn from by a verifier that have no answer which it understands: a run ends at them."""
+    if facts.reading.kind != "prompts" or facts.verifier is None or "label" not in facts.reading.columns:
+        return []
+    found = labels(facts.rows.first, facts.reading.columns, len(facts.rows.first))
+    unfit = [number for number, label in enumerate(found, 1) if verifier_of([label]) != facts.verifier]
+    if not unfit:
+        return []
+    column = facts.reading.columns["label"]
+    return [
+        f"{len(unfit)} of the first {len(found):,} rows that can be read have no answer in `{column}` that the verifier "
+        f"{facts.verifier} understands, the first is number {unfit[0]}: a run would end there; mend them, or leave them out"
+    ]
 
 
 def _has_verdict(chosen: Reading, first: Mapping[str, Any]) -> bool:
@@ -352,7 +426,7 @@ def _warnings(facts: Facts, start: Start) -> list[str]:
     if said := memory_warning(facts):
         warnings.append(said)
     if facts.reading.kind != "unpaired" and "label" not in facts.reading.columns:
-        for column in called(VERDICTS, facts.rows.first[0]):
+        for column in called(("label", *VERDICTS), facts.rows.first[0]):
             if column not in facts.reading.columns.values() and facts.reading.kind == "demonstrations":
                 value = json.dumps(facts.rows.first[0][column], default=str, ensure_ascii=False)
                 warnings.append(

@@ -14,7 +14,7 @@ from typing import Any
 from alignment_core.data import kinds
 from alignment_core.data.files import read_file
 from alignment_core.data.origins import origin_of
-from alignment_core.data.origins.path import READABLE, SPLITS
+from alignment_core.data.origins.path import HELD_OUT, READABLE, SPLITS
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
@@ -26,8 +26,6 @@ COUNTED = 20_000
 """Rows that are counted, and among which some are chosen to be held out."""
 MOST_BYTES = 64 << 20
 """Of rows that are kept in memory for it."""
-HELD_OUT = ".held-out.jsonl"
-"""How a file of held-out rows ends that was written here before; it is no data of the user's."""
 TESTS = ("test", "validation", "valid", "val", "dev", "eval")
 """Splits to measure on, the best first."""
 
@@ -48,6 +46,8 @@ class Rows:
     """Whether all were counted."""
     bad: list[str]
     """What is wrong with those among the first that cannot be read."""
+    files: list[Path] = field(default_factory=list)
+    """Those that hold them; none of the Hub's."""
     tests: list[dict[str, Any]] = field(default_factory=list)
     """Sources of rows that are kept apart for measuring, where the data come with some."""
 
@@ -100,7 +100,7 @@ def _found(named: str, keep_apart: bool) -> Rows:
         return _of_folder(named, path, keep_apart)
     if glob.has_magic(named):
         paths = sorted(Path(one) for one in glob.glob(str(path), recursive=True))
-        files = [one for one in paths if one.is_file() and one.suffix in READABLE]
+        files = [one for one in paths if one.is_file() and one.suffix in READABLE and not one.name.endswith(HELD_OUT)]
         if not files:
             raise UserError(f"{named}: there is no {', '.join(READABLE)} file that fits it")
         return _of_files(named, files, [{"path": str(one)} for one in files])
@@ -120,7 +120,7 @@ def _of_files(named: str, files: list[Path], sources: list[dict[str, Any]], test
     first, count, whole, bad = _first(found)
     if not first:
         raise DataError(f"{named}: {_why_none(files[0], bad)}")
-    return Rows(named, sources, first, count, whole, bad, list(tests))
+    return Rows(named, sources, first, count, whole, bad, files, list(tests))
 
 
 def _read(file: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -140,7 +140,7 @@ def _first(found: Iterable[dict[str, Any] | str]) -> tuple[list[dict[str, Any]],
             bad.append(row)
         elif len(first) < LOOKED_AT and size < MOST_BYTES:
             first.append(row)
-            size += sum(len(value) for value in row.values() if isinstance(value, (str, list)))
+            size += len(json.dumps(row, default=str))
         if len(bad) == LOOKED_AT and not first:
             break
     return first, count - len(bad), next(rows, None) is None, bad
@@ -192,7 +192,7 @@ def _of_hub(named: str, keep_apart: bool) -> Rows:
     first, count, whole, bad = _first(rows)
     if not first:
         raise DataError(f"{named}: has no rows")
-    return Rows(named, [source], first, count, whole, bad, tests[:1] if keep_apart else [])
+    return Rows(named, [source], first, count, whole, bad, [], tests[:1] if keep_apart else [])
 
 
 def _parts_of_hub(named: str, commit: str) -> tuple[str | None, list[str]]:

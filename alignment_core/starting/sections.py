@@ -40,7 +40,7 @@ def _max_length(facts: Facts, documents: bool) -> dict[str, Any]:
     lengths, most = facts.lengths, longest_row(facts)
     if not lengths.rows:
         return {"max_length": Said(most, "tokens; the rows were not measured")}
-    seen = f"the longest of the first {len(facts.rows.first):,} rows has {lengths.longest}"
+    seen = f"the longest of {len(lengths.rows):,} that were measured has {lengths.longest}"
     if documents:
         return {"max_length": Said(min(rounded(lengths.longest), most), f"tokens; longer texts become blocks; {seen}")}
     if lengths.longest <= most:

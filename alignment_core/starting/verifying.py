@@ -41,10 +41,10 @@ def has_tests(label: str) -> bool:
     return isinstance(found, dict) and found.keys() in ({"tests"}, {"inputs", "outputs"})
 
 
-def labels(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+def labels(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], most: int = PARSED) -> list[str]:
     """The labels of the first rows; an empty text where there is none."""
     found = []
-    for row in rows[:PARSED]:
+    for row in rows[:most]:
         try:
             found.append(Fields(row, columns).label() or "")
         except ValueError:

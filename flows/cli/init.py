@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,11 +62,12 @@ def init(
         return _copy(copied, [name for name, value in given.items() if value], output, force, as_json)
     from alignment_core.starting.recipe import Wish, held_out_file, start
 
-    check_output(output, force)
+    with _plainly():
+        check_output(output, force)
     asks = not (yes or as_json) and sys.stdin.isatty() and out.is_terminal
     wish = Wish(data or _found(asks), output, model, method, eval_data, _columns(column))
     opened = open_store(store, writes=False)
-    with err.status("", spinner="dots") if err.is_terminal and not as_json else _Silent() as shown:
+    with err.status("", spinner="dots") as shown, _plainly():
 
         def ask(question: str, answers: Sequence[str]) -> str:
             if not asks:
@@ -76,6 +78,7 @@ def init(
         started = start(wish, opened, ask, shown.update)
     held_out = _write(started, output, held_out_file(output), force)
     problems, stages, dropped = _checked(output, opened, started)
+    problems = [*started.problems, *problems]
     commands = [f"align check {output}", f"align run {output}"]
     if as_json:
         print_json(
@@ -97,19 +100,17 @@ def init(
     return None
 
 
-class _Silent:
-    """Shows nothing of what goes on."""
-
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, _: str) -> None:
-        pass
-
-    stop = __enter__
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """What the system says of a path that somebody gave, as a sentence of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentFault(f"{error.filename or 'this machine'}: {error.strerror or error}") from None
+    except RuntimeError as error:  # of a home folder that there is not, as in ~nobody/rows.jsonl
+        if "home directory" not in str(error):
+            raise
+        raise UserError(f"a path begins with ~ and a name that no user has: {error}") from None
 
 
 def _columns(given: Sequence[str]) -> dict[str, str]:
@@ -151,16 +152,21 @@ def _asked(question: str, answers: Sequence[str]) -> str:
 
 def _write(started: Started, output: Path, held_out: Path, force: bool) -> Path | None:
     """Write the recipe, and the rows that are held out to a file beside it, if there are any: both or none."""
+    for target in (output, held_out):
+        if any(target.exists() and target.samefile(file) for file in started.rows.files):
+            raise UserError(f"{target} holds the rows themselves: give another --output")
     if not started.held_out:
         write_file(output, started.text)
         return None
     check_output(held_out, force)
-    rows = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in started.held_out)
+    existed = held_out.exists()
+    rows = (json.dumps(row, default=str) + "\n" for row in started.held_out)
     write_file(held_out, "".join(rows))
     try:
         write_file(output, started.text)
     except EnvironmentFault:
-        held_out.unlink()
+        if not existed:
+            held_out.unlink()
         raise
     return held_out
 

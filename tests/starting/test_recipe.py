@@ -18,6 +18,7 @@ from alignment_core.recipes import load_recipe
 from alignment_core.starting import models, recipe
 from alignment_core.starting.base import loaded
 from alignment_core.starting.machine import Machine
+from alignment_core.starting.machine import _visible as machine_visible
 from alignment_core.starting.recipe import Started, Wish
 from alignment_core.starting.text import Said, plain, written
 from tests.starting.rows_of_kinds import ROWS, jsonl
@@ -139,7 +140,7 @@ def test_a_thumb_is_never_taken_for_the_right_answer_to_a_prompt(
     assert problems(tmp_path / "recipe.yaml", store) == []
     found = started(file, method=method, eval_data=str(jsonl(tmp_path / "test.jsonl", ROWS["labels"][2])))
     assert "evaluation" not in found.recipe
-    assert "prompts would take the column `label` for a right answer" in found.warnings[-1]
+    assert any("prompts would take the column `label` for a right answer" in one for one in found.warnings)
 
 
 def test_worked_solutions_are_imitated_and_verified(started: Start, tmp_path: Path) -> None:
@@ -323,3 +324,130 @@ def test_real_rows_give_recipes_that_pass(
     found = started(DATA / path, **wish)
     assert found.method == method
     assert problems(tmp_path / "recipe.yaml", store) == []
+
+
+# ---------------------------------------------------------------- rows that are easily misread
+
+
+@pytest.mark.parametrize(
+    "labels", [(1, -1), (0, 1), (1, 2, 3, 4, 5), ("good", "bad"), ("up", "down")], ids=lambda one: str(one[:2])
+)
+def test_ratings_are_no_right_answers(labels: tuple[Any, ...], started: Start, store: Store, tmp_path: Path) -> None:
+    content = [{"prompt": f"q {n}", "completion": f"a {n}", "label": labels[n % len(labels)]} for n in range(40)]
+    found = started(jsonl(tmp_path / "rows.jsonl", content), method="sft")
+    assert "verifier" not in found.recipe.get("evaluation", {})
+    assert any("`label` is not used" in one for one in found.warnings)
+    assert problems(tmp_path / "recipe.yaml", store) == []
+
+
+def test_answers_that_demonstrations_show_are_right_answers(started: Start, tmp_path: Path) -> None:
+    content = [{"prompt": f"{n} + 1", "completion": f"It is {n + 1}.", "label": n + 1} for n in range(40)]
+    found = started(jsonl(tmp_path / "rows.jsonl", content), method="sft")
+    assert found.recipe["evaluation"]["verifier"] == "math"
+
+
+def test_a_thumb_gets_a_name_that_no_other_column_has(started: Start, store: Store, tmp_path: Path) -> None:
+    content = [{"prompt": f"q {n}", "completion": f"a {n}", "label": n % 3 > 0, "accepted": "x"} for n in range(40)]
+    found = started(jsonl(tmp_path / "rows.jsonl", content), method="kto")
+    assert [row["accepted"] for row in found.held_out] == ["x"] * len(found.held_out)
+    assert all(isinstance(row["accepted_"], bool) for row in found.held_out)
+    assert problems(tmp_path / "recipe.yaml", store) == []
+
+
+def test_thumbs_that_are_all_up_are_demonstrations(started: Start, tmp_path: Path) -> None:
+    content = [{"prompt": f"q {n}", "completion": f"a {n}", "is_correct": True} for n in range(40)]
+    assert started(jsonl(tmp_path / "rows.jsonl", content)).method == "sft"
+
+
+def test_rows_without_the_answer_that_a_verifier_needs_are_counted(started: Start, tmp_path: Path) -> None:
+    content = [{"question": f"{n} + 1", "answer": None if n == 31 else n + 1} for n in range(40)]
+    found = started(jsonl(tmp_path / "rows.jsonl", content))
+    assert found.method == "rl"
+    assert found.problems == [
+        "1 of the first 40 rows that can be read have no answer in `answer` that the verifier math understands, the first is "
+        "number 32: a run would end there; mend them, or leave them out"
+    ]
+
+
+def test_columns_inside_of_one_object_may_be_named(started: Start, store: Store, tmp_path: Path) -> None:
+    content = [{"data": {"prompt": f"q {n}", "completion": f"a {n}"}} for n in range(40)]
+    found = started(
+        jsonl(tmp_path / "rows.jsonl", content), columns={"prompt": "data.prompt", "completion": "data.completion"}
+    )
+    assert found.method == "sft"
+    assert problems(tmp_path / "recipe.yaml", store) == []
+
+
+def test_a_column_that_is_named_is_used_or_refused(started: Start, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", [{"prompt": f"q {n}", "a": n} for n in range(40)])
+    with pytest.raises(UserError, match="--column completion=a: generate does not read these rows with it"):
+        started(file, columns={"completion": "a"})
+
+
+def test_columns_from_which_nothing_is_learned_are_named(started: Start, tmp_path: Path) -> None:
+    content = [{"prompt": f"q {n}", "completions": [f"a {n}"], "labels": ["good"], "id": n} for n in range(40)]
+    found = started(jsonl(tmp_path / "rows.jsonl", content))
+    assert found.method == "generate"
+    assert any("nothing is learned from `completions`, `labels`:" in one for one in found.warnings)
+
+
+def test_a_constant_prompt_leaves_nothing_to_hold_out(started: Start, store: Store, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "be nice", "completion": f"a {n}"} for n in range(40)])
+    assert "test_rows" not in started(file).recipe["sft"]["data"]
+    pairs = [{"prompt": "be nice", "chosen": f"a {n}", "rejected": f"b {n}"} for n in range(40)]
+    found = started(jsonl(tmp_path / "pairs.jsonl", pairs), method="reward-model")
+    assert "test_rows" not in found.recipe["reward_model"]["data"]
+
+
+def test_the_rows_themselves_are_none_to_measure_on(started: Start, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", ROWS["question and response"][2])
+    with pytest.raises(UserError, match=r"--eval-data .*rows\.jsonl is among the rows to train on"):
+        started(file, eval_data=str(file))
+
+
+def test_a_further_column_with_nulls_is_said(started: Start, tmp_path: Path) -> None:
+    content = [{"instruction": f"do {n}", "input": "it" if n % 4 else None, "output": f"a {n}"} for n in range(40)]
+    assert any(
+        "`input` is not put into the prompt" in one for one in started(jsonl(tmp_path / "r.jsonl", content)).warnings
+    )
+
+
+def test_what_was_held_out_before_is_no_data(started: Start, store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    jsonl(folder / "a.jsonl", ROWS["labels"][2])
+    output = folder / "recipe.yaml"
+    assert started(folder, output=output).rows.count == 40
+    assert problems(output, store) == []
+    assert started(folder, output=output).rows.count == 40
+    assert started(f"{folder}/*.jsonl", output=output).rows.count == 40
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [("ppo", "align init --from ppo"), ("rlhf", "--method grpo"), ("reinforce-baseline", "GRPO")]
+)
+def test_settings_that_rows_do_not_speak_for_are_no_method(
+    method: str, said: str, started: Start, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        started(jsonl(tmp_path / "rows.jsonl", ROWS["prompt and label"][2]), method=method)
+
+
+def test_a_cell_that_cannot_be_read_is_named(started: Start, tmp_path: Path) -> None:
+    content = [{"prompt": f"q {n}", "completion": f"a {n}" if n % 3 else None} for n in range(40)]
+    with pytest.raises(UserError, match="row 1: `completion` is null"):
+        started(jsonl(tmp_path / "rows.jsonl", content), method="sft")
+    found = started(jsonl(tmp_path / "rows.jsonl", content))
+    assert any("nothing is learned from `completion`" in one for one in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"), [(None, [1, 2]), ("", []), ("1", [2]), ("0,1", [1, 2]), ("7", []), ("-1", []), ("GPU-a", [1])]
+)
+def test_only_gpus_that_a_run_would_see_count(
+    visible: str | None, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine_visible([1, 2]) == left

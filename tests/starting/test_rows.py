@@ -107,7 +107,7 @@ def test_a_long_file_is_counted_to_some_point_only(tmp_path: Path, monkeypatch: 
 
 
 def test_large_rows_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(rows, "MOST_BYTES", 150)
     found = rows.find(str(jsonl(tmp_path / "rows.jsonl", [{"text": "x" * 90}] * 30)))
     assert (len(found.first), found.count) == (2, 30)
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 READABLE = (*SUFFIXES, TEXT_SUFFIX)
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words at the start of a file name by which a folder's files are told apart, as `datasets` does."""
+HELD_OUT = ".held-out.jsonl"
+"""How a file ends that `align init` has written: rows to measure on, which are among those of the folder already."""
 
 
 class FilesAndHub(Origin):
@@ -32,6 +34,7 @@ class FilesAndHub(Origin):
 
     description = (
         "Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder. "
+        "A folder's `*.held-out.jsonl`, which `align init` writes, is left out. "
         "A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file."
     )
     has_options = False
@@ -120,7 +123,8 @@ def _files_of_folder(folder: Path, split: str) -> list[Path]:
     if not folder.is_dir():
         known = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
         raise UserError(f"{folder.parent}: has no split {split!r}; it has {', '.join(known) or 'none'}")
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    found = (path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    files = sorted(path for path in found if not path.name.endswith(HELD_OUT))
     if not files:  # beside files of rows, a text is a README
         files = sorted(path for path in folder.glob(f"*{TEXT_SUFFIX}") if path.is_file())
     if not files:

@@ -13,4 +13,4 @@ def sections(facts: Facts) -> dict[str, Any]:
     return {"continued_pretraining": section}
 
 
-START = Start(("documents",), sections, "plain text without prompts", 60, ("text",), evaluates=False)
+START = Start(("documents",), sections, "plain text without prompts", 60, ("text",), learns=False, evaluates=False)

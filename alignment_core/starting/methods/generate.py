@@ -14,4 +14,4 @@ def sections(facts: Facts) -> dict[str, Any]:
 
 
 WHY = "prompts with nothing to learn from, which the model can only answer"
-START = Start(("prompts",), sections, WHY, 70, ("prompts", "messages"), evaluates=False, promotes=False)
+START = Start(("prompts",), sections, WHY, 70, ("prompts", "messages"), learns=False, evaluates=False, promotes=False)

@@ -61,4 +61,6 @@ START = Start(
     40,
     ("prompts",),
     fits,
+    others=("ppo", "rloo", "reinforce", "reinforce-baseline", "rlhf"),
+    instead="`--method grpo` writes GRPO, `align init --from ppo` (or rlhf, reinforce-baseline) copies a recipe",
 )

@@ -256,3 +256,35 @@ def test_an_installed_recipe_is_copied_to_be_edited(align: Align, folder: Path) 
     )
     done = align("init", "--from", "quickstart")
     assert done.stdout.startswith("recipe.yaml is a copy of quickstart: ")
+
+
+@pytest.mark.parametrize(("data", "output"), [("rows.jsonl", "rows.jsonl"), ("r.held-out.jsonl", "r.yaml")])
+def test_force_never_replaces_the_rows_themselves(data: str, output: str, align: Align, folder: Path) -> None:
+    before = jsonl(folder / data, ROWS["question and response"][2]).read_bytes()
+    done = align("init", "--model", "scratch", "--data", data, "-o", output, "--force")
+    assert done.returncode == 2
+    assert "holds the rows themselves" in done.stderr
+    assert (folder / data).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code", "why"),
+    [
+        ("--data", "~no-such-user/rows.jsonl", 2, "a name that no user has"),
+        ("--output", "x" * 300 + ".yaml", 3, "File name too long"),
+    ],
+)
+def test_what_the_system_says_of_a_path_is_a_sentence(
+    option: str, value: str, code: int, why: str, align: Align, folder: Path
+) -> None:
+    done = align("init", "--model", "scratch", option, value)
+    assert done.returncode == code
+    assert why in done.stderr
+
+
+def test_half_a_surrogate_is_written_as_it_was_read(align: Align, folder: Path) -> None:
+    content = [{"prompt": f"q {n}", "completion": f"a {n}", "note": "\ud83d"} for n in range(40)]
+    jsonl(folder / "rows.jsonl", content)
+    assert align("init", "--model", "scratch").returncode == 0
+    first = (folder / "recipe.held-out.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["note"] == "\ud83d"
