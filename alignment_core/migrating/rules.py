@@ -133,9 +133,9 @@ class Command:
         return name.format(**self.places)
 
 
-def everywhere(names: str, why: str) -> dict[str, Rule]:
-    """Lines for flags that one sentence does for."""
-    return dict.fromkeys(names.split(), why)
+def everywhere(names: str, rule: Rule) -> dict[str, Rule]:
+    """Lines for flags that one rule, or one sentence, does for."""
+    return dict.fromkeys(names.split(), rule)
 
 
 # ---------------------------------------------------------------- converters

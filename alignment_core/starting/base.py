@@ -44,6 +44,11 @@ class Facts:
     test_rows: int = 0
     """How many rows to hold out where they have no file of their own."""
 
+    @property
+    def all_sources(self) -> list[dict[str, Any]]:
+        """The rows to train on, and those that are held out, which no prompt of the former may repeat."""
+        return [*self.sources, *({**one, "held_out": True} for one in self.tests)]
+
 
 @dataclass(frozen=True)
 class Start:

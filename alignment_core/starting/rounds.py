@@ -25,10 +25,9 @@ def rounds(
     pairs = facts.reading.kind == "preferences"
     verifier = None if pairs else check_verified(facts, method)
     room = answer_room(facts, least=32 if facts.model.is_scratch else 128)
-    held_out = [*facts.sources, *({**one, "held_out": True} for one in facts.tests)]
     section: dict[str, Any] = {
         "rounds": 2,
-        "prompts": prompts(facts, held_out, room),
+        "prompts": prompts(facts, facts.all_sources, room),
         "prompts_per_round": Said(min(1024, facts.rows.count), "each round takes the next ones"),
         "generation": generation(8 if facts.machine.gpus else 4, room),
         **({} if pairs else {"selection": {"score": "verifier", **verified}}),

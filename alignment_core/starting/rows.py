@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,7 +13,7 @@ from typing import Any
 from alignment_core.data import kinds
 from alignment_core.data.files import read_file
 from alignment_core.data.origins import origin_of
-from alignment_core.data.origins.path import HELD_OUT, READABLE, SPLITS
+from alignment_core.data.origins.path import HELD_OUT, READABLE, split_of_name
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
@@ -65,7 +64,7 @@ def candidates(folder: Path) -> list[str]:
     texts = [path for path in found if path.suffix == TEXT_SUFFIX]
     if not files:
         return ["."] if len(texts) > 1 else [path.name for path in texts]
-    splits = {split_of(path) for path in files}
+    splits = {split_of_name(path.stem) for path in files}
     return ["."] if len(files) > 1 and "train" in splits and None not in splits else [path.name for path in files]
 
 
@@ -74,11 +73,6 @@ def _has_rows(path: Path) -> bool:
         return isinstance(next(read_file(path), (0, ""))[1], dict)
     except (DataError, OSError):
         return False
-
-
-def split_of(path: Path) -> str | None:
-    """The split that a file's name says it holds."""
-    return next((split for split in SPLITS if re.match(rf"{split}([^A-Za-z]|$)", path.stem)), None)
 
 
 def find(named: str, keep_apart: bool = True) -> Rows:

@@ -29,7 +29,7 @@ def longest_row(facts: Facts) -> int:
 
 def data(facts: Facts, documents: bool = False) -> dict[str, Any]:
     """The rows to train on, and which of them are held out."""
-    sources = [*facts.sources, *({**one, "held_out": True} for one in facts.tests)]
+    sources = facts.all_sources
     found: dict[str, Any] = {"sources": sources, **_max_length(facts, documents)}
     if facts.test_rows:
         found["test_rows"] = Said(facts.test_rows, "held out to measure on, no prompt of theirs is trained on")

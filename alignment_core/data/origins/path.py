@@ -129,7 +129,7 @@ def _files_of_folder(folder: Path, split: str) -> list[Path]:
         files = sorted(path for path in folder.glob(f"*{TEXT_SUFFIX}") if path.is_file())
     if not files:
         raise UserError(f"{folder}: there is no {', '.join(READABLE)} file in this folder")
-    by_split = {file: _split_of_name(file.stem) for file in files}
+    by_split = {file: split_of_name(file.stem) for file in files}
     if not any(by_split.values()):
         return files
     chosen = [file for file in files if by_split[file] == split]
@@ -139,7 +139,8 @@ def _files_of_folder(folder: Path, split: str) -> list[Path]:
     return chosen
 
 
-def _split_of_name(stem: str) -> str | None:
+def split_of_name(stem: str) -> str | None:
+    """The split that a file of this name, without its suffix, says it holds."""
     return next((split for split in SPLITS if re.match(rf"{split}([^A-Za-z]|$)", stem)), None)
 
 

@@ -159,8 +159,9 @@ POLICY: dict[str, Rule] = {
 
 SAMPLING: dict[str, Rule] = {
     "n_samples_per_prompt": To(("rl.generation.num_generations",), whole),
-    "generate_max_len": To(both("generation.max_completion_length"), in_both(answers_length)),
-    "max_new_tokens": To(both("generation.max_completion_length"), in_both(answers_length)),
+    **everywhere(
+        "generate_max_len max_new_tokens", To(both("generation.max_completion_length"), in_both(answers_length))
+    ),
     "temperature": To(("rl.generation.temperature",), number),
     "top_p": unmodified(1.0, "rl.generation.top_p"),
     "rollout_batch_size": To(("rl.prompts_per_step",), whole),
@@ -178,8 +179,9 @@ ENGINES: dict[str, Rule] = {
     "vllm_tensor_parallel_size": To(("resources.tensor_parallel_size",), whole),
     "vllm_gpu_memory_utilization": To(("resources.gpu_memory_utilization",), number),
     "colocate_all_models": To(("resources.placement",), placement),
-    "actor_num_gpus_per_node": To(("resources.trainers",), trainers, "GPUs per node × nodes"),
-    "actor_num_nodes": To(("resources.trainers",), trainers, "GPUs per node × nodes"),
+    **everywhere(
+        "actor_num_gpus_per_node actor_num_nodes", To(("resources.trainers",), trainers, "GPUs per node × nodes")
+    ),
     **everywhere(
         "ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node critic_num_nodes "
         "critic_num_gpus_per_node colocate_actor_ref colocate_critic_reward",

@@ -44,11 +44,9 @@ RL_DATA: dict[str, Rule] = {
 
 RL: dict[str, Rule] = {
     "num_generations": To(("rl.generation.num_generations",), whole),
-    "generation_batch_size": To(
-        ("rl.prompts_per_step",), prompts_per_step, "completions that are sampled at once ÷ num_generations"
-    ),
-    "steps_per_generation": To(
-        ("rl.prompts_per_step",), prompts_per_step, "completions that are sampled at once ÷ num_generations"
+    **everywhere(
+        "generation_batch_size steps_per_generation",
+        To(("rl.prompts_per_step",), prompts_per_step, "completions that are sampled at once ÷ num_generations"),
     ),
     "max_completion_length": To(("rl.generation.max_completion_length",), whole),
     "temperature": To(("rl.generation.temperature",), number),
@@ -115,16 +113,17 @@ OF_GRPO: dict[str, Rule] = {
         ("rl.mismatch",), with_engines(always({})), "`correction`, `level` and bounds below"
     ),
     "vllm_importance_sampling_mode": To(("rl.mismatch.correction", "rl.mismatch.level"), with_engines(mismatch)),
-    "vllm_importance_sampling_clip_max": To(("rl.mismatch.high",), with_engines(number)),
-    "vllm_importance_sampling_cap": To(("rl.mismatch.high",), with_engines(number)),
-    "vllm_importance_sampling_clip_min": To(("rl.mismatch.low",), with_engines(above_zero)),
-    "sapo_temperature_pos": To(
-        ("rl.loss.sapo_temperatures",),
-        lambda words, job: [job.number("sapo_temperature_pos", 1.0), job.number("sapo_temperature_neg", 1.05)],
+    **everywhere(
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_cap",
+        To(("rl.mismatch.high",), with_engines(number)),
     ),
-    "sapo_temperature_neg": To(
-        ("rl.loss.sapo_temperatures",),
-        lambda words, job: [job.number("sapo_temperature_pos", 1.0), job.number("sapo_temperature_neg", 1.05)],
+    "vllm_importance_sampling_clip_min": To(("rl.mismatch.low",), with_engines(above_zero)),
+    **everywhere(
+        "sapo_temperature_pos sapo_temperature_neg",
+        To(
+            ("rl.loss.sapo_temperatures",),
+            lambda words, job: [job.number("sapo_temperature_pos", 1.0), job.number("sapo_temperature_neg", 1.05)],
+        ),
     ),
     "use_bias_correction_kl": To(("rl.kl.unbiased_gradient",), with_kl),
     **everywhere(

@@ -53,15 +53,16 @@ MODEL: dict[str, Rule] = {
         "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
         "4 bits are NF4 with double quantisation here, as in QLoRA.",
     ),
-    "dtype": "weights are trained in fp32, or with `bf16` in bfloat16 beside fp32 ones.",
-    "torch_dtype": "weights are trained in fp32, or with `bf16` in bfloat16 beside fp32 ones.",
+    **everywhere("dtype torch_dtype", "weights are trained in fp32, or with `bf16` in bfloat16 beside fp32 ones."),
     "attn_implementation": "chosen by itself; `resources.attention: sdpa` switches the shared prefixes off.",
     "model_init_kwargs": "does not exist here; `model` has the fields that there are.",
 }
 
 TRAINING: dict[str, Rule] = {
-    "per_device_train_batch_size": To(("{training}.batch_size",), batch, "per device × accumulation × devices"),
-    "gradient_accumulation_steps": To(("{training}.batch_size",), batch, "per device × accumulation × devices"),
+    **everywhere(
+        "per_device_train_batch_size gradient_accumulation_steps",
+        To(("{training}.batch_size",), batch, "per device × accumulation × devices"),
+    ),
     "num_train_epochs": To(("{training}.num_train_epochs",), whole),
     "max_steps": To(("{training}.max_steps",), most_steps),
     "learning_rate": To(("{training}.learning_rate",)),

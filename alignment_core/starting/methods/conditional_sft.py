@@ -12,8 +12,7 @@ from alignment_core.starting.text import Said
 def sections(facts: Facts) -> dict[str, Any]:
     verifier, room = check_verified(facts, "conditional-sft"), answer_room(facts, least=128)
     correct = {"reward": {"verifier": verifier}, "decimals": 0}
-    held_out = [*facts.sources, *({**one, "held_out": True} for one in facts.tests)]
-    asked = prompts(facts, held_out, room)
+    asked = prompts(facts, facts.all_sources, room)
     section = {
         "prompts": {**asked, "max_length": Said(asked["max_length"].value + room, "tokens of prompt and answer")},
         "generation": generation(4, room),

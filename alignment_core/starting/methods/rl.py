@@ -28,7 +28,7 @@ def sections(facts: Facts) -> dict[str, Any]:
     room = answers(facts)
     per_step = 64 if facts.machine.gpus else 16
     per_step = max(2, min(per_step, facts.rows.count // 4))
-    taken = prompts(facts, [*facts.sources, *({**one, "held_out": True} for one in facts.tests)], room)
+    taken = prompts(facts, facts.all_sources, room)
     learning = training(facts, 1e-6, 2e-4, epochs=False)
     learning["batch_size"] = Said(per_step * GENERATIONS, "completions in an optimiser step: all of a step")
     section = {
