@@ -13,6 +13,7 @@ import pytest
 
 from alignment_core.recipes import load_recipe
 from tests.align import align_here
+from tests.conftest import fill
 
 Align = Callable[..., subprocess.CompletedProcess[str]]
 DPO = "python -m openrlhf.cli.train_dpo --pretrain acme/base --dataset mine.jsonl --beta 0.1 --learning_rate 5e-7"
@@ -99,6 +100,15 @@ def test_it_writes_a_file_once(align: Align, tmp_path: Path):
     assert (tmp_path / "dpo.yaml").read_text() == written
     assert align("migrate", DPO.replace("0.1", "0.2"), "-o", "dpo.yaml", "--force").returncode == 0
     assert load_recipe(tmp_path / "dpo.yaml").dpo.loss.beta == 0.2  # type: ignore[attr-defined]
+
+
+def test_on_a_full_disk_it_writes_nothing(align: Align, small_disk: Path):
+    fill(small_disk)
+    before = sorted(small_disk.iterdir())
+    done = align("migrate", DPO, "-o", str(small_disk / "dpo.yaml"))
+    assert done.returncode == 3
+    assert "cannot be written: No space left on device" in done.stderr
+    assert sorted(small_disk.iterdir()) == before
 
 
 def test_a_recipe_in_another_folder_finds_the_same_rows(align: Align, tmp_path: Path):
