@@ -152,20 +152,19 @@ def test_it_branches_evaluates_and_promotes_the_better_one(first: dict[str, Any]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_one_more_branch_runs_alone(home: Path, first: dict[str, Any]) -> None:
-    again = run_align(home, "run", str(home / "two_betas.py"), "--set", "betas=[0.05, 0.5, 1.0]")
+def test_one_more_branch_runs_and_a_stage_that_is_asked_for_with_what_depends_on_it(
+    home: Path, first: dict[str, Any]
+) -> None:
+    more = ("--set", "betas=[0.05, 0.5, 1.0]", "--from-stage", "beta-0.5/dpo")
+    again = run_align(home, "run", str(home / "two_betas.py"), *more)
     ran = [label for label, state in states(again).items() if state == "run"]
-    of_one = [f"beta-1.0/{part}" for part in ("dpo", "evaluation/generate", "evaluation/score", "evaluation")]
-    assert ran == [*of_one, "report"]
+    parts = ("dpo", "evaluation/generate", "evaluation/score", "evaluation")
+    assert ran == [*(f"beta-0.5/{part}" for part in parts), *(f"beta-1.0/{part}" for part in parts), "report"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_stage_and_what_depends_on_it_run_again(home: Path, first: dict[str, Any]) -> None:
-    again = run_align(home, "run", str(home / "two_betas.py"), "--from-stage", "beta-0.5/dpo")
-    ran = [label for label, state in states(again).items() if state == "run"]
-    assert ran[0] == "beta-0.5/dpo"
-    assert not any(label.startswith(("sft", "beta-0.05")) for label in ran)
+def test_a_stage_that_there_is_not_is_said(home: Path, first: dict[str, Any]) -> None:
     missing = subprocess.run(
         [sys.executable, "-m", "alignment.flows.cli.main", "run", str(home / "two_betas.py"), "--from-stage", "dpo2"],
         env={**os.environ, "ALIGN_HOME": str(home)}, capture_output=True, text=True, check=False,
