@@ -71,8 +71,20 @@ def packages() -> Answer:
         wrong.append("vllm is missing")
     if wrong:
         return "failed", f"{'; '.join(wrong)}: install the lock file again (`make demo` does; it is in requirements/)"
+    if others := _of_another_build():
+        return "failed", (
+            f"{', '.join(others)} is of another build than torch {_version('torch')}, and transformers or vLLM does not load "
+            f"with it: `pip uninstall {' '.join(one.partition(' ')[0] for one in others)}`, as no text model needs it"
+        )
     shown = [f"{name} {version}" for name in SHOWN if (version := _version(name))]
     return "ok", f"alignment {_version('alignment')}, {', '.join(shown)}, all in the locked ranges"
+
+
+def _of_another_build() -> list[str]:
+    """What vLLM brings beside torch, where one of them is from PyTorch's index of CPU builds and the other is not."""
+    cpu = str(_version("torch")).endswith("+cpu")
+    found = ((name, _version(name)) for name in ("torchvision", "torchaudio", "torchcodec"))
+    return [f"{name} {version}" for name, version in found if version and version.endswith("+cpu") != cpu]
 
 
 def _version(package: str) -> str | None:

@@ -144,6 +144,26 @@ def test_a_prefect_address_that_is_none_is_refused_unasked(monkeypatch, url):
     )
 
 
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "fits"),
+    [
+        ("2.13.0+cpu", None, True),
+        ("2.13.0+cpu", "0.28.0+cpu", True),
+        ("2.13.0", "0.28.0", True),
+        ("2.13.0+cpu", "0.28.0", False),
+    ],
+)
+def test_a_torchvision_of_another_build_is_named(
+    torch: str, torchvision: str | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = machine._version
+    said = {"torch": torch, "torchvision": torchvision, "torchaudio": None, "torchcodec": None}
+    monkeypatch.setattr(machine, "_version", lambda name: said[name] if name in said else real(name))
+    state, sentence = machine.packages()
+    assert state == ("ok" if fits else "failed")
+    assert fits or "`pip uninstall torchvision`" in sentence
+
+
 def test_packages_outside_the_locked_ranges_are_named(monkeypatch):
     wanted = ["ray<2", "numpy>=1", "absent-package>=3", 'pytest<1; extra == "test"']
     monkeypatch.setattr(machine.metadata, "requires", lambda _: wanted)
