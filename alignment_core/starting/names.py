@@ -18,8 +18,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
         ),
         "messages": "conversation conversations chat dialog dialogue history",
         "text": "content document body article passage raw_content page",
-        "chosen": "preferred winner better accepted response_chosen chosen_response positive win",
-        "rejected": "dispreferred loser worse response_rejected rejected_response negative lose",
+        "chosen": "preferred good winner better accepted response_chosen chosen_response positive win",
+        "rejected": "dispreferred bad loser worse response_rejected rejected_response negative lose",
         "label": (
             "answer final_answer solution ground_truth groundtruth gold expected target reference expected_answer "
             "gold_answer result tests reward_model.ground_truth"

@@ -37,6 +37,10 @@ ROWS: dict[str, tuple[str, dict[str, str], list[dict[str, Any]]]] = {
         "sft", {"prompt": "instruction", "completion": "output"},
         [{"instruction": f"do {n}", "input": "it" * (n % 2), "output": f"a {n}"} for n in N],
     ),
+    "good and bad": (
+        "dpo", {"prompt": "question", "chosen": "good", "rejected": "bad"},
+        [{"question": f"q {n}", "good": f"a {n}", "bad": f"b {n}"} for n in N],
+    ),
     "messages": ("sft", {"messages": "messages"}, [{"messages": turns(f"q {n}", f"a {n}")} for n in N]),
     "conversation": ("sft", {"messages": "conversation"}, [{"conversation": turns(f"q {n}", f"a {n}")} for n in N]),
     "worked solutions": (
