@@ -152,7 +152,7 @@ def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequen
                 f"{named}: the messages in `{column}` have `from` and `value` (ShareGPT's form); rename these to `role` (user, "
                 "assistant, system) and `content`"
             )
-    for one in [kind] if kind is not None else map(kinds.load, kinds.KINDS.names()):
+    for one in [kind] if kind is not None else kinds.KINDS.loaded()[0].values():
         if said := _mistake(rows, one, asked=kind is not None):
             return DataError(f"{named}: {said}")
     return DataError(

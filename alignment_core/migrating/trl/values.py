@@ -228,7 +228,7 @@ def clip_high(words: Words, job: Job) -> float | None:
 
 def with_kl(words: Words, job: Job) -> bool | None:
     """`--use_bias_correction_kl`, which counts where there is a KL."""
-    return is_on(words) or None if job.number("beta") else None
+    return True if is_on(words) and job.number("beta") else None
 
 
 def refreshed(words: Words, job: Job) -> int:
