@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from alignment_core.errors import UserError
@@ -38,22 +39,21 @@ class StepLayout:
                 found.append(place)
         return found
 
-    def lay_out(self, renderer: Renderer, steps: Sequence[str]) -> tuple[Ids, list[int]]:
-        """Token ids of the steps, each with its separator and placeholder, and the place at which each is judged.
+    def lay_out(self, renderer: Renderer, prompt: str, steps: Sequence[str]) -> tuple[Ids, Ids, list[int]]:
+        """Token ids of the rendered ``prompt`` and of the steps behind it, each with its separator and placeholder, and the
+        place among the latter at which each step is judged.
 
         Raises ValueError for a step that contains the separator, and UserError for a placeholder that is not one token.
         """
-        ids: Ids = []
-        places: list[int] = []
         mark = [] if self.placeholder is None else [one_token(renderer, self.placeholder, "placeholder")]
         for step in steps:
             if self.separator in step:
                 raise ValueError(
                     f"a step contains the separator {self.separator!r}, at which answers are cut into steps: {step[:40]!r}"
                 )
-            ids += renderer.encode(step + self.separator) + mark
-            places.append(len(ids) - 1)
-        return ids, places
+        prompt_ids, answer, ends = renderer.continued(prompt, [step + self.separator for step in steps])
+        ids = [token for first, end in pairwise([0, *ends]) for token in [*answer[first:end], *mark]]
+        return prompt_ids, ids, [end + number * len(mark) - 1 for number, end in enumerate(ends, start=1)]
 
 
 def one_token(renderer: Renderer, text: str, field: str) -> int:

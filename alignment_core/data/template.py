@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.data.messages import Messages, as_messages, assistant, user
+from alignment_core.data.turn_end import ANSWER, QUESTION, SpecialTokens, turn_end
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,37 +38,67 @@ class Answered(NamedTuple):
     prompt_ids: Ids
     prompt: str
     ids: Ids
-    """They end with EOS."""
+    """They end with the token that ends an assistant turn."""
     text: str
-    """Without EOS."""
+    """Without the end of the turn."""
 
 
 class Renderer:
     """Renders examples by one chat template, ``chat_template`` or the tokenizer's own, or as plain text without any.
 
-    Prompt and answer are encoded apart and joined, so that the prompt's ids are those of a prompt that stands alone.
-    A row that cannot be rendered raises ValueError; a template or tokenizer that never could raises UserError.
+    Text is encoded as a whole, and its ids are cut where its parts meet: a part that is encoded alone may get other ids, such
+    as a SentencePiece tokenizer's space before it. A row that cannot be rendered raises ValueError; a template or tokenizer
+    that never could raises UserError.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        """``eos_token_ids`` are those of the model's generation_config.json, where what samples has to know when to stop."""
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token, so a model could not learn where to stop")
         self._tokenizer: Any = tokenizer
         self.template = chat_template or tokenizer.chat_template
-        self._eos_id: int = tokenizer.eos_token_id
-        self._eos: str = tokenizer.eos_token
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        """Five times as fast as the call around it, which resets the truncation and padding that a tokenizer.json may hold."""
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
         bos = tokenizer.bos_token_id
         self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
+        self._eos_id: int = tokenizer.eos_token_id
+        self._eos: str = tokenizer.eos_token
         self._shows_tools: bool | None = None  # nobody has asked yet
+        self._special = SpecialTokens(tokenizer, self.encode)
         if self.template:
             self._check_template()
+        render = partial(self._render, add_generation_prompt=False) if self.template else None
+        self.turn_end = turn_end(render, tokenizer, self._special, eos_token_ids)
 
-    def answered(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None) -> Answered:
-        """A prompt and an answer to it, as the template continues the prompt with it."""
-        before, prompt_ids, after = self._turn(prompt, answer, tools)
-        text = self._without_eos(after)
-        return Answered(prompt_ids, before, [*self.encode(text), self._eos_id], text)
+    def answered(
+        self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None, closed: bool = True
+    ) -> Answered:
+        """A prompt and an answer to it, as the template continues the prompt with it.
+
+        The prompt's ids are those that it has alone, up to where the answer changes them. An answer that was truncated is not
+        ``closed``: the end of the turn is left out.
+        """
+        before, after = self._turn(prompt, answer, tools)
+        text, end = self.split_end(after)
+        encode = self.encode if self.template else self.plain
+        alone, ids = encode(before), encode(before + text + (end if closed else ""))
+        if closed and not end:
+            ids.append(self._eos_id)
+        cut = common_prefix(alone, ids)
+        return Answered(ids[:cut], before, ids[cut:], text)
+
+    def closed(self, text: str) -> Ids:
+        """Ids of a rendered conversation up to the end of its last turn, which is added where the text does not have it."""
+        said, end = self.split_end(text)
+        end = end or self.turn_end.text
+        ids = self.encode(said + end)
+        return ids if end else [*ids, self._eos_id]
 
     def prompt(self, prompt: str | Messages) -> tuple[Ids, str]:
         """Ids and text of a prompt as a model is asked it, ready for the answer."""
@@ -76,22 +111,25 @@ class Renderer:
         """A conversation up to the assistant's next turn, with tools as the template shows them."""
         return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
 
-    def told(self, messages: Messages, closed: bool = True) -> Ids:
-        """What follows an assistant's turn where others answer it, up to the next turn.
+    def told(self, messages: Messages, ended_by: int | None) -> Ids:
+        """Token ids of ``messages`` that follow an assistant turn, up to the next turn.
 
-        The turn ended with EOS, or with ``closed`` false, where it was truncated.
-
-        Raises UserError if the template renders a turn differently once another follows.
+        ``ended_by`` is the stop token that ended the turn, None for a truncated turn, which is closed here. Raises UserError if
+        the template cannot render messages behind a turn.
         """
         if not self.template:
-            return self.encode("".join(message["content"] for message in messages))
-        turn = [*user("?"), *assistant("!")]
-        before = self._render(turn, add_generation_prompt=False)
-        after = self._render([*turn, *messages], add_generation_prompt=True)
-        if not after.startswith(before):
-            raise UserError("the chat template renders an assistant turn differently once a reply follows")
-        behind = before[before.rindex("!") + 1 :]
-        return self.encode((behind.removeprefix(self._eos) if closed else behind) + after.removeprefix(before))
+            tail = "".join(message["content"] for message in messages)
+        else:
+            turn = [*user(QUESTION), *assistant(ANSWER)]
+            _, found, tail = self._render([*turn, *messages], add_generation_prompt=True).partition(ANSWER)
+            if not found:
+                raise UserError("the chat template does not show an assistant turn once a reply follows")
+        if ended_by is None:
+            return self._encode_behind(ANSWER, tail)
+        if self.turn_end.text and (closing := self._special.first(tail)):
+            tail = tail[closing.end() :]
+        ids = self._encode_behind(self._tokenizer.convert_ids_to_tokens(ended_by), tail)
+        return ids[1:] if ids[:1] == [ended_by] else ids  # a turn that ends where the next one begins
 
     def told_first(self, prompt: str, messages: Messages) -> Ids:
         """The ids of a rendered ``prompt`` (which waits for an answer) where others speak before it is answered.
@@ -99,7 +137,7 @@ class Renderer:
         Raises UserError where the template shows the prompt otherwise then.
         """
         if not self.template:
-            return [*self.plain(prompt), *self.encode("".join(message["content"] for message in messages))]
+            return self.plain(prompt + "".join(message["content"] for message in messages))
         before = self._render(user("?"), add_generation_prompt=False)
         asked = self._render(user("?"), add_generation_prompt=True)
         after = self._render([*user("?"), *messages], add_generation_prompt=True)
@@ -110,23 +148,54 @@ class Renderer:
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)  # five times as fast as the call around it
-        if backend is not None:
-            return list(backend.encode(text, add_special_tokens=False).ids)
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Ids) -> str:
         """Text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
-    def _turn(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None) -> tuple[str, Ids, str]:
-        """Text and ids of the prompt, and the text of one answer as the template continues the prompt with it."""
+    def encode_parts(self, text: str, parts: Sequence[tuple[int, int]]) -> tuple[Ids, list[tuple[int, int]]]:
+        """Ids of a text, and for each part (its first character, the character behind its last) the same of its tokens.
+
+        A token belongs to a part if any of its characters do.
+        """
+        if self._backend is None:
+            ids = self.encode(text)
+            counts = [common_prefix(self.encode(text[:place]), ids) for part in parts for place in part]
+            return ids, list(zip(counts[::2], counts[1::2], strict=True))
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        ends = list(accumulate((end for _, end in encoding.offsets), max))
+
+        def behind(place: int) -> int:
+            count = bisect_right(ends, place)
+            return count if count and ends[count - 1] == place else min(count + 1, len(ends))
+
+        return list(encoding.ids), [(bisect_right(ends, first), behind(last)) for first, last in parts]
+
+    def continued(self, prompt: str, parts: Sequence[str]) -> tuple[Ids, Ids, list[int]]:
+        """Ids of a rendered ``prompt``, those of the text of the ``parts`` that continues it, and how many of the latter there
+        are up to the end of each part."""
+        ends = list(accumulate(map(len, parts), initial=len(prompt)))
+        ids, places = self.encode_parts(prompt + "".join(parts), list(pairwise(ends)))
+        cut = places[0][0] if places else len(ids)
+        prompt_ids = ids[:cut] if self.template else self._behind_bos(ids[:cut])
+        return prompt_ids, ids[cut:], [last - cut for _, last in places]
+
+    def _encode_behind(self, context: str, text: str) -> Ids:
+        """Ids of a text that follows ``context``."""
+        before, ids = self.encode(context), self.encode(context + text)
+        return ids[len(before) :] if ids[: len(before)] == before else self.encode(text)
+
+    def _turn(self, prompt: str | Messages, answer: str | Messages, tools: Tools | None) -> tuple[str, str]:
+        """Text of the prompt, and of one answer as the template continues the prompt with it."""
         if isinstance(prompt, str) and isinstance(answer, str):
             if not self.template and not tools:
-                return prompt, self.plain(prompt), answer
+                return prompt, answer
             prompt, answer = user(prompt), assistant(answer)
         before, after = self.around([*prompt, *answer], len(prompt), tools)
-        return before, self.encode(before), after.removeprefix(before)
+        return before, after.removeprefix(before)
 
     def around(self, messages: Messages, turn: int, tools: Tools | None = None) -> tuple[str, str]:
         """What inference sees before assistant turn number ``turn``, and the same with the turn."""
@@ -141,31 +210,46 @@ class Renderer:
             )
         return before, after
 
-    def join(self, prompt: str, prompt_ids: Ids, spans: list[tuple[str, bool]], empty: bool) -> TrainingText:
-        """Concatenate a prompt and spans of (text, is it a target); the last span is one, and ends with EOS."""
-        ids, mask, text = list(prompt_ids), [0] * len(prompt_ids), prompt
+    def join(self, prompt: str, spans: list[tuple[str, bool]], empty: bool, bos: Ids | None = None) -> TrainingText:
+        """A prompt and spans of (text, is it a target), encoded as one text behind ``bos``; the last span is a target.
+
+        The targets are answers and the ends of their turns. The last one ends with EOS if it has no end of its own.
+        """
+        text, parts, end = prompt, list[tuple[int, int]](), ""
         for number, (span, target) in enumerate(spans, start=1):
-            if number == len(spans):
-                span = self._without_eos(span) + self._eos
-            span_ids = self.encode(span)
-            if number == len(spans) and span_ids[-1:] != [self._eos_id]:  # the tokenizer does not parse its own EOS
-                span_ids = [*self.encode(span.removesuffix(self._eos)), self._eos_id]
-            ids += span_ids
-            mask += self._targets(span_ids) if target else [0] * len(span_ids)
-            text += span
+            said, end = self.split_end(span)
+            if target:
+                parts.append((len(text), len(text) + len(said) + len(end)))
+            text += said + end if number == len(spans) else span
+        ids, places = self.encode_parts(text, parts)
+        mask = [0] * len(ids)
+        for first, last in places:
+            mask[first:last] = [1] * (last - first)
+        if not end:
+            ids, mask, text = [*ids, self._eos_id], [*mask, 1], text + self._eos
+        if bos and ids[: len(bos)] != bos:
+            ids, mask = bos + ids, [0] * len(bos) + mask
         return TrainingText(ids, mask, text, empty)
 
-    def _targets(self, ids: Ids) -> Ids:
-        """All of a turn up to its last EOS: what a template puts behind that (a newline), no model ever writes."""
-        behind = ids[::-1].index(self._eos_id) if self._eos_id in ids else 0
-        return [1] * (len(ids) - behind) + [0] * behind
+    def split_end(self, turn: str) -> tuple[str, str]:
+        """A rendered assistant turn as the answer and the end of the turn, without what follows that end.
 
-    def _without_eos(self, text: str) -> str:
-        """A rendered turn without the EOS that the template may have put at its end."""
-        return text.rstrip().removesuffix(self._eos) if text.rstrip().endswith(self._eos) else text
+        The end is empty where the turn has none of its own, so that EOS has to follow the answer.
+        """
+        tail = self.turn_end.tail
+        if tail and turn.endswith(tail):
+            return turn.removesuffix(tail), self.turn_end.text
+        text = turn.rstrip()  # a template may close some turns otherwise, such as those that call tools
+        end = self._special.last(text) if self.template else ""
+        if not end and text.endswith(self._eos):
+            return text.removesuffix(self._eos), ""
+        return (text.removesuffix(end), end) if end else (turn, "")
 
     def plain(self, prompt: str) -> Ids:
-        ids = self.encode(prompt)
+        """Ids of a text without a template, behind the BOS that the tokenizer puts before a text."""
+        return self._behind_bos(self.encode(prompt))
+
+    def _behind_bos(self, ids: Ids) -> Ids:
         return ids if ids[: len(self.bos)] == self.bos else self.bos + ids
 
     def _check_tools(self, messages: Messages, tools: Tools) -> None:
@@ -210,3 +294,10 @@ class Renderer:
             raise UserError(f"chat_template: is not valid Jinja, line {error.lineno}: {error.message}") from None
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError, ValueError):
             return  # it may insist on a system message, say: the rows themselves will tell
+
+
+def common_prefix(left: Ids, right: Ids) -> int:
+    """How many ids two sequences begin with in common."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )

@@ -192,10 +192,9 @@ class Environments:
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        if isinstance(observation, dict):
-            ids = self._renderer.told(observation["messages"], closed=episode.ids[-1] == self._tokenizer.eos_token_id)
-        else:
-            ids = self._renderer.told(self._messages(observation)) if observation else []
+        messages = observation["messages"] if isinstance(observation, dict) else self._messages(observation)
+        ended_by = int(episode.ids[-1]) if episode.finish_reason == "stop" else None
+        ids = self._renderer.told(messages, ended_by)
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)
         else:

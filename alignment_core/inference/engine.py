@@ -250,11 +250,11 @@ class Engine:
         policy: str,
         prompts: Sequence[Sequence[int]],
         config: GenerationConfig,
-        stop: int,
+        stop_ids: Sequence[int],
         seed: int,
         first: int = 0,
     ) -> Completions:
-        """Sample ``config.num_generations`` completions per prompt, which stand together; ``stop`` is the token id that ends
+        """Sample ``config.num_generations`` completions per prompt, which stand together; each of ``stop_ids`` ends
         one.
 
         The same arguments give the same tokens, whatever this engine did before: each prompt has its own seed, by its
@@ -263,17 +263,19 @@ class Engine:
 
         self._begin_batch(policy)
         sampling = [
-            self._sampling(config, stop, (seed + 104_729 * (first + number)) % 2**31, n=config.num_generations)
+            self._sampling(config, stop_ids, (seed + 104_729 * (first + number)) % 2**31, n=config.num_generations)
             for number in range(len(prompts))
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, sampling, use_tqdm=False, lora_request=self._adapter)
         return Completions.of([self._completion(one) for output in outputs for one in output.outputs])
 
-    def sample(self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop: int) -> Completions:
+    def sample(
+        self, policy: str, requests: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int]
+    ) -> Completions:
         """One completion for each request. The same arguments give the same tokens, whatever this engine did before."""
         self._begin_batch(policy)
-        sampling = [self._sampling(config, stop, one.seed, max_tokens=one.max_tokens) for one in requests]
+        sampling = [self._sampling(config, stop_ids, one.seed, max_tokens=one.max_tokens) for one in requests]
         prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests]
         outputs = self.llm.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapter)
         return Completions.of([self._completion(output.outputs[0]) for output in outputs])
@@ -286,7 +288,7 @@ class Engine:
         self.llm.reset_prefix_cache()
 
     def advance(
-        self, fresh: Sequence[Request], config: GenerationConfig, stop: int, seconds: float
+        self, fresh: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int], seconds: float
     ) -> list[tuple[str, Completion]]:
         """Sample for about ``seconds`` at what is under way and at ``fresh`` requests; the completions that are done.
 
@@ -295,7 +297,7 @@ class Engine:
         import vllm
 
         for request in fresh:
-            sampling = self._sampling(config, stop, request.seed, max_tokens=request.max_tokens)
+            sampling = self._sampling(config, stop_ids, request.seed, max_tokens=request.max_tokens)
             sampling.output_kind = vllm.sampling_params.RequestOutputKind.DELTA
             prompt = {"prompt_token_ids": list(request.prompt_ids)}
             self.llm.llm_engine.add_request(request.name, prompt, sampling, lora_request=self._adapter)
@@ -332,7 +334,7 @@ class Engine:
             self.sleep()
 
     @staticmethod
-    def _sampling(config: GenerationConfig, stop: int, seed: int, **more: Any) -> Any:
+    def _sampling(config: GenerationConfig, stop_ids: Sequence[int], seed: int, **more: Any) -> Any:
         import vllm
 
         return vllm.SamplingParams(
@@ -343,7 +345,7 @@ class Engine:
             seed=None if config.temperature == 0 else seed,
             logprobs=0,  # those of the sampled tokens alone
             flat_logprobs=True,
-            stop_token_ids=[stop],
+            stop_token_ids=list(stop_ids),
             detokenize=False,
             **{"max_tokens": config.max_completion_length, **more},
         )
@@ -353,13 +355,13 @@ class Engine:
         ids, logps = (np.fromiter(one, kind, len(one)) for one, kind in sampled)
         return Completion(ids, logps, np.full(len(ids), self.version, np.int32), str(output.finish_reason))
 
-    def first_parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float | None:
+    def first_parity(self, model: Model, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> float | None:
         """:meth:`parity`, None if there were no new weights yet or it was looked at after some."""
         if self._checked or not self._updates:
             return None
-        return self.parity(model, prompts, stop)
+        return self.parity(model, prompts, stop_ids)
 
-    def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop: int) -> float:
+    def parity(self, model: Model, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> float:
         """Largest difference, in nats, between this engine's log-probabilities and those of ``transformers``.
 
         Samples a few short completions and runs ``model`` over the same tokens, which takes a second copy of it: on the
@@ -370,7 +372,7 @@ class Engine:
         from alignment_core.losses.logprobs import token_logps
 
         config = GenerationConfig(num_generations=1, max_completion_length=16)
-        sampled = self.generate(self.policy, prompts, config, stop, seed=0).each()
+        sampled = self.generate(self.policy, prompts, config, stop_ids, seed=0).each()
         reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
         size = sum(parameter.nbytes for parameter in reference.parameters())
         if self._own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:

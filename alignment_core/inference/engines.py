@@ -64,33 +64,37 @@ class Engines:
         policy: str,
         shards: Iterable[tuple[int, Sequence[TokenIds], int]],
         config: GenerationConfig,
-        stop: int,
+        stop_ids: Sequence[int],
         seed: int,
     ) -> Iterator[tuple[int, Completions]]:
         """Completions of the prompts of each shard: (its number, prompts, number of the first prompt), as they come."""
         calls = (
-            (number, call(Engine.generate, policy, prompts, config, stop, seed, first))
+            (number, call(Engine.generate, policy, prompts, config, stop_ids, seed, first))
             for number, prompts, first in shards
         )
         return self.group.spread(calls, self.timeout)
 
     def sample(
-        self, policy: str, shards: Iterable[tuple[int, Sequence[Request]]], config: GenerationConfig, stop: int
+        self,
+        policy: str,
+        shards: Iterable[tuple[int, Sequence[Request]]],
+        config: GenerationConfig,
+        stop_ids: Sequence[int],
     ) -> Iterator[tuple[int, Completions]]:
         """One completion for each request of each shard (number, requests), as they come."""
-        calls = ((number, call(Engine.sample, policy, requests, config, stop)) for number, requests in shards)
+        calls = ((number, call(Engine.sample, policy, requests, config, stop_ids)) for number, requests in shards)
         return self.group.spread(calls, self.timeout)
 
     def advance(
-        self, engine: int, fresh: Sequence[Request], config: GenerationConfig, stop: int, seconds: float
+        self, engine: int, fresh: Sequence[Request], config: GenerationConfig, stop_ids: Sequence[int], seconds: float
     ) -> list[tuple[str, Completion]]:
         """Have one engine sample for about ``seconds`` at what is under way in it and at ``fresh`` requests; what is done."""
-        return self.group.one(engine, call(Engine.advance, fresh, config, stop, seconds), self.timeout)
+        return self.group.one(engine, call(Engine.advance, fresh, config, stop_ids, seconds), self.timeout)
 
-    def parity(self, model: Model, prompts: Sequence[TokenIds], stop: int, again: bool) -> float | None:
+    def parity(self, model: Model, prompts: Sequence[TokenIds], stop_ids: Sequence[int], again: bool) -> float | None:
         """Largest difference, in nats, between the log-probabilities of the first engine and those of ``model``.
 
         None where that was looked at before, unless ``again``.
         """
         method = Engine.parity if again else Engine.first_parity
-        return self.group.one(0, call(method, model, prompts, stop), self.timeout)
+        return self.group.one(0, call(method, model, prompts, stop_ids), self.timeout)

@@ -86,7 +86,7 @@ class InText:
     The prompt is the row's messages, or the text that it was before the policy's template; where neither is known, as of a
     truncated prompt, the text that the policy saw. The completion is one answer to it: of an episode with several turns, all
     that the policy said. A model without a chat template reads the text of the prompt and that of the completion.
-    As in the policy's own tokens, an answer ends with EOS unless it was truncated.
+    As in the policy's own tokens, the turn is ended unless the answer was truncated.
     """
 
     def __init__(self, model: Model, field: str) -> None:
@@ -135,12 +135,13 @@ class InText:
         try:
             completion = row["completion_text"]
             answered = self._renderer.answered(
-                prompt, assistant(completion) if isinstance(prompt, list) else completion
+                prompt,
+                assistant(completion) if isinstance(prompt, list) else completion,
+                closed=row["finish_reason"] == "stop" or not completion,
             )
         except ValueError as error:
             raise Failed("raised", f"cannot read the conversation: {error}") from None
-        answer = answered.ids if row["finish_reason"] == "stop" or len(answered.ids) == 1 else answered.ids[:-1]
-        length = len(answered.prompt_ids) + len(answer)
+        length = len(answered.prompt_ids) + len(answered.ids)
         if self._most is not None and length > self._most:
             raise Failed("too_long", f"takes at most {self._most} tokens, but prompt and completion have {length}")
-        return answered.prompt_ids, answer
+        return answered.prompt_ids, answered.ids

@@ -144,10 +144,11 @@ class Steps:
         if isinstance(prompt, list) and not self._renderer.template:
             prompt = row["prompt_text"]
         try:
-            prompt_ids, _ = self._renderer.prompt(prompt)
+            _, text = self._renderer.prompt(prompt)
         except ValueError as error:
             return Failed("raised", f"cannot read the conversation: {error}")
-        ids, places = self._layout.lay_out(self._renderer, self._layout.split(row["completion_text"]))
+        steps = self._layout.split(row["completion_text"])
+        prompt_ids, ids, places = self._layout.lay_out(self._renderer, text, steps)
         length = len(prompt_ids) + len(ids) + 1
         if self._most is not None and length > self._most:
             return Failed("too_long", f"takes at most {self._most} tokens, but prompt, steps and verdict have {length}")

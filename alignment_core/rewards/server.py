@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from alignment_core.data.template import Renderer
+
 Rewards = list[float | None]
 
 LARGEST_BODY = 64 << 20
@@ -203,16 +205,12 @@ class _Handler(BaseHTTPRequestHandler):
 def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[[list[str]], Rewards]:
     """How texts are scored by a reward model that is open (:class:`alignment_core.training.forward.Forward`).
 
-    A text ends with EOS, as in training; one of more than ``most`` tokens has no score.
+    A text ends as an assistant turn does in training; one of more than ``most`` tokens has no score.
     """
-    eos = tokenizer.eos_token_id
-
-    def ids_of(text: str) -> list[int]:
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        return ids if ids[-1:] == [eos] else [*ids, eos]
+    renderer = Renderer(tokenizer)
 
     def compute(texts: list[str]) -> Rewards:
-        ids = [ids_of(text) for text in texts]
+        ids = [renderer.closed(text) for text in texts]
         fits = [number for number, one in enumerate(ids) if most is None or len(one) <= most]
         rewards: Rewards = [None] * len(ids)
         found = forward.run([(ids[number][:-1], ids[number][-1:]) for number in fits])

@@ -172,7 +172,7 @@ class Ahead:
 
     def _serve(self, engine: int) -> None:
         """Keep one engine at work."""
-        stop, generation = self.sampling.tokenizer.eos_token_id, self.draws.generation
+        stop_ids, generation = self.sampling.stop_ids, self.draws.generation
         to_sample, sampling = self._to_sample[engine], self._sampling[engine]
         while True:
             with self._changed:
@@ -185,7 +185,7 @@ class Ahead:
                 sampling |= {request.name for request in fresh}
                 self._busy.add(engine)
             try:
-                done = self.engines.advance(engine, fresh, generation, stop, SLICE_SECONDS)
+                done = self.engines.advance(engine, fresh, generation, stop_ids, SLICE_SECONDS)
             finally:
                 with self._changed:
                     self._busy.discard(engine)

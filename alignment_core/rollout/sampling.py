@@ -23,6 +23,8 @@ class Sampling:
     environments: Environments | None
     draws: Draws
     tokenizer: Any
+    stop_ids: tuple[int, ...]
+    """Tokens that end a turn of the policy."""
     policy: str
     """Name of the policy before the first step, which no other weights have."""
     stopping: threading.Event
@@ -49,9 +51,9 @@ class Sampling:
         of_an_engine = -(-len(episodes) // (generation.num_generations * self.engines.size))
         size = min(generation.shard_size, of_an_engine) * generation.num_generations
         shards = [episodes[first : first + size] for first in range(0, len(episodes), size)]
-        policy, stop = version_of(self.policy, version), self.tokenizer.eos_token_id
+        policy = version_of(self.policy, version)
         asked = [(number, [self.draws.request(one) for one in shard]) for number, shard in enumerate(shards)]
-        for number, completions in self.engines.sample(policy, asked, generation, stop):
+        for number, completions in self.engines.sample(policy, asked, generation, self.stop_ids):
             self.check()
             for episode, completion in zip(shards[number], completions.each(), strict=True):
                 episode.take(completion)

@@ -47,6 +47,7 @@ class DatasetConfig(StageConfig):
 def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     from alignment_core.data.build import build, write
     from alignment_core.data.statistics import account, losses
+    from alignment_core.data.turn_end import keep_chat_template
 
     tokenizer = context.model("tokenizer").tokenizer()
     with context.machines.processor(context.ticket) as give_way:
@@ -67,6 +68,8 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
             context.progress,
         )
         write(built, context.output)
+    if config.data.chat_template is not None:
+        keep_chat_template(config.data.chat_template, context.output)
     rows, warnings = built.statistics["rows"], losses(built.statistics, config.data.mixing)
     return {
         "rows": account(built.statistics),
@@ -90,7 +93,7 @@ CODE = (
     *below(
         "alignment_core.data",
         "build conditions context fields formats kinds limits messages mixing origins overlap pin rows_file sources",
-        "statistics tables template",
+        "statistics tables template turn_end",
     ),
 )
 STAGE = Stage(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import chat_template_of, eos_token_ids
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
 from alignment_core.inference.engines import EngineRequest
@@ -33,7 +36,6 @@ class GenerateConfig(StageConfig):
 
 
 def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
-    tokenizer = context.model("policy").tokenizer()
     prompts = _prompts(context.inputs["prompts"], config)
     shards = [
         prompts[i : i + config.generation.shard_size] for i in range(0, len(prompts), config.generation.shard_size)
@@ -41,16 +43,17 @@ def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
     missing = [number for number in range(len(shards)) if not _shard(context.progress, number).is_file()]
     metrics: dict[str, Any] = {}
     if missing:
-        metrics = _sample(context, config, tokenizer, shards, missing)
+        metrics = _sample(context, config, shards, missing)
     for number in range(len(shards)):
         _shard(context.output, number).write_bytes(_shard(context.progress, number).read_bytes())
     return {"prompts": len(prompts), "completions": len(prompts) * config.generation.num_generations, **metrics}
 
 
-def _sample(
-    context: StageContext, config: GenerateConfig, tokenizer: Any, shards: list[Any], missing: list[int]
-) -> dict[str, Any]:
+def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], missing: list[int]) -> dict[str, Any]:
     model = context.model("policy")
+    tokenizer = model.tokenizer()
+    chat_template = chat_template_of(context.inputs["prompts"])
+    stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(model.path)).turn_end.stop_ids
     policy = model.reference
     generation = config.generation
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
@@ -59,12 +62,12 @@ def _sample(
     request = EngineRequest(model, length)
     with context.machines.engines(request, context.ticket) as engines:
         update = engines.load(model.path, str(policy))
-        parity = _check_parity(context, engines, shards, tokenizer.eos_token_id, update > 0)
+        parity = _check_parity(context, engines, shards, stop_ids, update > 0)
         asked = (
             (number, [prompt["prompt_ids"] for prompt in shards[number]], number * generation.shard_size)
             for number in missing
         )
-        sampled = engines.generate(str(policy), asked, generation, tokenizer.eos_token_id, context.seed)
+        sampled = engines.generate(str(policy), asked, generation, stop_ids, context.seed)
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
         context.report(done, len(shards), "shards")
         for number, completions in sampled:
@@ -87,7 +90,7 @@ def _sample(
 
 
 def _check_parity(
-    context: StageContext, engines: Engines, shards: list[Any], stop: int, updated: bool
+    context: StageContext, engines: Engines, shards: list[Any], stop_ids: Sequence[int], updated: bool
 ) -> dict[str, float]:
     """After a weight update the engine must agree with the model that was trained, or all that follows is wrong.
 
@@ -99,7 +102,7 @@ def _check_parity(
     model = context.model("policy")
     tolerance = 0.1 if model.bf16 else 1e-4
     sample = [prompt["prompt_ids"] for prompt in shards[0][:PARITY_PROMPTS]]
-    difference = engines.parity(model, sample, stop, again=when == "always")
+    difference = engines.parity(model, sample, stop_ids, again=when == "always")
     if difference is None:
         return {}
     if not difference <= tolerance:
@@ -129,7 +132,7 @@ def _shard(directory: Path, number: int) -> Path:
 SHOWS = {"completions": "completions"}
 CODE = (
     "alignment_core.columns",
-    "alignment_core.data.context",
+    *below("alignment_core.data", "context messages template turn_end"),
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines options weights"),
     "alignment_core.losses.logprobs",
@@ -145,5 +148,5 @@ STAGE = Stage(
     run,
     SHOWS,
     code=CODE,
-    packages=("tokenizers", "torch", "transformers", "vllm"),
+    packages=("jinja2", "tokenizers", "torch", "transformers", "vllm"),
 )

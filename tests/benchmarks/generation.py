@@ -39,7 +39,7 @@ def main() -> None:
 
     def ours() -> int:
         shards = [prompts[i : i + SHARD] for i in range(0, PROMPTS, SHARD)]
-        made = [engine.generate(held, shard, config, STOP, number) for number, shard in enumerate(shards)]
+        made = [engine.generate(held, shard, config, [STOP], number) for number, shard in enumerate(shards)]
         return sum(len(shard.token_ids) for shard in made)
 
     def reference() -> int:

@@ -62,8 +62,8 @@ def test_a_newline_that_the_template_puts_behind_eos_is_no_target(tokenizer: Any
 
 def test_eos_is_added_as_a_target_where_the_template_leaves_it_out(tokenizer: Any) -> None:
     (text,) = Demonstration("hi", "yo").render(Renderer(tokenizer, NO_EOS))
-    assert text.text == "user: hi\nassistant: yo\n<eos>"
-    assert targets(tokenizer, text) == "yo\n<eos>"
+    assert text.text == "user: hi\nassistant: yo<eos>", "behind the answer: the newline belongs to the next message"
+    assert targets(tokenizer, text) == "yo<eos>"
 
 
 def test_template_that_rewrites_history_gives_one_row_per_turn_as_inference_saw_it(tokenizer: Any) -> None:

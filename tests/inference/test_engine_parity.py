@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +56,21 @@ def load(engine: Engines, models: dict[str, Path], name: str) -> float:
 
 
 def parity(engine: Engines, models: dict[str, Path], name: str) -> float:
-    found = engine.parity(Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, STOP, again=True)
+    found = engine.parity(Model(models[name], POLICY.get(name, POLICY["a"])), PROMPTS, [STOP], again=True)
     assert found is not None
     return found
 
 
 def generate(
-    engine: Engines, policy: str = "a", prompts: Any = PROMPTS, seed: int = 5, stop: int = STOP, **sampling: Any
+    engine: Engines,
+    policy: str = "a",
+    prompts: Any = PROMPTS,
+    seed: int = 5,
+    stop_ids: Sequence[int] = (STOP,),
+    **sampling: Any,
 ) -> Any:
     config = SAMPLING.model_copy(update=sampling)
-    [(_, completions)] = engine.generate(str(POLICY[policy]), [(0, prompts, 0)], config, stop, seed)
+    [(_, completions)] = engine.generate(str(POLICY[policy]), [(0, prompts, 0)], config, stop_ids, seed)
     each = completions.each()
     return [each[first : first + config.num_generations] for first in range(0, len(each), config.num_generations)]
 
@@ -137,10 +142,10 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(engine: Engine
             np.testing.assert_allclose(one.logps, expected.numpy(), atol=1e-4)
 
 
-def test_the_stop_token_ends_a_completion_and_is_part_of_it(engine: Engines) -> None:
+def test_any_stop_token_ends_a_completion_and_is_part_of_it(engine: Engines) -> None:
     likeliest = tokens(generate(engine, num_generations=1, temperature=0.0))[0][0]
     stop = likeliest[3]
-    [[one]] = generate(engine, prompts=PROMPTS[:1], stop=stop, num_generations=1, temperature=0.0)
+    [[one]] = generate(engine, prompts=PROMPTS[:1], stop_ids=(STOP, stop), num_generations=1, temperature=0.0)
     assert one.token_ids.tolist() == likeliest[: likeliest.index(stop) + 1]
     assert one.finish_reason == "stop"
     assert {each.finish_reason for each in flat(generate(engine, max_completion_length=2))} <= {"length", "stop"}
@@ -153,7 +158,7 @@ def test_asking_for_a_policy_that_is_not_in_the_engine_raises(engine: Engines) -
 
 def test_a_first_check_is_made_once_after_new_weights(models: dict[str, Path], engine: Engines) -> None:
     def difference() -> float | None:
-        return engine.parity(Model(models["b"], POLICY["b"]), PROMPTS, STOP, again=False)
+        return engine.parity(Model(models["b"], POLICY["b"]), PROMPTS, [STOP], again=False)
 
     def as_new(cell: Any) -> None:
         cell.object._updates, cell.object._checked = 0, False
@@ -255,11 +260,11 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
     update(engine, models, "a", version=3)
     done = []
     while not done:  # a few tokens each: how many is up to the clock, what they are is not
-        done += engine.advance(0, requests, sampling, STOP, 0.02)
+        done += engine.advance(0, requests, sampling, [STOP], 0.02)
         requests = []
         if not done:
             update(engine, models, "b", version=4)
-            done += engine.advance(0, [], sampling, STOP, 60.0)
+            done += engine.advance(0, [], sampling, [STOP], 60.0)
     assert sorted(name for name, _ in done) == ["0", "1", "2", "3"]
 
     assert any(set(one.versions.tolist()) == {3, 4} for _, one in done)
@@ -282,7 +287,7 @@ def test_completions_under_way_go_on_under_new_weights_and_say_which_token_is_wh
 
 def test_what_is_dropped_does_not_come_back(engine: Engines) -> None:
     sampling = GenerationConfig(num_generations=1, max_completion_length=64)
-    engine.advance(0, [Request("old", [1, 2], 64, seed=1)], sampling, STOP, 0.01)
+    engine.advance(0, [Request("old", [1, 2], 64, seed=1)], sampling, [STOP], 0.01)
     engine.drop_all()
-    done = engine.advance(0, [Request("new", [1, 2], 4, seed=1)], sampling, STOP, 60.0)
+    done = engine.advance(0, [Request("new", [1, 2], 4, seed=1)], sampling, [STOP], 60.0)
     assert [(name, len(one.token_ids)) for name, one in done] == [("new", 4)]

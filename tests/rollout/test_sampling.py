@@ -22,7 +22,7 @@ class Engines:
     def __init__(self, size: int) -> None:
         self.size, self.shards = size, list[int]()
 
-    def sample(self, policy: str, shards: Any, config: GenerationConfig, stop: int) -> Iterator[Any]:
+    def sample(self, policy: str, shards: Any, config: GenerationConfig, stop_ids: Any) -> Iterator[Any]:
         for number, requests in shards:
             self.shards.append(len(requests))
             yield number, SimpleNamespace(each=lambda: [None] * self.shards[-1])
@@ -46,7 +46,7 @@ def test_every_engine_has_work_as_far_as_there_are_prompts(
     generation = GenerationConfig(num_generations=SAMPLES, shard_size=shard_size, max_completion_length=4)
     asked = Engines(engines)
     draws = Draws(rows, generation, seed=0)
-    sampling = Sampling(asked, None, draws, SimpleNamespace(eos_token_id=0), "model", threading.Event())  # type: ignore[arg-type]
+    sampling = Sampling(asked, None, draws, SimpleNamespace(), (0,), "model", threading.Event())  # type: ignore[arg-type]
     monkeypatch.setattr("alignment_core.environments.episode.Episode.take", lambda *_: None)
     monkeypatch.setattr(Sampling, "rows", lambda _, episodes: episodes)
     sampling.complete(range(prompts), version=0)

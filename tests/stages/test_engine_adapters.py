@@ -43,7 +43,7 @@ def takes_adapters(machines: Any) -> Iterator[WarmMachines]:
 
 
 def difference(engines: Engines, model: Path) -> float:
-    found = engines.parity(Model(model, POLICY["a"]), PROMPTS, 257, again=True)
+    found = engines.parity(Model(model, POLICY["a"]), PROMPTS, [257], again=True)
     assert found is not None
     return found
 

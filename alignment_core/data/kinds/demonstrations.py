@@ -44,7 +44,7 @@ class Demonstration:
         if isinstance(self.prompt, str) and isinstance(self.completion, str):
             if not renderer.template and not self.tools:
                 spans, empty = [(self.completion, True)], not self.completion.strip()
-                return [renderer.join(self.prompt, renderer.plain(self.prompt), spans, empty)]
+                return [renderer.join(self.prompt, spans, empty, renderer.bos)]
             prompt, completion = user(self.prompt), assistant(self.completion)
         else:
             prompt, completion = list(self.prompt), list(self.completion)  # type: ignore[arg-type]
@@ -69,9 +69,9 @@ def _conversation(
         for before, after in rendered:
             spans += [(after[end : len(before)], False), (after[len(before) :], True)]
             end = len(after)
-        return [renderer.join(rendered[0][0], renderer.encode(rendered[0][0]), spans, any(empty))]
+        return [renderer.join(rendered[0][0], spans, any(empty))]
     return [
-        renderer.join(before, renderer.encode(before), [(after.removeprefix(before), True)], nothing)
+        renderer.join(before, [(after.removeprefix(before), True)], nothing)
         for (before, after), nothing in zip(rendered, empty, strict=True)
     ]
 

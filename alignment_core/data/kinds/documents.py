@@ -36,7 +36,7 @@ class Document:
         if not self.text.strip():
             return ["empty_document"]
         renderer = limits.renderer
-        bos, whole = renderer.bos, renderer.join("", [], [(self.text, True)], empty=False)
+        bos, whole = renderer.bos, renderer.join("", [(self.text, True)], empty=False)
         ids = whole.input_ids[len(bos) :] if bos and whole.input_ids[: len(bos)] == bos else whole.input_ids
         first = 0 if bos else 1
         overlap = max(first, limits.settings.get(BLOCK_OVERLAP, 0))

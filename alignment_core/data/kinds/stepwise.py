@@ -36,8 +36,8 @@ class Stepwise:
     def _fit(self, limits: Limits) -> dict[str, Any] | str:
         """The columns of its row, or the reason why it is dropped. Steps beyond ``max_length`` are cut off whole."""
         layout = StepLayout(**limits.settings)
-        prompt_ids, prompt = limits.renderer.prompt(self.prompt)
-        ids, places = layout.lay_out(limits.renderer, self.completions)
+        _, prompt = limits.renderer.prompt(self.prompt)
+        prompt_ids, ids, places = layout.lay_out(limits.renderer, prompt, self.completions)
         room = limits.room(len(prompt_ids), len(ids))
         if isinstance(room, str):
             return room

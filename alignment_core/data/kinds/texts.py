@@ -24,7 +24,7 @@ class Text:
 
     def render(self, renderer: Renderer) -> TrainingText:
         """One sequence; a beginning-of-sequence token is no target."""
-        return renderer.join("", renderer.bos, [(self.text, True)], empty=not self.text.strip())
+        return renderer.join("", [(self.text, True)], empty=not self.text.strip(), bos=renderer.bos)
 
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
         return [fit(self.render(limits.renderer), limits)]

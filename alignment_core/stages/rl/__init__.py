@@ -45,7 +45,6 @@ class RlStageConfig(StageConfig):
         section = self.section.model_dump(mode="json", exclude={**inputs, "result": True})
         if self.section.environment:
             section["environment"] |= environment_content(self.section.environment)
-            section["environment"]["chat_template"] = self.section.prompts.chat_template
         return section | {"rewards": rewards.content(self.section.rewards, FIELD)}
 
     def sampling(self) -> SamplingPlan:
@@ -69,7 +68,7 @@ def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
 
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "context messages template"),
+    *below("alignment_core.data", "context messages template turn_end"),
     *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
     "alignment_core.execution.course",
     "alignment_core.files",

@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import chat_template_of, eos_token_ids
 from alignment_core.environments.environments import Environments
 from alignment_core.errors import DataError, UserError
 from alignment_core.execution.base import StageContext
@@ -46,7 +48,9 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
         best = Best(context, section, section.best, _read_prompts(context.inputs["held_out"]))
     warnings: list[str] = []
     sources = _sources(context, section, tokenizer, prompts, warnings)
-    environments = _environments(context, section, tokenizer)
+    chat_template = chat_template_of(context.inputs["prompts"])
+    stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end.stop_ids
+    environments = _environments(context, section, tokenizer, chat_template)
     pretraining = _pretraining(context, section)
     critic = critic_of(context, section, tokenizer, prompts, warnings)
     reference, scratch = _reference(context, tokenizer, prompts), context.progress
@@ -67,7 +71,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
         closing(environments) if environments else nullcontext(),
     ):
         start = str(policy.reference) + (" in 4 bits" if section.training.in_4bit else "")
-        sampling = Sampling(engines, environments, draws, tokenizer, start, context.stopping)
+        sampling = Sampling(engines, environments, draws, tokenizer, stop_ids, start, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewarding)) as sampler, _ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)
@@ -102,7 +106,9 @@ def _sources(
     return RewardSources(section.rewards, opening, models, of_a_step)
 
 
-def _environments(context: StageContext, section: RlConfig, tokenizer: Any) -> Environments | None:
+def _environments(
+    context: StageContext, section: RlConfig, tokenizer: Any, chat_template: str | None
+) -> Environments | None:
     if section.environment is None:
         return None
     return Environments(
@@ -110,7 +116,7 @@ def _environments(context: StageContext, section: RlConfig, tokenizer: Any) -> E
         tokenizer,
         processes=context.resources.environment_processes,
         timeout=context.resources.reward_timeout_seconds,
-        chat_template=section.prompts.chat_template,
+        chat_template=chat_template,
     )
 
 

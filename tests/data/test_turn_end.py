@@ -1,0 +1,117 @@
+"""How a turn ends, where the template's end is not the tokenizer's EOS; the right values are the templates' own text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.data.kinds.demonstrations import Demonstration
+from alignment_core.data.messages import user
+from alignment_core.data.template import Renderer, TrainingText
+from alignment_core.data.turn_end import eos_token_ids
+from tests.data.test_data_template import message
+
+CHATML = (
+    "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+NEXT_TURN_IS_THE_END = (  # as GLM-4: a turn ends where the next one begins
+    "{%- for m in messages -%}{{ '<|' + m['role'] + '|>\n' + m['content'] }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}"
+)
+LAST_TURN_ENDS_OTHERWISE = (  # as gpt-oss: <|return|> at the end, <|end|> before that
+    "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{{ '<|return|>' if loop.last and m['role'] == 'assistant' else '<|im_end|>' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|return|>", "<|user|>", "<|assistant|>"]
+TWO_TURNS = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
+
+
+@pytest.fixture
+def tokenizer(plain_tokenizer: Any) -> Any:
+    """Bytes, with the special tokens of several families; EOS is <eos>, as of base models."""
+    plain_tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    return plain_tokenizer
+
+
+def targets(tokenizer: Any, text: TrainingText) -> str:
+    return str(tokenizer.decode([i for i, t in zip(text.input_ids, text.loss_mask, strict=True) if t]))
+
+
+def test_a_turn_ends_with_the_end_of_the_template_and_no_eos_follows_it(tokenizer: Any) -> None:
+    renderer = Renderer(tokenizer, CHATML)
+    (text,) = Demonstration([], TWO_TURNS).render(renderer)
+    assert (
+        tokenizer.decode(text.input_ids)
+        == text.text
+        == tokenizer.apply_chat_template(TWO_TURNS, chat_template=CHATML, tokenize=False).removesuffix("\n")
+    )
+    assert targets(tokenizer, text) == "b<|im_end|>d<|im_end|>"
+    answer = renderer.answered("hi", "ok")
+    assert (tokenizer.decode(answer.ids), answer.text) == ("ok<|im_end|>", "ok")
+    assert tokenizer.decode(renderer.answered("hi", "ok", closed=False).ids) == "ok"
+
+
+def test_sampling_stops_at_the_end_of_the_template_at_eos_and_at_those_of_the_model(tokenizer: Any) -> None:
+    end, eos = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id
+    assert Renderer(tokenizer, CHATML).turn_end.stop_ids == (eos, end)
+    assert Renderer(tokenizer, CHATML, [7, eos]).turn_end.stop_ids == (7, eos, end)
+    assert Renderer(tokenizer).turn_end.stop_ids == (eos,), "no template"
+
+
+def test_eos_of_a_model_is_one_id_or_several_as_generate_takes_it(tmp_path: Path) -> None:
+    assert eos_token_ids(tmp_path) == ()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    assert eos_token_ids(tmp_path) == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert eos_token_ids(tmp_path) == (5, 6)
+
+
+@pytest.mark.parametrize("spelled", ["<eos>", "<|im_end|>", "<|im_start|>"])
+def test_a_special_token_spelled_out_in_an_answer_takes_no_target_away(tokenizer: Any, spelled: str) -> None:
+    said = f"It is {spelled} in this model."
+    messages = [message("user", "a"), message("assistant", said), *TWO_TURNS[2:]]
+    (text,) = Demonstration([], messages).render(Renderer(tokenizer, CHATML))
+    assert targets(tokenizer, text) == f"{said}<|im_end|>d<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "begins"),
+    [
+        ("<|im_end|>", "\n<|im_start|>user\nno<|im_end|>\n"),
+        ("<eos>", "\n<|im_start|>user\nno<|im_end|>\n"),
+        (None, "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n"),
+    ],
+    ids=["the template's end", "another stop token", "truncated"],
+)
+def test_what_follows_a_turn_closes_it_only_if_it_is_open(tokenizer: Any, ended_by: str | None, begins: str) -> None:
+    end = None if ended_by is None else tokenizer.convert_tokens_to_ids(ended_by)
+    ids = Renderer(tokenizer, CHATML).told(user("no"), end)
+    assert tokenizer.decode(ids) == begins + "<|im_start|>assistant\n"
+
+
+def test_no_message_behind_a_turn_begins_the_next_one(tokenizer: Any) -> None:
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert tokenizer.decode(Renderer(tokenizer, CHATML).told([], end)) == "\n<|im_start|>assistant\n"
+
+
+def test_a_turn_that_ends_where_the_next_begins_is_not_begun_twice(tokenizer: Any) -> None:
+    renderer = Renderer(tokenizer, NEXT_TURN_IS_THE_END, [tokenizer.convert_tokens_to_ids("<|user|>")])
+    assert tokenizer.decode(renderer.answered("hi", "ok").ids) == "ok<eos>"
+    begins = tokenizer.decode(renderer.told(user("no"), tokenizer.convert_tokens_to_ids("<|user|>")))
+    assert begins == "\nno<|assistant|>\n"
+    assert tokenizer.decode(renderer.told(user("no"), tokenizer.eos_token_id)) == "<|user|>\nno<|assistant|>\n"
+
+
+def test_the_last_turn_may_end_otherwise_than_those_before_it(tokenizer: Any) -> None:
+    renderer = Renderer(tokenizer, LAST_TURN_ENDS_OTHERWISE)
+    first, second = Demonstration([], TWO_TURNS).render(renderer)
+    assert [targets(tokenizer, text) for text in (first, second)] == ["b<|return|>", "d<|return|>"]
+    assert "b<|im_end|>" in second.text, "as the template shows history"
+    ids = renderer.told(user("no"), tokenizer.convert_tokens_to_ids("<|return|>"))
+    assert tokenizer.decode(ids) == "<|im_start|>user\nno<|im_end|><|im_start|>assistant\n"
+    assert tokenizer.decode(renderer.told(user("no"), None)).startswith("<|im_end|><|im_start|>user")

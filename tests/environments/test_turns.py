@@ -1,0 +1,82 @@
+"""The context of several turns, token by token what the chat template shows of the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.environments.environments import Environments
+from alignment_core.environments.episode import Episode
+from alignment_core.inference.engine import Completion
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+
+CHATML = (
+    "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+SAYS_ITS_OPTION = """
+class Env:
+    def __init__(self, observation):
+        self.observation = observation
+
+    def reset(self, prompt, label):
+        return None
+
+    def step(self, completion):
+        return {"observation": self.observation}
+"""
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    """EOS is not the end of a turn, as of a base model."""
+    made = byte_tokenizer(CHATML)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    return made
+
+
+@pytest.fixture
+def context(tmp_path: Path, tokenizer: Any) -> Iterator[Any]:
+    """The text before the second turn, for a first turn and what the environment answers it."""
+    file, opened = tmp_path / "env.py", list[Environments]()
+    file.write_text(SAYS_ITS_OPTION)
+
+    def of(turn: str, finish_reason: str, observation: Any) -> str:
+        options = {"observation": observation}
+        config = EnvironmentConfig(name=f"{file}:Env", options=options, max_turns=3)
+        opened.append(Environments(config, tokenizer, processes=1, timeout=20))
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "a"}], add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer(prompt)["input_ids"]
+        episode = Episode(0, 0, 0, {"prompt": prompt, "label": None, "prompt_ids": ids}, most_tokens=1000)
+        opened[-1].answer_all([episode])
+        sampled = np.array(tokenizer(turn)["input_ids"], np.int32)
+        episode.take(Completion(sampled, np.zeros(len(sampled)), np.zeros(len(sampled), np.int32), finish_reason))
+        opened[-1].answer_all([episode])
+        assert episode.failure is None
+        return str(tokenizer.decode([*episode.prompt_ids, *episode.ids.tolist()]))
+
+    yield of
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("turn", "finish_reason"), [("hello<|im_end|>", "stop"), ("hello", "length")], ids=["ended", "truncated"]
+)
+@pytest.mark.parametrize("observations", [["no"], [""], ["no", "again"], []])
+def test_a_turn_is_closed_once_and_each_observation_is_a_message_also_an_empty_one(
+    context: Any, tokenizer: Any, turn: str, finish_reason: str, observations: list[str]
+) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "hello"}]
+    messages += [{"role": "user", "content": one} for one in observations]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert context(turn, finish_reason, observations) == expected
+    if len(observations) == 1:
+        assert context(turn, finish_reason, observations[0]) == expected, "a text is a list of one"
