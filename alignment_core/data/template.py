@@ -71,6 +71,8 @@ class Renderer:
         self._eos: str = tokenizer.eos_token
         self._shows_tools: bool | None = None  # nobody has asked yet
         self._special = SpecialTokens(tokenizer, self.encode)
+        self._rstrip = {number for number, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
+        """Tokens that take the white space behind them in; it may be that of an answer."""
         if self.template:
             self._check_template()
         render = partial(self._render, add_generation_prompt=False) if self.template else None
@@ -115,19 +117,22 @@ class Renderer:
         """Token ids of ``messages`` that follow an assistant turn, up to the next turn.
 
         ``ended_by`` is the stop token that ended the turn, None for a truncated turn, which is closed here. Raises UserError if
-        the template cannot render messages behind a turn.
+        the template renders a turn differently once another follows; only its end may differ.
         """
         if not self.template:
             tail = "".join(message["content"] for message in messages)
         else:
             turn = [*user(QUESTION), *assistant(ANSWER)]
-            _, found, tail = self._render([*turn, *messages], add_generation_prompt=True).partition(ANSWER)
-            if not found:
-                raise UserError("the chat template does not show an assistant turn once a reply follows")
+            alone, _, _ = self._render(turn, add_generation_prompt=False).partition(ANSWER)
+            before, _, tail = self._render([*turn, *messages], add_generation_prompt=True).partition(ANSWER)
+            if before != alone:
+                raise UserError("the chat template renders an assistant turn differently once a reply follows")
         if ended_by is None:
             return self._encode_behind(ANSWER, tail)
-        if self.turn_end.text and (closing := self._special.first(tail)):
-            tail = tail[closing.end() :]
+        end = self.turn_end.text
+        if not tail.startswith(end):  # some templates end the last turn otherwise than those before it
+            end = self._special.up_to_first(tail)
+        tail = tail.removeprefix(end)
         ids = self._encode_behind(self._tokenizer.convert_ids_to_tokens(ended_by), tail)
         return ids[1:] if ids[:1] == [ended_by] else ids  # a turn that ends where the next one begins
 
@@ -138,13 +143,12 @@ class Renderer:
         """
         if not self.template:
             return self.plain(prompt + "".join(message["content"] for message in messages))
-        before = self._render(user("?"), add_generation_prompt=False)
-        asked = self._render(user("?"), add_generation_prompt=True)
-        after = self._render([*user("?"), *messages], add_generation_prompt=True)
-        waits = asked.removeprefix(before)
-        if not (asked.startswith(before) and after.startswith(before) and prompt.endswith(waits)):
+        asked = self._render(user(QUESTION), add_generation_prompt=True)
+        after = self._render([*user(QUESTION), *messages], add_generation_prompt=True)
+        same = common_prefix(asked, after)
+        if QUESTION not in asked[:same] or not prompt.endswith(asked[same:]):
             raise UserError("the chat template renders a prompt differently once another message follows")
-        return self.encode(prompt.removesuffix(waits) + after.removeprefix(before))
+        return self.encode(prompt.removesuffix(asked[same:]) + after[same:])
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
@@ -166,7 +170,9 @@ class Renderer:
             counts = [common_prefix(self.encode(text[:place]), ids) for part in parts for place in part]
             return ids, list(zip(counts[::2], counts[1::2], strict=True))
         encoding = self._backend.encode(text, add_special_tokens=False)
-        ends = list(accumulate((end for _, end in encoding.offsets), max))
+        tokens = zip(encoding.ids, encoding.offsets, strict=True)
+        ends = [len(text[:end].rstrip()) if token in self._rstrip else end for token, (_, end) in tokens]
+        ends = list(accumulate(ends, max))
 
         def behind(place: int) -> int:
             count = bisect_right(ends, place)
@@ -296,8 +302,8 @@ class Renderer:
             return  # it may insist on a system message, say: the rows themselves will tell
 
 
-def common_prefix(left: Ids, right: Ids) -> int:
-    """How many ids two sequences begin with in common."""
+def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many items two sequences begin with in common."""
     return next(
         (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
     )

@@ -51,11 +51,12 @@ class SpecialTokens:
             ids.pop(tokenizer.bos_token, None)
         self.ids = {token: number for token, number in ids.items() if encode(token) == [number]}
         longest_first = sorted(self.ids, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._one = "|".join(map(re.escape, longest_first)) or "(?!)"
 
-    def first(self, text: str) -> re.Match[str] | None:
-        """The first of them in a text."""
-        return self._pattern.search(text)
+    def up_to_first(self, text: str, run: bool = False) -> str:
+        """A text up to the first of them, or with ``run`` to the last of those that follow it directly; empty without any."""
+        match = re.search(f"({self._one})+" if run else self._one, text)
+        return text[: match.end()] if match else ""
 
     def last(self, text: str) -> str:
         """The one that a text ends with; empty if there is none."""
@@ -70,9 +71,8 @@ def turn_end(
     ``eos_token_ids`` are those of the model's generation_config.json.
     """
     tail = _tail(render) if render else ""
-    closing = special.first(tail)
-    text = tail[: closing.end()] if closing else ""
-    token_id: int = special.ids[closing.group()] if closing else tokenizer.eos_token_id
+    text = special.up_to_first(tail, run=True)
+    token_id: int = special.ids[special.last(text)] if text else tokenizer.eos_token_id
     return TurnEnd(token_id, text, tail, tuple(sorted({token_id, tokenizer.eos_token_id, *eos_token_ids})))
 
 

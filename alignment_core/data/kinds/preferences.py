@@ -34,13 +34,14 @@ class Preference:
         return (digest_of_prompt(self.prompt),)
 
     def render(self, renderer: Renderer) -> dict[str, Any]:
-        """The columns of the whole row. Both answers' ids end with EOS; their texts leave it out."""
+        """The columns of the whole row. Both answers' ids end with the end of the turn; their texts leave it out."""
         chosen = renderer.answered(self.prompt, self.chosen, self.tools)
         rejected = renderer.answered(self.prompt, self.rejected, self.tools)
+        cut = min(len(chosen.prompt_ids), len(rejected.prompt_ids))  # an answer may change the prompt's last token
         return {
-            "prompt_ids": rejected.prompt_ids,
-            "chosen_ids": chosen.ids,
-            "rejected_ids": rejected.ids,
+            "prompt_ids": rejected.prompt_ids[:cut],
+            "chosen_ids": chosen.prompt_ids[cut:] + chosen.ids,
+            "rejected_ids": rejected.prompt_ids[cut:] + rejected.ids,
             "prompt": rejected.prompt,
             "chosen": chosen.text,
             "rejected": rejected.text,

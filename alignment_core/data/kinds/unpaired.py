@@ -34,7 +34,7 @@ class Labelled:
         return [self.fit(limits)]
 
     def fit(self, limits: Limits) -> dict[str, Any] | str:
-        """The columns of its row, or the reason why it is dropped. The answer's ids end with EOS; its text leaves it out."""
+        """The columns of its row, or the reason why it is dropped. The answer's text lacks the end of its turn."""
         answer = limits.renderer.answered(self.prompt, self.completion)
         if not answer.text.strip():
             return "empty_completion"
