@@ -101,7 +101,7 @@ class Evaluations:
             stream=STREAM,
             after=after,
         )
-        reference = self.baseline[1] if self.baseline else None
+        reference = self.baseline[1] if self.baseline and section.generation.samples_all_tokens else None
         return rollout.score(f"{label}/evaluation/score", samples, policy, self.rewards, section, reference)
 
     def against(self, final: str, production: Reference) -> tuple[str, Step | None]:

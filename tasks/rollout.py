@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from alignment.tasks.graph import Input, Step, submit
 from alignment_core.recipes import EvaluationConfig, GenerationConfig, SelectionConfig
@@ -48,10 +49,13 @@ def score(
     verifying: EvaluationConfig | None = None,
     reference: Input | None = None,
 ) -> Step:
-    """Score completions by everything that is given; ``policy`` has made them, ``verifying`` names the verifier."""
+    """Score completions by everything that is given; ``policy`` has made them. ``verifying`` names the verifier, and the
+    temperature at which they were sampled, which is that of the ``reference``, too."""
     config = ScoreConfig(rewards=rewards.configs, field=rewards.field)
     if verifying is not None:
-        rules = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
+        rules: dict[str, Any] = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
+        if reference is not None:
+            rules["temperature"] = verifying.generation.temperature
         config = config.model_copy(update=rules)
     tokenizer = policy if rewards.configs else None
     inputs = {"rollouts": rollouts, "tokenizer": tokenizer, "reference": reference, **rewards.models}

@@ -58,11 +58,13 @@ class ForwardPasses:
         bf16: bool | None = None,
         over: threading.Event | None = None,
         verdicts: tuple[int, int] | None = None,
+        temperature: float = 1.0,
     ) -> np.ndarray:
         """One number for each pair, [len(pairs)] float32; the same completion of the same prompt is computed once.
 
         The files of the blocks begin with ``name``. ``bf16`` is whether the model computes in bfloat16; None: if it is stored
-        in half precision; ``verdicts`` are the tokens of one that judges. Raises Stopped at the end of the block that is under
+        in half precision; ``verdicts`` are the tokens of one that judges; ``temperature`` is that of a language model's
+        distribution over tokens. Raises Stopped at the end of the block that is under
         way when ``over`` is set.
         """
         from alignment_core.training.forward import ForwardJob
@@ -72,14 +74,18 @@ class ForwardPasses:
         context = self.context
         asked, places = distinct(pairs)
         blocks = [asked[first : first + self.block] for first in range(0, len(asked), self.block)]
-        files = [context.progress / f"{name}-{_digest(model, head, block, verdicts)}.npy" for block in blocks]
+        files = [
+            context.progress / f"{name}-{_digest(model, head, block, verdicts, temperature)}.npy" for block in blocks
+        ]
         values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
         left = [(number, block) for number, block in enumerate(blocks) if number not in values]
         with self._alone:
             _check(over)
             started = time.monotonic()
             self._trainers.give(model.path)  # it may be what this stage has just made
-            ranks = ForwardRanks(self._trainers, ForwardJob(model, head, bf16, verdicts), context.resources)
+            ranks = ForwardRanks(
+                self._trainers, ForwardJob(model, head, bf16, verdicts, temperature), context.resources
+            )
             context.report(len(values), len(blocks), "blocks")
             for number, result in ranks.run(left):
                 write_whole(files[number], partial(np.save, arr=result))
@@ -97,9 +103,11 @@ def _check(over: threading.Event | None) -> None:
         raise Stopped("nobody waits for these scores")
 
 
-def _digest(model: Model, head: Head, block: Sequence[Pair], verdicts: tuple[int, int] | None) -> str:
+def _digest(
+    model: Model, head: Head, block: Sequence[Pair], verdicts: tuple[int, int] | None, temperature: float
+) -> str:
     """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
-    found = hashlib.sha256(f"{model.reference} {head} {verdicts}".encode())
+    found = hashlib.sha256(f"{model.reference} {head} {verdicts} {temperature}".encode())
     for ids in (ids for pair in block for ids in pair):
         found.update(len(ids).to_bytes(8, "little"))
         found.update(np.asarray(ids, np.int32).tobytes())

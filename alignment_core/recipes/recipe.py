@@ -86,6 +86,8 @@ class BaseRecipe(Config):
             raise ValueError("`promotion.gates` need an `evaluation` that measures their metrics")
         for number, gate in enumerate(gates):
             if self.evaluation and not self._measures(self.evaluation, gate.measures):
+                if gate.measures == "kl":
+                    raise ValueError(f"`promotion.gates.{number}`: {KL_NEEDS}")
                 raise ValueError(
                     f"`promotion.gates.{number}`: nothing measures {gate.metric!r}: add "
                     f"{GIVEN_BY.get(gate.measures.split('/')[0], '`evaluation.pass_at`')}"
@@ -99,10 +101,16 @@ class BaseRecipe(Config):
             return int(metric.removeprefix("pass@")) in evaluation.pass_at
         if metric.startswith("lm_eval/"):
             return evaluation.lm_eval is not None
+        if metric == "kl":
+            return evaluation.generation.samples_all_tokens
         given = {"accuracy": verified, "reward": reward, "win_rate": reward or verified}
         return {**given, "judged_win_rate": evaluation.judge is not None}.get(metric, True)
 
 
+KL_NEEDS = (
+    "`kl` is estimated from samples of the unmodified policy: give `evaluation.generation` a `temperature` above 0 and leave "
+    "`top_p`, `top_k` and `min_p` out, or use another metric"
+)
 GIVEN_BY = {
     "accuracy": "`evaluation.verifier`",
     "reward": "`evaluation.rewards`",

@@ -46,7 +46,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         if len(passed := pass_at(rows, "verifier", k)):
             per_prompt_values[f"pass@{k}"] = passed
     if rows[0]["reference_logp"] is not None:
-        # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion.
+        # k1 of Schulman's "Approximating KL divergence": unbiased, in nats per completion, as both log-probabilities are of
+        # the distribution that was sampled from, at its temperature (see ScoreConfig.temperature).
         gaps = [{**row, "gap": row["policy_logp"] - row["reference_logp"]} for row in rows]
         per_prompt_values["kl"] = per_prompt(gaps, "gap")
     column = "reward" if "reward" in per_prompt_values else "verifier"

@@ -34,13 +34,16 @@ class ScoreConfig(StageConfig):
     verifier: str | None = None
     max_failed_rewards: float = 0.0
     """Share of the completions that the verifier may leave without a reward."""
+    temperature: float = 1.0
+    """Of the reference's distribution over tokens: that at which the completions were sampled, so that both log-probabilities
+    are of distributions at one temperature."""
 
     def content(self) -> Any:
-        listed = rewards.content(self.rewards, self.field)
+        listed = {"rewards": rewards.content(self.rewards, self.field), "temperature": self.temperature}
         if self.verifier is None:
-            return {"rewards": listed, "verifier": None}
+            return {**listed, "verifier": None}
         verifier = {"verifier": verifier_content(self.verifier), "max_failed_rewards": self.max_failed_rewards}
-        return {"rewards": listed, **verifier}
+        return {**listed, **verifier}
 
     def code_used(self) -> tuple[str, ...]:
         return (*rewards.code_used(self.rewards), *(verifier_code(self.verifier) if self.verifier else ()))
@@ -69,7 +72,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             columns, metrics = _rewarded(context, config, rollouts, sources)
         if "reference" in context.inputs:
             check_tokenizer(context.model("reference"), "reference", rollouts)
-            columns["reference_logp"] = _logps(passes, context.model("reference"), rollouts)
+            columns["reference_logp"] = _logps(passes, context.model("reference"), rollouts, config.temperature)
     if config.verifier:
         resources, most = context.resources, config.max_failed_rewards
         columns["verifier"] = verify(
@@ -151,9 +154,9 @@ def _rewarded(
     return columns, means
 
 
-def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]]) -> list[float]:
-    """The log-probability of each completion under a model."""
-    logps = passes(model, "lm", "reference", pairs_of(rollouts))
+def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], temperature: float) -> list[float]:
+    """The log-probability of each completion under a model at a temperature."""
+    logps = passes(model, "lm", "reference", pairs_of(rollouts), temperature=temperature)
     wrong = np.flatnonzero(~np.isfinite(logps))
     if len(wrong):
         raise NumericError(

@@ -30,6 +30,8 @@ class ForwardJob:
     """Whether it computes in bfloat16; None: if it is stored in half precision."""
     verdicts: tuple[int, int] | None = None
     """Of a language model that judges: the token that says good, and the one that says bad."""
+    temperature: float = 1.0
+    """Of a language model's distribution over tokens, softmax(logits / temperature)."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """One rank of it; none has to do with the others."""
@@ -65,7 +67,7 @@ class Forward:
                 continue
             micro = pack(part, self.device.torch_device, self.packed.shares)
             with torch.no_grad():
-                output = run_packed(self.packed, micro)
+                output = run_packed(self.packed, micro, self.job.temperature)
                 if self.job.verdicts:
                     output = output[:, 1] - output[:, 2]
                 elif self.job.head == "lm":

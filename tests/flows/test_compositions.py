@@ -162,6 +162,19 @@ def test_models_side_by_side_are_compared_with_the_first(composed):
     assert composed.configs["report"].policies == ("model", "other")
 
 
+def test_the_kl_is_measured_at_the_temperature_of_the_evaluation(composed):
+    compose(composed, "evaluate", evaluation={**EVALUATION, "generation": {"temperature": 0.7}})
+    assert composed.configs["other/evaluation/score"].temperature == 0.7
+    assert composed.configs["other/evaluation/score"].content()["temperature"] == 0.7
+    assert composed.configs["model/evaluation/score"].temperature == 1, "the baseline has no reference"
+
+
+@pytest.mark.parametrize("generation", [{"temperature": 0}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
+def test_no_kl_is_measured_where_sampling_excludes_tokens(composed, generation):
+    compose(composed, "evaluate", evaluation={**EVALUATION, "generation": generation})
+    assert "reference" not in composed.roles("other/evaluation/score")
+
+
 def test_an_overlap_is_refused_only_where_a_gate_depends_on_it(composed):
     compose(composed, "sft")
     assert composed.configs["evaluation/overlap"].max_overlap is None

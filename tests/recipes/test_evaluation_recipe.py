@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.contents import SFT, Load, refusal
+from tests.recipes.contents import NIGHT, SFT, Load, refusal
 
 EVALUATION: dict[str, Any] = {"prompts": "prompts.jsonl", "verifier": "checks.py:right"}
 ALONE: dict[str, Any] = {"method": "evaluate", "name": "e", "model": "some/model", "evaluation": EVALUATION}
@@ -35,6 +35,23 @@ def test_a_gate_may_ask_for_a_pass_rate_that_is_measured(load: Load) -> None:
     assert "nothing measures 'pass@2.low': add `evaluation.pass_at`" in refusal(
         load, SFT | gate | {"evaluation": {**measured, "pass_at": [1]}}
     )
+
+
+@pytest.mark.parametrize("generation", [{"temperature": 0}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
+@pytest.mark.parametrize("recipe", [SFT, NIGHT], ids=["sft", "nightly"])
+def test_a_gate_on_kl_is_refused_where_sampling_excludes_tokens(
+    generation: dict[str, Any], recipe: dict[str, Any], load: Load
+) -> None:
+    recipe = recipe | {"promotion": {"gates": [{"metric": "kl.high", "max": 1}]}}
+    assert load(recipe | {"evaluation": EVALUATION | {"generation": {"temperature": 0.7}}})
+    said = refusal(load, recipe | {"evaluation": EVALUATION | {"generation": generation}})
+    assert "`promotion.gates.0`: `kl` is estimated from samples of the unmodified policy" in said
+
+
+def test_a_sweep_is_not_ranked_by_kl_where_sampling_excludes_tokens(load: Load) -> None:
+    sweep = {"method": "sweep", "base": SFT, "sweep": {"seed": [0, 1]}, "rank_by": "kl"}
+    said = refusal(load, sweep | {"evaluation": EVALUATION | {"generation": {"top_p": 0.9}}})
+    assert "`rank_by`: `kl` is estimated from samples of the unmodified policy" in said
 
 
 def test_the_key_of_an_evaluation_without_pass_rates_is_that_of_before(load: Load) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, GetJsonSchemaHandler, PrivateAttr, model_validator
 from alignment_core.errors import UserError
 from alignment_core.recipes.base import REFUSES_UNUSED
 from alignment_core.recipes.method import Method
-from alignment_core.recipes.recipe import BaseRecipe
+from alignment_core.recipes.recipe import KL_NEEDS, BaseRecipe
 
 ONE_FOR_ALL = {
     "method": "variants are of one method; `method: comparison` compares several",
@@ -130,6 +130,8 @@ class SweepRecipe(BaseRecipe):
                 "nothing ranks the variants: add a `verifier`, or name a metric of the evaluation with `rank_by`"
             )
         if self.evaluation and not self._measured(self.ranks):
+            if self.ranks.partition(".")[0] == "kl":
+                raise ValueError(f"`rank_by`: {KL_NEEDS}")
             raise ValueError(f"`rank_by`: the evaluation does not measure {self.ranks!r}")
         if self.rank_by and not self.evaluation and self.rank_by not in OF_TRAINING:
             raise ValueError(

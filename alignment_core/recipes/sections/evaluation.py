@@ -81,7 +81,8 @@ class Gate(Config):
 
     metric: str
     """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl`, `pass@k` or
-    `lm_eval/<task>/<metric>`; `win_rate.low` and `win_rate.high` are the ends of its interval."""
+    `lm_eval/<task>/<metric>`; `win_rate.low` and `win_rate.high` are the ends of its interval. `kl` needs an
+    `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and `min_p`."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None

@@ -316,8 +316,7 @@ class RlConfig(Config):
                 "`rl.generation.num_generations` is 1, so no prompt has completions that differ in their reward, "
                 "and `rl.filter` would drop all prompts: raise it, or drop the filter"
             )
-        sampling = self.generation
-        if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0:
+        if not self.generation.samples_all_tokens:
             raise ValueError(
                 "`rl.generation` must sample from the unmodified policy, at any `temperature` above 0: leave `top_p`, `top_k` "
                 "and `min_p` out, as the tokens that they exclude would have no probability to learn from"

@@ -32,6 +32,12 @@ class GenerationConfig(Config):
     shard_size: int = Field(64, ge=1)
     """Prompts per shard, the unit of work that is either complete or absent after a crash."""
 
+    @property
+    def samples_all_tokens(self) -> bool:
+        """Whether every token can be sampled: neither greedy decoding nor `top_p`, `top_k` or `min_p` excludes any. Only then
+        are the completions samples of the distribution softmax(logits / temperature)."""
+        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+
 
 class SelectionConfig(Config):
     """How pairs of chosen and rejected completions are selected."""
