@@ -13,7 +13,7 @@ from typing import Any
 
 from alignment_core.data.template import Renderer
 from alignment_core.environments.calls import AGENT, FIELD, options_content
-from alignment_core.environments.episode import Episode
+from alignment_core.environments.episode import NO_ROOM, Episode
 from alignment_core.environments.tool_calls import TAGS
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
@@ -177,6 +177,8 @@ class Environments:
             raise Failed("timeout", late)
         elif len(episode.ids) >= episode.room:
             episode.over = True
+            if episode.finish_reason == "stop":
+                episode.finish_reason = NO_ROOM
         else:
             try:
                 self._append_observation(episode, answer["observation"])
@@ -198,7 +200,7 @@ class Environments:
         if len(episode.ids) + len(ids) < episode.room:
             episode.append_observation(ids)
         else:
-            episode.finish_reason, episode.over = "no room", True
+            episode.finish_reason, episode.over = NO_ROOM, True
 
     def _first(self, episode: Episode, observation: Any) -> list[int]:
         """The prompt with what `reset` returned appended; an agent's request replaces it."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from alignment_core.inference.engine import Completion
     from alignment_core.rewards.failures import Failed
 
+NO_ROOM = "no room"
+"""The ``finish_reason`` of an episode that its environment would have continued, but whose tokens are used up."""
+
 
 @dataclass
 class Episode:
@@ -69,6 +72,12 @@ class Episode:
         return self.most_tokens - max(0, len(self.prompt_ids) - len(self.prompt["prompt_ids"]))
 
     @property
+    def tokens_left(self) -> int:
+        """How many of ``most_tokens`` are left after the turns, the observations and the longer prompt of an opening; 0 if the
+        next observation did not fit."""
+        return 0 if self.finish_reason == NO_ROOM else self.room - len(self.ids)
+
+    @property
     def policy_tokens(self) -> list[int]:
         """What the policy sampled, over all of its turns."""
         tokens: list[int] = self.ids[self.mask].tolist()
@@ -109,6 +118,7 @@ class Episode:
             "rollout_logps": self.logps,
             "versions": self.versions,
             "finish_reason": self.finish_reason,
+            "tokens_left": self.tokens_left,
             "prompt_text": prompt["prompt"],
             "completion_text": tokenizer.decode(self.policy_tokens, skip_special_tokens=True),
             "label": prompt["label"],

@@ -74,13 +74,14 @@ def rewards_as_given(raw_SR: np.ndarray, configs: Sequence[RewardConfig]) -> np.
     return np.sum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
 
 
-def length_penalties(lengths_S: np.ndarray, cut_S: np.ndarray, longest: int, config: ShapingConfig) -> np.ndarray:
-    """What completions lose for their length, as numbers that are not above zero. [S]
+def length_penalties(lengths_S: np.ndarray, truncated_S: np.ndarray, longest: int, config: ShapingConfig) -> np.ndarray:
+    """Length penalties of completions, each 0 or negative. [S]
 
-    Within the buffer the loss grows linearly from 0 to ``overlong_penalty``: Yu et al. 2025, "DAPO", soft overlong
-    punishment. Args: lengths in tokens [S]; ``cut_S`` [S] whether a completion was cut at ``longest`` tokens.
+    Within the buffer the penalty grows linearly from 0 to ``overlong_penalty``: Yu et al. 2025, "DAPO", soft overlong
+    punishment. Args: ``lengths_S`` [S] how many of ``longest`` tokens (``max_completion_length``) were used up, by the policy's
+    turns and the observations between them; ``truncated_S`` [S] whether a completion ended because there were no more.
     """
-    penalties_S = -config.truncation_penalty * np.asarray(cut_S, float)
+    penalties_S = -config.truncation_penalty * np.asarray(truncated_S, float)
     if config.overlong_buffer:
         over_S = (lengths_S - (longest - config.overlong_buffer)) / config.overlong_buffer
         penalties_S = penalties_S - config.overlong_penalty * np.clip(over_S, 0.0, 1.0)

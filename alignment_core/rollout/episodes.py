@@ -37,6 +37,5 @@ class Draws:
         from alignment_core.inference.engine import Request
 
         seed = derive_seed(self.seed, "episode", episode.draw, episode.sample, len(episode.ids)) % 2**31
-        left = episode.room - len(episode.ids)
-        most = min(left, episode.most or left)
+        most = min(episode.tokens_left, episode.most or episode.tokens_left)
         return Request(episode.name, [*episode.prompt_ids, *episode.ids.tolist()], most, seed)

@@ -35,6 +35,7 @@ def experience(rewards: list[list[float | Failed]], **more: Any) -> tuple[Sample
                 "mask": np.ones(2, bool),
                 "versions": np.zeros(2, np.int32),
                 "rollout_logps": [0.0, 0.0],
+                "tokens_left": 254,
                 "finish_reason": "stop",
                 "environment": LATE,  # what rows of environments hold of them
             }

@@ -69,7 +69,8 @@ class EnvironmentConfig(Config):
 
 
 class ShapingConfig(Config):
-    """Length penalties that are subtracted from the reward."""
+    """Length penalties that are subtracted from the reward. With an environment, the length is that of the whole response,
+    turns and observations, as in `max_completion_length`."""
 
     overlong_buffer: int = Field(0, ge=0)
     """Soft overlong punishment (DAPO): number of tokens before `max_completion_length` over which the penalty grows
@@ -77,7 +78,7 @@ class ShapingConfig(Config):
     overlong_penalty: float = Field(1.0, ge=0)
     """Penalty of a completion of maximum length."""
     truncation_penalty: float = Field(0.0, ge=0)
-    """Penalty of a completion that was truncated at `max_completion_length`."""
+    """Penalty of a completion that was truncated at `max_completion_length`, or whose next observation did not fit."""
 
 
 class FilterConfig(Config):

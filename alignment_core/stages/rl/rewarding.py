@@ -110,9 +110,9 @@ class Rewarding:
         raw_SR = np.array([row["rewards"] for row in rows])
         groups_S = np.array([row["group"] for row in rows])
         total_S = total_rewards(raw_SR, groups_S, self.section.rewards, self.running)
-        lengths_S = np.array([row["mask"].sum() for row in rows])
-        cut_S = np.array([row["finish_reason"] == "length" for row in rows])
+        left_S = np.array([row["tokens_left"] for row in rows])
+        truncated_S = (left_S == 0) & np.array([row["finish_reason"] != "stop" for row in rows])
         longest = self.section.generation.max_completion_length
-        total_S = total_S + length_penalties(lengths_S, cut_S, longest, self.section.shaping)
+        total_S = total_S + length_penalties(longest - left_S, truncated_S, longest, self.section.shaping)
         for row, reward in zip(rows, total_S, strict=True):
             row["reward"] = float(reward)
