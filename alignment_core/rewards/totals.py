@@ -10,7 +10,8 @@ import numpy as np
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.sections.rl import FilterConfig, ShapingConfig
 
-LEAST_DEVIATION = 1e-6
+EPSILON = 1e-4
+"""Added to each deviation that rewards are divided by, as in TRL: rewards that differ by rounding alone stay almost 0."""
 
 
 class RunningMean:
@@ -36,11 +37,8 @@ class RunningMean:
 
     @property
     def deviation(self) -> float:
-        """Never 0."""
-        return max(math.sqrt(self.squares / max(self.count, 1.0)), LEAST_DEVIATION)
-
-    def normalised(self, values: np.ndarray) -> np.ndarray:
-        return (values - self.mean) / self.deviation
+        """The standard deviation, with the divisor n."""
+        return math.sqrt(self.squares / max(self.count, 1.0))
 
 
 def total_rewards(
@@ -56,7 +54,7 @@ def total_rewards(
         values_S = clipped(raw_SR[:, index], config)
         known.add(values_S)
         if config.normalise == "running":
-            values_S = known.normalised(values_S)
+            values_S = (values_S - known.mean) / (known.deviation + EPSILON)
         elif config.normalise == "batch":
             values_S = _normalised(values_S, np.zeros(len(values_S), int))
         elif config.normalise == "group":
@@ -104,6 +102,6 @@ def _normalised(values_S: np.ndarray, groups_S: np.ndarray) -> np.ndarray:
     result_S = np.zeros(len(values_S))
     for group in np.unique(groups_S):
         chosen = groups_S == group
-        deviation = max(float(values_S[chosen].std()), LEAST_DEVIATION)
+        deviation = float(values_S[chosen].std()) + EPSILON
         result_S[chosen] = (values_S[chosen] - values_S[chosen].mean()) / deviation
     return result_S

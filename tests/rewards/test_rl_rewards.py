@@ -23,15 +23,35 @@ def reward(**fields: object) -> RewardConfig:
 
 def test_rewards_are_clipped_then_normalised_then_weighted_and_summed() -> None:
     raw = np.array([[1.0, 9.0], [0.0, 3.0], [1.0, 2.0], [1.0, 4.0]])
-    # first: as it is, weight 2. second: clipped to at most 4 → 4, 3, 2, 4; by group: ±1, ±1
+    # first: as it is, weight 2. second: clipped to at most 4 → 4, 3, 2, 4; deviations 1/2 and 1; by group:
+    # ±0.5 / (0.5 + 1e-4) and ±1 / (1 + 1e-4), weight 0.5
     configs = [reward(weight=2.0), reward(clip=(0.0, 4.0), normalise="group", weight=0.5)]
     total = total_rewards(raw, GROUPS, configs, [RunningMean(), RunningMean()])
-    assert total.tolist() == pytest.approx([2.5, -0.5, 1.5, 2.5])
+    half, whole = 0.5 * 0.5 / 0.5001, 0.5 * 1 / 1.0001
+    assert total.tolist() == pytest.approx([2 + half, -half, 2 - whole, 2 + whole], rel=1e-12)
 
 
 def test_equal_rewards_of_a_group_are_worth_nothing_and_do_not_divide_by_zero() -> None:
     total = total_rewards(np.ones((4, 1)), GROUPS, [reward(normalise="group")], [RunningMean()])
     assert total.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("normalise", ["group", "batch", "running"])
+def test_rewards_that_differ_by_rounding_alone_stay_almost_nothing(normalise: str) -> None:
+    # deviation of (0, 0, 0, 5e-7): 5e-7 √3 / 4 = 2.17e-7; the last one is (3/4) 5e-7 / (2.17e-7 + 1e-4) = 0.00374
+    raw = np.array([[1.0], [1.0], [1.0], [1.0 + 5e-7]])
+    total = total_rewards(raw, np.zeros(4, int), [reward(normalise=normalise)], [RunningMean()])
+    assert total[-1] == pytest.approx(0.00374, abs=1e-5)
+    assert total.sum() == pytest.approx(0, abs=1e-9)
+
+
+def test_rewards_of_a_group_are_normalised_as_trl_does_before_it_sums_them() -> None:
+    """``(r - mean) / (std + 1e-4)`` of TRL's `normalize_then_sum`, whose deviation has the divisor n - 1 where ours has n."""
+    values = np.array([0.1, 0.4, 0.2, 0.9])
+    total = total_rewards(values[:, None], np.zeros(4, int), [reward(normalise="group")], [RunningMean()])
+    trls = (values - values.mean()) / (values.std(ddof=1) + 1e-4)
+    ratio = (values.std(ddof=1) + 1e-4) / (values.std() + 1e-4)
+    np.testing.assert_allclose(total, trls * ratio, rtol=1e-12)
 
 
 def test_running_normalisation_knows_all_that_came_before_and_goes_on_from_its_state() -> None:
@@ -42,7 +62,7 @@ def test_running_normalisation_knows_all_that_came_before_and_goes_on_from_its_s
         known = RunningMean(known.state)  # as after a kill
         found = total_rewards(part, np.zeros(len(part), int), [reward(normalise="running")], [known])
     everything = np.concatenate(parts)
-    expected = (parts[-1][:, 0] - everything.mean()) / everything.std()
+    expected = (parts[-1][:, 0] - everything.mean()) / (everything.std() + 1e-4)
     np.testing.assert_allclose(found, expected)
 
 

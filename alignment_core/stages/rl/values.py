@@ -6,6 +6,8 @@ import numpy as np
 
 from alignment_core.rewards.totals import RunningMean
 
+LEAST_DEVIATION = 1e-6
+
 
 class ValueScale:
     """Between a critic's own numbers and values. With ``normalise`` the critic learns returns less the mean of all returns so
@@ -13,6 +15,11 @@ class ValueScale:
 
     def __init__(self, normalise: bool) -> None:
         self.normalise, self.returns = normalise, RunningMean()
+
+    @property
+    def deviation(self) -> float:
+        """What a critic's numbers are multiplied by; never 0."""
+        return max(self.returns.deviation, LEAST_DEVIATION)
 
     @property
     def state(self) -> list[float]:
@@ -27,11 +34,11 @@ class ValueScale:
         """The values that a critic's numbers stand for: before it has learnt anything, they themselves. [K] → [K]."""
         if not self.normalise or not self.returns.count:
             return numbers_K
-        return (numbers_K * self.returns.deviation + self.returns.mean).astype(np.float32)
+        return (numbers_K * self.deviation + self.returns.mean).astype(np.float32)
 
     def targets_of(self, returns_K: np.ndarray) -> np.ndarray:
         """What a critic learns of these returns, which are taken in. [K] → [K]."""
         if not self.normalise:
             return returns_K
         self.returns.add(returns_K.astype(np.float64))
-        return self.returns.normalised(returns_K).astype(np.float32)
+        return ((returns_K - self.returns.mean) / self.deviation).astype(np.float32)
