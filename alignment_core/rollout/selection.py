@@ -1,4 +1,4 @@
-"""Preference pairs from scored completions of one prompt. Ties are never pairs."""
+"""Preference pairs from scored completions of one prompt. Equal scores are never a pair, nor are equal completions."""
 
 from __future__ import annotations
 
@@ -17,29 +17,25 @@ def select_pairs(
     """Pairs (chosen, rejected) of indices into one prompt's completions, and why there are none. Of ``completions`` only
     matters which are equal.
 
-    The reason is ``identical`` (the tokens are the same), ``tie`` (equal scores), ``margin`` (less apart than
+    The reason is ``identical`` (no two differ), ``tie`` (equal scores), ``margin`` (less apart than
     ``min_margin``) or None; with several candidates, that of the widest apart. Raises NumericError for a score that is
     not finite.
     """
     if not all(map(math.isfinite, scores)):
         raise NumericError(f"the scores {list(scores)} are not all finite, so that nothing can be chosen by them")
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    if config.strategy == "best_worst":
-        candidates = [(order[0], order[-1])]
-    elif config.strategy == "best_random":
-        candidates = [(order[0], rng.choice(order[1:]))] if len(order) > 1 else []
+    if config.strategy == "best_random":
+        others = [i for i in order[1:] if completions[i] != completions[order[0]]]
+        candidates = [(order[0], rng.choice(others))] if others else []
     elif config.strategy == "random_pair":
-        first, second = sorted(rng.sample(range(len(order)), 2)) if len(order) > 1 else (0, 0)
-        candidates = [(order[first], order[second])]
+        different = _different_pairs(order, completions)
+        candidates = [rng.choice(different)] if different else []
     else:
-        candidates = list(itertools.combinations(order, 2))
-        candidates.sort(key=lambda pair: (scores[pair[1]] - scores[pair[0]], pair))
+        candidates = _widest_first(scores, completions, _different_pairs(order, completions))
     kept: list[tuple[int, int]] = []
     reasons: list[str] = []
     for chosen, rejected in candidates:
         margin = scores[chosen] - scores[rejected]
-        if completions[chosen] == completions[rejected]:
-            continue
         if margin <= 0:
             reasons.append("tie")
         elif margin < config.min_margin:
@@ -48,3 +44,23 @@ def select_pairs(
             kept.append((chosen, rejected))
     limit = config.max_pairs_per_prompt if config.strategy == "all_pairs" else 1
     return kept[:limit], None if kept else next(iter(reasons), "identical")
+
+
+def _different_pairs(order: Sequence[int], completions: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """All pairs of completions that differ, the better one first."""
+    pairs = itertools.combinations(order, 2)
+    return [(better, worse) for better, worse in pairs if completions[better] != completions[worse]]
+
+
+def _widest_first(
+    scores: Sequence[float], completions: Sequence[Hashable], pairs: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """The pairs by decreasing margin, those of equal completions once.
+
+    Among pairs of equal margins those with the earlier chosen and the later rejected completion come first.
+    """
+    by_margin = sorted(pairs, key=lambda pair: (scores[pair[1]] - scores[pair[0]], pair[0], -pair[1]))
+    first: dict[tuple[Hashable, Hashable], tuple[int, int]] = {}
+    for chosen, rejected in by_margin:
+        first.setdefault((completions[chosen], completions[rejected]), (chosen, rejected))
+    return list(first.values())

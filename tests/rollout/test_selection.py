@@ -83,6 +83,27 @@ def test_all_pairs_skips_identical_completions_and_keeps_the_others():
     assert pairs == [(0, 2), (2, 1)]
 
 
+def test_all_pairs_gives_a_pair_of_equal_completions_once_and_spends_its_limit_on_different_pairs():
+    # a 1.0, a 1.0, b 0.5, c 0.0, c 0.0: a-c is 1.0 apart, a-b 0.5, b-c 0.5; each could be made of two completions or four
+    scores, completions = [1.0, 1.0, 0.5, 0.0, 0.0], ["a", "a", "b", "c", "c"]
+    pairs, _ = select(scores, completions, strategy="all_pairs", max_pairs_per_prompt=9)
+    assert pairs == [(0, 4), (0, 2), (2, 4)]
+    assert select(scores, completions, strategy="all_pairs", max_pairs_per_prompt=3)[0] == pairs
+
+
+def test_best_worst_takes_the_widest_pair_that_differs_where_both_ends_are_equal():
+    assert select([1.0, 0.7, 0.4, 0.0], ["a", "b", "c", "a"]) == ([(1, 3)], None)  # 0.7 apart; a-c is 0.6
+    assert select([1.0, 0.7, 0.1, 0.0], ["a", "b", "c", "a"]) == ([(0, 2)], None)  # 0.9 apart; b-a is 0.7
+
+
+@pytest.mark.parametrize("strategy", ["best_random", "random_pair"])
+def test_a_random_completion_is_one_that_differs(strategy):
+    scores, completions = [1.0, 0.9, 0.8, 0.7, 0.0], ["a", "a", "a", "a", "b"]
+    for seed in range(20):
+        ((chosen, rejected),), reason = select(scores, completions, strategy=strategy, seed=seed)
+        assert (completions[chosen], completions[rejected], reason) == ("a", "b", None)
+
+
 @pytest.mark.parametrize("strategy", ["best_worst", "best_random", "random_pair", "all_pairs"])
 def test_one_completion_alone_gives_no_pair(strategy):
     assert select([1.0], strategy=strategy) == ([], "identical")

@@ -44,7 +44,8 @@ class SelectionConfig(Config):
 
     strategy: Literal["best_worst", "best_random", "random_pair", "all_pairs"] = "best_worst"
     """Best against worst, best against a random other, two at random, or every pair; the completion with the higher
-    score is chosen."""
+    score is chosen. Equal completions are never paired, and a pair of equal ones is made once; where the best and the worst
+    one are equal, the widest pair of different ones is taken."""
     score: Literal["reward", "verifier"] = "reward"
     """Score by which completions are ranked: `reward`, the weighted sum of `iterative_dpo.rewards`, or `verifier`, the
     score of `evaluation.verifier`."""
