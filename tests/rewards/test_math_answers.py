@@ -32,6 +32,94 @@ def test_the_final_answers_are_compared_as_mathematics(completion: str, label: s
     assert equal("", completion, label) == score
 
 
+@pytest.mark.parametrize(
+    ("completion", "label", "score"),
+    [
+        (r"\boxed{4} … wait, I forgot one. \boxed{5}", "5", 1.0),
+        (r"\boxed{4} … wait, I forgot one. \boxed{5}", "4", 0.0),
+        (r"$\boxed{4}$ and $\boxed{5}$", "5", 1.0),
+        (r"\boxed{5}. Let me check: $4 + 1 = 5$ and not 6", "5", 1.0),
+        (r"\boxed{\frac{1}{\sqrt{2}}}, or \boxed{\dfrac{\sqrt{2}}{2}}", r"\frac{\sqrt{2}}{2}", 1.0),
+        (r"\boxed{5} and then \boxed{6", "5", 1.0),  # cut off: the last one that is closed
+        (r"\boxed{4} \boxed{}", "4", 0.0),
+        (r"\boxed{4} #### 5", "5", 1.0),
+        (r"#### \boxed{4} = \boxed{5}", "5", 1.0),
+        (r"\fbox{4} then \boxed {5}", "5", 1.0),
+        (r"\boxed{7}", r"First \boxed{4}, but in the end \boxed{7}.", 1.0),
+        (r"\boxed{4}", r"First \boxed{4}, but in the end \boxed{7}.", 0.0),
+        (r"\boxed{1, 2}", "{2, 1}", 1.0),  # one box may hold several values
+    ],
+)
+def test_the_last_box_counts(completion: str, label: str, score: float) -> None:
+    assert equal("", completion, label) == score
+
+
+@pytest.mark.parametrize(
+    ("completion", "label", "score"),
+    [
+        (r"\boxed{AB}", "AB", 1.0),
+        (r"\boxed{BA}", "AB", 0.0),
+        (r"\boxed{\text{AB}}", "AB", 1.0),
+        (r"\boxed{BA}", r"\text{AB}", 0.0),
+        (r"\boxed{BA}", r"\boxed{AB}", 0.0),
+        ("#### AB", "AB", 1.0),
+        ("#### BA", "AB", 0.0),
+        ("AB", "AB", 1.0),
+        ("AB is wrong, so it is BA", "AB", 0.0),
+        ("it is $AB$.", "AB", 1.0),
+        (r"\boxed{ton}", "not", 0.0),
+        (r"\boxed{Yes}", "yes", 1.0),
+        (r"\boxed{solution  no}", "no solution", 0.0),
+        (r"\boxed{\text{no  solution.}}", "No solution", 1.0),
+        (r"\boxed{5 June}", "June 5", 0.0),
+        (r"\boxed{2024-01-02}", "2024-01-02", 1.0),
+        (r"\boxed{2021}", "2024-01-02", 0.0),
+        (r"\boxed{2024-02-01}", "2024-01-02", 0.0),
+        (r"\boxed{2024-01-02}", "2021", 0.0),
+        ("#### 2024-01-02", "2021", 0.0),
+        ("on 2024-01-02", "2021", 0.0),
+        (r"\boxed{1/2/2024}", "1/4048", 0.0),
+        (r"\boxed{1:3}", "10:30", 0.0),
+        (r"\boxed{10:30}", "10:30", 1.0),
+        (r"\boxed{2}", "3-1", 0.0),
+        (r"\boxed{3 - 1}", "3-1", 0.0),
+        (r"\boxed{10.0.0.1}", "10.0.0.1", 1.0),
+        (r"\boxed{0}", "10.0.0.1", 0.0),
+        (r"\boxed{2B}", "B2", 0.0),
+        (r"\boxed{B2}", "2B", 0.0),
+        (r"\boxed{东京}", "东京", 1.0),
+        (r"\boxed{京东}", "东京", 0.0),
+    ],
+)
+def test_words_dates_and_codes_are_compared_as_text(completion: str, label: str, score: float) -> None:
+    assert equal("", completion, label) == score
+
+
+@pytest.mark.parametrize(
+    ("completion", "label"),
+    [
+        (r"\boxed{BA}", "$AB$"),  # dollars make a formula of it
+        (r"\boxed{1 + x}", "x+1"),
+        (r"\boxed{3y^2x}", "3xy^2"),
+        (r"\boxed{c+ab}", "ab+c"),
+        (r"\boxed{7}", "10 - 4 + 1"),
+        (r"\boxed{10-3}", "7"),
+        (r"so $10-3=7$", "7"),
+        (r"\boxed{B}", "B"),
+        (r"\boxed{x = 6 \text{ or } x = 5}", "x = 5 or x = 6"),
+        (r"\boxed{10}", "10 cm"),
+        (r"\boxed{18.9}", r"\$18.90"),
+        (r"\boxed{6.02 \times 10^{23}}", "6.02e23"),
+        (r"\boxed{1e-3}", "0.001"),
+        (r"\boxed{1,000}", "1000"),
+        (r"\boxed{50\%}", "0.5"),
+        (r"\boxed{(1, 2)}", "(1,2)"),
+    ],
+)
+def test_formulas_and_numbers_are_compared_as_mathematics(completion: str, label: str) -> None:
+    assert equal("", completion, label) == 1.0
+
+
 def test_a_label_without_an_answer_is_a_failure() -> None:
     row = {"source": "p.jsonl:1", "task": None, "prompt_text": "?", "completion_text": "42", "label": None}
     with pytest.raises(DataError, match=r"the verifier math failed: ValueError: the label None has no answer"):

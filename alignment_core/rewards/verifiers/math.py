@@ -1,34 +1,96 @@
-"""`verifier: math`: whether a completion's answer equals the label as mathematics, by math-verify."""
+"""`verifier: math`: whether a completion's final answer equals the label's, as mathematics by math-verify or as text."""
 
 from __future__ import annotations
+
+import re
 
 from alignment_core.rewards.named import NamedVerifier
 
 FINAL = "####"
 """What comes before the final answer of GSM8K."""
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+FORMULA = re.compile(r"(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)", re.DOTALL)
+SCIENTIFIC = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])")
+DATE = r"\d+([-/.])\d+(?:\1\d+)+|\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?m\.?)?"
+"""Dates, times, versions and other numbers with separators, such as 2024-01-02, 10:30 and 192.168.0.1: no arithmetic."""
+CODE = r"[^\W\d_]+\d\w*"
+"""Such as B2, which is not 2B."""
+RANGE = r"\d+(?:\.\d+)?\s*[-–—]\s*\d+(?:\.\d+)?"
+"""As a label: 3-1 is no sum that was left to do."""
+DATE_IN_TEXT = re.compile(r"(?<![\w.+*/-])\d{4}-\d{1,2}-\d{1,2}(?![\w*/-])")
+OPERATORS = set("+-*/^=<>()[]{}|!%\\")
 
 
 def verify(prompt: str, completion: str, label: str | None) -> float:
     """1.0 if the completion's final answer equals the label's, else 0.0.
 
-    The final answer follows the last ``####``, or is what math-verify finds: the last ``\\boxed{…}``, formula or number. One
-    that cannot be shown to equal the label's within math-verify's five seconds is wrong. Raises ValueError for a label
-    without an answer.
+    The final answer follows the last ``####``, or is in the last box that is closed, or is what math-verify finds: the last
+    formula or number. One that cannot be shown to equal the label's within math-verify's five seconds is wrong. A label of
+    words, a date, a time or a code is compared as text, without regard to case and white space; ``$…$`` around a label makes
+    it a formula. Raises ValueError for a label without an answer.
     """
     import math_verify
 
-    answer = _final(label or "")
-    marked = "$" in answer or r"\boxed" in answer
-    gold = math_verify.parse(answer if marked else rf"\boxed{{{answer}}}") if answer else []
+    expected, _ = _final(label or "")
+    if not expected:
+        raise ValueError(f"the label {label!r} has no answer to compare with")
+    answer, is_marked = _final(completion)
+    if _is_text(expected):
+        formulas = [] if is_marked else FORMULA.findall(answer)
+        return float(_as_text("".join(formulas[-1]) if formulas else answer) == _as_text(expected))
+    gold = math_verify.parse(_as_formula(expected))
     if not gold:
         raise ValueError(f"the label {label!r} has no answer to compare with")
-    return float(math_verify.verify(gold, math_verify.parse(_final(completion))))
+    if re.fullmatch(f"{DATE}|{CODE}", _as_text(answer)):
+        return 0.0
+    found = math_verify.parse(_as_formula(answer) if is_marked else DATE_IN_TEXT.sub(" ", answer))
+    return float(math_verify.verify(gold, found))
 
 
-def _final(text: str) -> str:
+def _final(text: str) -> tuple[str, bool]:
+    """The final answer, or the text that contains it, and whether a box marks it."""
     _, found, answer = text.rpartition(FINAL)
     lines = answer.strip().splitlines() if found else [text]
-    return lines[0].strip() if lines else ""
+    line = lines[0].strip() if lines else ""
+    box = _last_box(line)
+    return (line, False) if box is None else (box, True)
+
+
+def _last_box(text: str) -> str | None:
+    """What is in the last box that is closed."""
+    for box in reversed(list(BOX.finditer(text))):
+        depth = 1
+        for brace in re.finditer(r"(?<!\\)[{}]", text[box.end() :]):
+            depth += 1 if brace.group() == "{" else -1
+            if not depth:
+                return text[box.end() : box.end() + brace.start()].strip()
+    return None
+
+
+def _is_text(answer: str) -> bool:
+    """Whether a label's answer is to be compared as text: words, a date, a time, a range or a code."""
+    text = _as_text(answer)
+    if FORMULA.search(answer):
+        return False
+    if re.fullmatch(f"{DATE}|{CODE}|{RANGE}", text):
+        return True
+    if not text or text[0].isdigit() or OPERATORS & set(text):
+        return False
+    words = set(re.split(r"[\s,;.:'’]+", text)) - {"and", "or"}
+    return any(len(word) > 1 and word.isalpha() for word in words)
+
+
+def _as_text(answer: str) -> str:
+    """Without LaTeX's marks of text, dollars, a full stop, case and repeated white space."""
+    plain = WORDS_IN_LATEX.sub(r"\1", answer).replace("$", " ").replace("\\ ", " ").replace("~", " ")
+    return " ".join(plain.split()).removesuffix(".").casefold()
+
+
+def _as_formula(answer: str) -> str:
+    """LaTeX that math-verify reads as a whole, not only the last number in it."""
+    latex = SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", answer)
+    return latex if FORMULA.search(latex) else rf"\boxed{{{latex}}}"
 
 
 VERIFIER = NamedVerifier(function=f"{__name__}:verify", packages=("math-verify",))
