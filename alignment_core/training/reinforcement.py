@@ -163,20 +163,23 @@ class PolicyTrainer:
         self.kl_coefficient = kl_coefficient
         reports: dict[str, StepReport] = {}
         for name, learner in self.learners.items():
-            waits = name == "policy" and self.section.critic and self.step < self.section.critic.steps_ahead
-            if not waits:
+            if self.step >= self._first_step(name):
                 reports |= self._update(name, learner)
         self.step += 1
         if self.moving:
             self.moving.after(self.step)
         return reports
 
+    def _first_step(self, name: str) -> int:
+        """The first step that trains this model: the critic alone is trained before the policy."""
+        return self.section.critic.steps_ahead if name == "policy" and self.section.critic else 0
+
     def _update(self, name: str, learner: Learner) -> dict[str, StepReport]:
         reports, training, rows = {name: StepReport()}, self.section.training, self.rows
         mixed = self.pretraining if name == "policy" else None
         if mixed:
             reports["pretraining"] = StepReport()
-        rate = learning_rate(learner.training, self.step, self.section.steps)
+        rate = learning_rate(learner.training, self.step, self.section.steps, self._first_step(name))
         loss = self._policy_loss if name == "policy" else self._value_loss
         for epoch in range(training.num_train_epochs):
             order = self.data.order(derive_seed(self.job.seed, "step", self.step), epoch)

@@ -14,8 +14,11 @@ DECAYS = {
 """What is left of the way from the peak to the floor when the share ``done`` of the decay, from 0 to 1, is over."""
 
 
-def learning_rate(config: TrainingConfig, step: int, total_steps: int) -> float:
-    """Learning rate of optimiser step ``step`` (from 0) of ``total_steps``: linear warm-up, then decay to the floor.
+def learning_rate(config: TrainingConfig, step: int, total_steps: int, first_step: int = 0) -> float:
+    """Learning rate of step ``step`` (from 0) of ``total_steps``: linear warm-up, then decay to the floor at the last step.
+
+    A model that is not trained before ``first_step`` warms up from there, over as many steps as any other (as in OpenRLHF with
+    ``freezing_actor_steps`` and in verl with ``critic_warmup``, whose schedulers count updates of the policy).
 
     ``wsd`` (warm-up, stable, decay: Hu et al. 2024, "MiniCPM: Unveiling the Potential of Small Language Models with Scalable
     Training Strategies", section 4.3) stays at the peak up to the last ``decay_ratio`` of all steps. They decay linearly, or
@@ -23,12 +26,13 @@ def learning_rate(config: TrainingConfig, step: int, total_steps: int) -> float:
     """
     warmup = round(config.warmup_ratio * total_steps)
     peak, floor = config.learning_rate, config.learning_rate * config.min_lr_ratio
-    if step < warmup:
-        return peak * (step + 1) / (warmup + 1)
+    warm = first_step + warmup
+    if step < warm:
+        return peak * (step - first_step + 1) / (warmup + 1)
     kind = config.lr_scheduler_type
     if kind == "constant":
         return peak
-    start = max(warmup, total_steps - round(config.decay_ratio * total_steps)) if kind == "wsd" else warmup
+    start = max(warm, total_steps - round(config.decay_ratio * total_steps)) if kind == "wsd" else warm
     if step < start:
         return peak
     done = (step - start) / max(1, total_steps - start)

@@ -55,6 +55,7 @@ class Policy:
         section: dict[str, Any],
         pretraining: Path | None = None,
         reference: Path | None = None,
+        critic: Path | None = None,
         **resources: Any,
     ) -> None:
         training = {
@@ -69,7 +70,7 @@ class Policy:
         self.job = RlJob(
             RlConfig.model_validate(whole),
             Model(model, MODEL),
-            None,
+            Model(critic, MODEL) if critic else None,
             seed=3,
             pretraining=pretraining,
             reference=Model(reference, MODEL) if reference else None,
@@ -207,3 +208,29 @@ def test_what_is_mixed_in_is_the_loss_of_fine_tuning_however_it_is_cut(
         assert ranks[0]["policy"].grad_norm == pytest.approx(coefficient * expected.grad_norm, rel=1e-4)
         if coefficient == 1.0:
             assert greatest_difference(weights, mixed) < 1e-5
+
+
+def test_a_policy_that_waits_for_its_critic_warms_up_from_its_own_first_step(
+    machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """20 steps, 4 of warm-up, the critic ahead by 5: by hand the critic is at its peak of 2e-3 then, as its warm-up (1/5 to
+    4/5) is over, and the policy begins with 1/5 and 2/5 of its own peak of 1e-3."""
+    section = {
+        "steps": 20,
+        "critic": {"learning_rate": 2e-3, "steps_ahead": 5},
+        "advantage": {"estimator": "gae"},
+        "training": {"warmup_ratio": 0.2},
+    }
+    data = sampled()
+    data.numbers.update(dict.fromkeys(("returns", "old_values"), data.numbers["advantages"]))
+    with machines(1).trainers() as group:
+        policy = Policy(group, machines(1), tiny_model(), tmp_path / "run", section, critic=tiny_model())
+        policy.open()
+        reports = [policy.learn(data)[0] for _ in range(7)]
+    rates = [{name: report.learning_rate for name, report in step.items()} for step in reports]
+    assert rates[0] == {"critic": pytest.approx(0.4e-3)}
+    assert rates[4:] == [
+        {"critic": 2e-3},
+        {"critic": 2e-3, "policy": pytest.approx(0.2e-3)},
+        {"critic": 2e-3, "policy": pytest.approx(0.4e-3)},
+    ]

@@ -52,6 +52,25 @@ def test_it_is_that_of_transformers_after_the_warm_up(kind: str, floor: float) -
     assert found[5:] == pytest.approx(expected[5:])
 
 
+def test_a_policy_that_waits_for_its_critic_warms_up_when_it_begins_by_hand() -> None:
+    """100 steps, warm-up over a tenth of them, the critic alone trained for 20: the policy's first update is the first of 10
+    warm-up steps, 1/11 of the peak; the peak is step 30, and the cosine to the end has 70 steps, so step 65 is half-way."""
+    config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="cosine", warmup_ratio=0.1)
+    found = [learning_rate(config, step, 100, first_step=20) for step in range(20, 100)]
+    assert found[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+    assert found[10] == 1.0
+    assert found[45] == pytest.approx(0.5)
+    assert found[-1] == pytest.approx((1 + math.cos(math.pi * 69 / 70)) / 2)
+    assert found[10:] == sorted(found[10:], reverse=True)
+
+
+def test_a_wait_that_leaves_no_room_for_the_stable_phase_leaves_the_decay_after_the_warm_up() -> None:
+    """10 steps, the first is 5, warm-up 2 (1/3, 2/3), decay of 4 begins after it, at step 7, and not at step 6: 1, 2/3, 1/3."""
+    config = TrainingConfig(learning_rate=1.0, lr_scheduler_type="wsd", warmup_ratio=0.2, decay_ratio=0.4)
+    found = [learning_rate(config, step, 10, first_step=5) for step in range(5, 10)]
+    assert found == pytest.approx([1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])
+
+
 def test_trainings_of_before_have_the_settings_in_their_keys_that_they_had() -> None:
     assert not {"decay_ratio", "decay_type"} & TrainingConfig().model_dump(mode="json").keys()
     chosen = TrainingConfig(lr_scheduler_type="wsd", decay_ratio=0.2, decay_type="1-sqrt").model_dump(mode="json")

@@ -203,7 +203,7 @@ class CriticConfig(Config):
     """The critic learns returns less the mean of all returns so far, over their standard deviation, and its values are read
     accordingly: for rewards that are large, small or drift. `clip` is then in these units."""
     steps_ahead: int = Field(0, ge=0)
-    """Number of initial steps in which only the critic is trained."""
+    """Number of initial steps in which only the critic is trained. The policy's warm-up begins after them."""
 
 
 class ExecutionConfig(Config):
