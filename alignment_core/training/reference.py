@@ -1,5 +1,5 @@
-"""Log-probabilities under a reference, which DPO and its relatives compare with: read from what the stage
-``reference_logps`` made of them."""
+"""Log-probabilities under a reference, which DPO and its relatives compare with; most are those of the stage
+``reference_logps``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ class ReferenceLogps:
     """Summed log-probabilities in nats: for each split ``[highest row number + 1, columns]`` float32, such as chosen and
     rejected."""
 
-    def __init__(self, file: Path, needed: Mapping[str, Sequence[int]]) -> None:
-        """``needed``: row numbers by split. Raises DataError if some of them are missing."""
+    def __init__(self, values: Mapping[str, np.ndarray]) -> None:
+        self.values = values
+
+    @classmethod
+    def read(cls, file: Path, needed: Mapping[str, Sequence[int]]) -> ReferenceLogps:
+        """Those of the stage's file. ``needed``: row numbers by split. Raises DataError if some of them are missing."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         table = pq.read_table(file)
         names = [name for name in table.column_names if name not in ("split", "row")]
-        self.values: dict[str, np.ndarray] = {}
+        found: dict[str, np.ndarray] = {}
         for split, rows in needed.items():
             part, wanted = table.filter(pc.field("split") == split), np.array(rows, np.int64)
             known = part["row"].to_numpy()
@@ -37,7 +41,8 @@ class ReferenceLogps:
                     f"are used, the first of them row {missing[0]}: they are those of another data set, of fewer steps or of "
                     "another order"
                 )
-            self.values[split] = values
+            found[split] = values
+        return cls(found)
 
     def of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor:
         """``[S]``: the values of the sequences of a pack, which are those from column ``first`` on."""

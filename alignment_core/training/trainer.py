@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from alignment_core.canonical import derive_seed
@@ -75,7 +76,7 @@ class Trainer:
         if job.reference_logps is not None:
             train = first_rows(self.total_steps * config.batch_size, len(self.rows), job.seed)
             needed = {"train": train, "test": range(len(self.test_rows))}
-            self.reference = ReferenceLogps(job.reference_logps, needed)
+            self.reference = ReferenceLogps.read(job.reference_logps, needed)
         seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
         source = ModelSource(job.model, job.method.head, *seeds)
         self.learner = Learner(source, config, resources, device, rank, world)
@@ -92,6 +93,8 @@ class Trainer:
 
     def prepare(self, checkpoint: Path | None) -> dict[str, Any]:
         """Go on from a complete checkpoint, if there is one; say where we stand."""
+        if self.moving:
+            self.reference = ReferenceLogps({"test": self._held_out_logps(self.moving)})  # before the reference moves
         if checkpoint is not None:
             self.learner.restore(checkpoint, described(checkpoint)["step"])
             if self.moving:
@@ -139,9 +142,23 @@ class Trainer:
 
     def _reference_of(self, split: str, micro: MicroBatch, first: int = 0) -> torch.Tensor | None:
         """What the method compares a micro-batch with, if with anything: [S], the numbers from column ``first`` on."""
-        if self.moving:
+        if self.moving and split == "train":
             return self.moving.logps_of(micro)
         return self.reference.of(split, micro, first) if self.reference else None
+
+    def _held_out_logps(self, reference: MovingReference) -> np.ndarray:
+        """Log-probabilities of the held-out rows under the reference as it is, in nats: [rows, columns] float32, the columns as
+        in :class:`ReferenceLogps`. All held-out losses compare with the same policy, so that they compare over the steps."""
+        columns = []
+        before = self.rows_before["test"] if not getattr(self.job.method, "passes_trained_rows", True) else []
+        for rows in filter(None, (self.test_rows, before)):
+            logps_BS = torch.zeros(len(rows), len(rows[0].sequences), device=self.device.torch_device)
+            for micro in self.learner.micro_batches(rows):
+                if micro.rows:
+                    logps_S = reference.logps_of(micro).float()
+                    logps_BS[[row.number for row in micro.rows]] = logps_S.view(len(micro.rows), -1)
+            columns.append(sum_over_ranks(logps_BS).cpu().numpy())
+        return np.concatenate(columns, axis=1) if columns else np.zeros((0, 0), np.float32)
 
     def _method_of(self, split: str, rows: Sequence[Row], done: float | None = None) -> Method:
         """The method for a batch, in training after this share of all steps; where its loss depends on all of the batch, after

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from alignment_core.recipes import DpoLossConfig
@@ -85,3 +88,49 @@ def test_a_resumed_job_ends_in_the_same_bytes(
         assert ranks.state["step"] == 3
         train(ranks, 3)
         assert export(ranks, tmp_path / "resumed").read_bytes() == whole
+
+
+def log_probabilities(model: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Of each answer after its prompt in nats, by plain `transformers`, one sequence at a time."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[*prompt, *answer]])
+        with torch.no_grad():
+            logps = loaded(ids).logits[0].log_softmax(-1)
+        places = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
+        found.append(logps[places, ids[0, places + 1]].sum())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("method", [DPO, CHANGING], ids=["dpo", "β of each batch"])
+def test_held_out_metrics_compare_with_the_reference_as_training_begins(
+    method: Any, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    """One step gives the same policy whatever happens to the reference after it, so its held-out loss must be the same, too:
+    the mean of -log σ(β((w - w₀) - (l - l₀))) with the log-probabilities of the policy and of the start by `transformers`."""
+    job, losses = make_job(method), []
+    table = pq.read_table(job.test_data).to_pydict()
+    with machines(2).trainers() as group:
+        for mixup, every in ((1.0, 1), (0.25, 1), (0.25, 100)):
+            folder = tmp_path / f"{mixup}-{every}"
+            ranks = open_job(group, machines(2), following(job, mixup, every), folder)
+            train(ranks, 1)
+            ranks.save_progress(folder)
+            losses.append(held_out_loss(ranks))
+            losses.append(held_out_loss(open_job(group, machines(2), following(job, mixup, every), folder)))
+        trained_model = export(ranks, tmp_path / "policy").parent
+    sides = [
+        log_probabilities(model, table["prompt_ids"], table[side])
+        for model in (trained_model, job.model.path)
+        for side in ("chosen_ids", "rejected_ids")
+    ]
+    margins = (sides[0] - sides[2]) - (sides[1] - sides[3])
+    expected = float(-torch.nn.functional.logsigmoid(0.3 * margins).mean())
+    assert abs(expected - math.log(2)) > 1e-2, "or a reference that moves to the policy would not be noticed"
+    assert losses == pytest.approx([expected] * 6, abs=1e-4)
+
+
+def held_out_loss(ranks: Any) -> float:
+    reports = ranks.evaluate()
+    return sum(report.sums["loss"] for report in reports) / sum(report.normaliser for report in reports)
