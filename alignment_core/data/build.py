@@ -20,6 +20,7 @@ from alignment_core.data.kinds import KEPT, Example, Kind, Lengths
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
+from alignment_core.data.row_order import as_stored
 from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
@@ -45,6 +46,8 @@ class BuiltDataset:
     statistics: dict[str, Any]
     prompts: frozenset[str]
     """Digests of the prompts of the training table, see :mod:`alignment_core.data.overlap`."""
+    shuffled: bool = True
+    """Whether training shuffles the rows, see :mod:`alignment_core.data.row_order`."""
 
     def of(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table, one at a time."""
@@ -130,6 +133,7 @@ def build(
         numbers,
         {"kind": kind_name, **ledger.summary(*per_source), "tokens": tokens},
         frozenset(prompt for row in train for prompt in row.prompts),
+        config.shuffle,
     )
 
 
@@ -148,6 +152,8 @@ def write(built: BuiltDataset, directory: Path) -> None:
         if not len(numbers):
             continue
         layout = tables.schema(built.kind.columns)
+        if not built.shuffled:
+            layout = as_stored(layout)
         with pq.ParquetWriter(directory / f"{name}.parquet", layout, compression="zstd") as file:
             for block in tables.blocks(built.of(name), layout):
                 file.write_batch(block)

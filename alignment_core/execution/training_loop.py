@@ -29,6 +29,7 @@ TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
 """The outputs of a stage that trains a policy; ``adapter`` of one with LoRA."""
 TRAINS = (
     "alignment_core.columns",
+    "alignment_core.data.row_order",
     *below("alignment_core.execution", "course looks training_loop"),
     "alignment_core.files",
     "alignment_core.losses.logprobs",

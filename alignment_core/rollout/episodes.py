@@ -24,11 +24,13 @@ class Draws:
     seed: int
     purpose: str = ""
     """What for, where it is not training: tells the episodes from those."""
+    shuffle: bool = True
+    """Whether each epoch takes the prompts in an order of its own, or in theirs."""
 
     def episodes(self, draw: int) -> list[Episode]:
         """New episodes of the prompt with this index; an epoch takes each prompt once."""
         epoch, index = divmod(draw, len(self.prompts))
-        number = epoch_order(len(self.prompts), self.seed, epoch)[index]
+        number = epoch_order(len(self.prompts), self.seed, epoch, self.shuffle)[index]
         samples, most = range(self.generation.num_generations), self.generation.max_completion_length
         return [Episode(draw, sample, number, self.prompts[number], most, self.purpose) for sample in samples]
 

@@ -92,7 +92,7 @@ CODE = (
     "alignment_core.spool",
     *below(
         "alignment_core.data",
-        "build conditions context fields formats kinds limits messages mixing origins overlap pin rows_file sources",
+        "build conditions context fields formats kinds limits messages mixing origins overlap pin row_order rows_file sources",
         "statistics tables template turn_end",
     ),
 )

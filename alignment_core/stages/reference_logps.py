@@ -47,6 +47,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     from alignment_core.columns import column
+    from alignment_core.data.row_order import is_shuffled
     from alignment_core.training.batches import first_rows
     from alignment_core.training.mismatched import mismatched
 
@@ -64,7 +65,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
         prompts, *sides = (column(table, f"{name}_ids") for name in ("prompt", *config.completions))
         if config.mismatched:
             sides.append(mismatched(prompts, sides[0], split))
-        for number in first_rows(used, len(table), config.order):
+        for number in first_rows(used, len(table), config.order, is_shuffled(table.schema)):
             rows.append((split, number))
             pairs += [(prompts[number], side[number]) for side in sides]
     passes = ForwardPasses(context, BLOCK)
@@ -86,6 +87,7 @@ def run(context: StageContext, config: ReferenceLogpsConfig) -> dict[str, Any]:
 SHOWS = {"rows": "rows"}
 CODE = (
     "alignment_core.columns",
+    "alignment_core.data.row_order",
     "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",

@@ -33,23 +33,25 @@ lines; a longer sequence makes all lines of its pack as long."""
 
 
 @functools.lru_cache(maxsize=4)
-def epoch_order(rows: int, seed: int, epoch: int) -> array[int]:
-    """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch). Do not change it."""
+def epoch_order(rows: int, seed: int, epoch: int, shuffle: bool = True) -> array[int]:
+    """The order in which an epoch takes the rows: a permutation that follows from (seed, epoch), or without ``shuffle`` their
+    own. Do not change it."""
     order = array("q", range(rows))
-    random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+    if shuffle:
+        random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
     return order
 
 
-def batch_of_step(step: int, rows: int, batch_size: int, seed: int) -> list[int]:
+def batch_of_step(step: int, rows: int, batch_size: int, seed: int, shuffle: bool = True) -> list[int]:
     """Row numbers of optimiser step ``step`` (from 0); the last batch of an epoch may be smaller."""
     per_epoch = steps_per_epoch(rows, batch_size)
     epoch, index = divmod(step, per_epoch)
-    return list(epoch_order(rows, seed, epoch)[index * batch_size : (index + 1) * batch_size])
+    return list(epoch_order(rows, seed, epoch, shuffle)[index * batch_size : (index + 1) * batch_size])
 
 
-def first_rows(count: int, rows: int, seed: int) -> list[int]:
+def first_rows(count: int, rows: int, seed: int, shuffle: bool = True) -> list[int]:
     """Numbers of the ``count`` rows that training takes first, or of all if there are not so many; in ascending order."""
-    return sorted(epoch_order(rows, seed, 0)[:count])
+    return sorted(epoch_order(rows, seed, 0, shuffle)[:count])
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:

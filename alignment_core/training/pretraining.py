@@ -12,7 +12,7 @@ from alignment_core.recipes.sections.rl import PretrainingConfig
 from alignment_core.training.batches import batch_of_step
 from alignment_core.training.learner import StepReport, Term
 from alignment_core.training.methods.sft import Sft
-from alignment_core.training.training_rows import training_rows
+from alignment_core.training.training_rows import shuffles, training_rows
 
 
 class Pretraining:
@@ -27,10 +27,11 @@ class Pretraining:
         self.config, self.seed = config, derive_seed(seed, "pretraining")
         self.method = Sft()
         self.rows = training_rows(data, self.method, scratch)
+        self.shuffles = shuffles(data)
 
     def term(self, step: int, report: StepReport) -> Term:
         """What it adds to optimiser step ``step`` (from 0)."""
-        numbers = batch_of_step(step, len(self.rows), self.config.batch_size, self.seed)
+        numbers = batch_of_step(step, len(self.rows), self.config.batch_size, self.seed, self.shuffles)
         batch = [self.rows[number] for number in numbers]
         return Term(batch, self._loss, self.method.normaliser(batch), report, self.config.coefficient)
 

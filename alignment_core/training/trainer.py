@@ -32,7 +32,7 @@ from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.ranks import agree, sum_over_ranks
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
-from alignment_core.training.training_rows import training_rows
+from alignment_core.training.training_rows import shuffles, training_rows
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Trainer:
     def __init__(self, job: TrainJob, resources: ResourcesConfig, device: Device, rank: int, world: int) -> None:
         self.job, self.resources, self.device, self.rank, self.world = job, resources, device, rank, world
         self.rows = training_rows(job.train_data, job.method, job.scratch)
+        self.shuffles = shuffles(job.train_data)
         self.test_rows = list(training_rows(job.test_data, job.method, job.scratch)) if job.test_data else []
         self.rows_before: dict[str, list[Row]] = {"train": [], "test": []}
         if isinstance(job.method, BatchMethod):
@@ -74,7 +75,7 @@ class Trainer:
         self.total_steps = min(planned, config.max_steps or planned)
         self.reference: ReferenceLogps | None = None
         if job.reference_logps is not None:
-            train = first_rows(self.total_steps * config.batch_size, len(self.rows), job.seed)
+            train = first_rows(self.total_steps * config.batch_size, len(self.rows), job.seed, self.shuffles)
             needed = {"train": train, "test": range(len(self.test_rows))}
             self.reference = ReferenceLogps.read(job.reference_logps, needed)
         seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
@@ -121,7 +122,7 @@ class Trainer:
 
     def _step(self, report: StepReport) -> None:
         job, step = self.job, self.learner.steps
-        numbers = batch_of_step(step, len(self.rows), job.training.batch_size, job.seed)
+        numbers = batch_of_step(step, len(self.rows), job.training.batch_size, job.seed, self.shuffles)
         batch = [self.rows[number] for number in numbers]
         torch.manual_seed(derive_seed(job.seed, "step", step, self.rank))  # dropout, where a model has any
         rate = learning_rate(job.training, step, self.total_steps)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alignment_core.data.row_order import is_shuffled
 from alignment_core.models.microbatch import Row
 from alignment_core.spool import Spool
 
@@ -23,6 +24,13 @@ def training_rows(table: Path, method: Method, scratch: Path | None) -> Spool[Ro
     """What ``method`` makes of each row of the Parquet file ``table``, by number; they lie in a file in ``scratch`` (None:
     where temporary files go)."""
     return Spool(scratch, _rows(table, method))
+
+
+def shuffles(table: Path) -> bool:
+    """Whether training takes the rows of the Parquet file ``table`` in an order of its own in each epoch."""
+    import pyarrow.parquet as pq
+
+    return is_shuffled(pq.read_schema(table))
 
 
 def _rows(table: Path, method: Method) -> Iterator[Row]:

@@ -176,7 +176,8 @@ class DataConfig(Config):
     """Approximate number of rows to hold out for evaluation. They are chosen by the digest of their prompt, so that no
     prompt is in both splits."""
     shuffle: bool = True
-    """Shuffle the rows (by the recipe's seed)."""
+    """Shuffle the rows, by the recipe's seed and anew in each epoch of a training on them. `false`: rows stay in the order of
+    their sources, and training takes them in it, as for a curriculum."""
 
     @model_validator(mode="before")
     @classmethod

@@ -33,6 +33,7 @@ from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.training.checkpoints import drop_incomplete, link_tree
 from alignment_core.training.policy_ranks import PolicyRanks
 from alignment_core.training.reinforcement import RlJob
+from alignment_core.training.training_rows import shuffles
 
 END_SECONDS = 0.2
 """How long a call that is under way goes on when the run is stopped."""
@@ -62,7 +63,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     drop_incomplete(context.progress)
     watch = Stopwatch()
     rewarding = Rewarding(section, sources, watch, context.cost)
-    draws = Draws(prompts, section.generation, context.seed)
+    draws = Draws(prompts, section.generation, context.seed, shuffle=shuffles(_table(context.inputs["prompts"])))
     trajectories = Trajectories(context.progress / TRAJECTORIES, section.trajectories, section.steps)
     with (
         closing(trajectories),
@@ -179,10 +180,13 @@ def _pretraining(context: StageContext, section: RlConfig) -> Path | None:
 def _read_prompts(data: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    path = data / "train.parquet"
-    if not path.is_file():
+    if not _table(data).is_file():
         raise DataError("there are no prompts to sample for")
-    return pq.read_table(path).to_pylist()
+    return pq.read_table(_table(data)).to_pylist()
+
+
+def _table(data: Path) -> Path:
+    return data / "train.parquet"
 
 
 @contextmanager
