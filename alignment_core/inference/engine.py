@@ -107,8 +107,13 @@ def _with_options(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 
 @dataclass
 class _UnderWay:
-    """What was sampled of a request so far."""
+    """A request, and what was sampled of it so far."""
 
+    request: Request
+    sampling: Any
+    """Of vLLM: with the tokens that are left."""
+    adapted: bool = False
+    """Whether vLLM samples it with an adapter."""
     token_ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -244,6 +249,21 @@ class Engine:
         self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
         self.policy, self.version, self._half = policy, version, False
         self._updates += 1
+        # vLLM keeps the adapter that a request came with, or none: those that began with the other continue as new requests.
+        for name, known in self.under_way.items():
+            if known.adapted != (self._adapter is not None):
+                self.llm.llm_engine.abort_request([name], internal=False)
+                known.sampling = known.sampling.clone()
+                known.sampling.max_tokens = known.request.max_tokens - len(known.token_ids)
+                if known.sampling.seed is not None:
+                    known.sampling.seed = (known.request.seed + len(known.token_ids)) % 2**31
+                self._submit(known)
+
+    def _submit(self, known: _UnderWay) -> None:
+        """Let vLLM sample what is left of a request."""
+        prompt = {"prompt_token_ids": [*known.request.prompt_ids, *known.token_ids]}
+        known.adapted = self._adapter is not None
+        self.llm.llm_engine.add_request(known.request.name, prompt, known.sampling, lora_request=self._adapter)
 
     def generate(
         self,
@@ -299,9 +319,8 @@ class Engine:
         for request in fresh:
             sampling = self._sampling(config, stop_ids, request.seed, max_tokens=request.max_tokens)
             sampling.output_kind = vllm.sampling_params.RequestOutputKind.DELTA
-            prompt = {"prompt_token_ids": list(request.prompt_ids)}
-            self.llm.llm_engine.add_request(request.name, prompt, sampling, lora_request=self._adapter)
-            self.under_way[request.name] = _UnderWay()
+            self.under_way[request.name] = _UnderWay(request, sampling)
+            self._submit(self.under_way[request.name])
         done: list[tuple[str, Completion]] = []
         deadline = time.monotonic() + seconds
         while self.under_way and time.monotonic() < deadline:
