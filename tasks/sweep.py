@@ -7,10 +7,9 @@ from typing import Any
 
 from alignment.tasks.graph import Step, metrics, submit
 from alignment_core.errors import UserError
+from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.recipes.methods.sweep import OF_TRAINING
 from alignment_core.stages.variants import Variant, VariantsConfig
-
-LOWER_IS_BETTER = ("kl", "length", "truncated", "test_loss")
 
 
 def variants(label: str, metric: str, fields: Mapping[str, Mapping[str, Any]], measuring: Mapping[str, Step]) -> Step:
@@ -28,7 +27,8 @@ def variants(label: str, metric: str, fields: Mapping[str, Mapping[str, Any]], m
             f"rank_by: {metric!r} was not measured of {without}; all have {', '.join(sorted(shared)) or 'none'}"
         )
     rows = tuple(Variant(name=name, fields=dict(fields[name]), metrics=one) for name, one in known.items())
-    config = VariantsConfig(metric=metric, lower_is_better=metric.partition(".")[0] in LOWER_IS_BETTER, variants=rows)
+    lower_is_better = not higher_is_better(metric, next(iter(known.values()), None))
+    config = VariantsConfig(metric=metric, lower_is_better=lower_is_better, variants=rows)
     step: Step = submit("variants", label, config, measuring)
     return step
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alignment_core.errors import UserError
+from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.recipes import Gate
 
 
@@ -25,11 +26,13 @@ def refusals(
         if gate.max is not None and not value <= gate.max:
             failed.append(f"{measured}, {value - gate.max:.4g} above the maximum of {gate.max:g}")
         if gate.min_gain is not None:
-            gain = value - _measured(gate.metric, baseline)
+            higher = higher_is_better(gate.metric, metrics)
+            change = value - _measured(gate.metric, baseline)
+            gain = change if higher else -change
             if not gain >= gate.min_gain:
                 failed.append(
-                    f"{gate.metric} gained {gain:.4g} over {beside}, {gate.min_gain - gain:.4g} less than the "
-                    f"required {gate.min_gain:g}"
+                    f"{gate.metric}{'' if higher else ', which should be low,'} gained {gain:.4g} over {beside}, "
+                    f"{gate.min_gain - gain:.4g} less than the required {gate.min_gain:g}"
                 )
     return failed
 

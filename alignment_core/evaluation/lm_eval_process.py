@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from alignment_core.evaluation.directions import STATED
 from alignment_core.recipes.sections.lm_eval import PREFIX
 
 
@@ -46,7 +48,7 @@ def main(asked: dict[str, Any]) -> None:
     rows = results.get("n-samples", {})
     scores = {**results["results"], **results.get("groups", {})}
     content = {
-        "metrics": metrics_of(scores, rows),
+        "metrics": metrics_of(scores, rows, results.get("higher_is_better", {})),
         "results": scores,
         "versions": results.get("versions", {}),
         "rows": rows,
@@ -54,11 +56,16 @@ def main(asked: dict[str, Any]) -> None:
     Path(asked["output"]).write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
 
 
-def metrics_of(results: dict[str, dict[str, Any]], rows: dict[str, dict[str, int]]) -> dict[str, float]:
-    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr`` and, of tasks that are no groups, ``.n``.
+def metrics_of(
+    results: dict[str, dict[str, Any]],
+    rows: dict[str, dict[str, int]],
+    directions: Mapping[str, Mapping[str, bool | None]] | None = None,
+) -> dict[str, float]:
+    """Metrics by name, ``lm_eval/<task>/<metric>``, with ``.stderr``, ``.higher_is_better`` (1 or 0, where the task says so)
+    and, of tasks that are no groups, ``.n``.
 
-    Args: what ``lm_eval.simple_evaluate`` calls ``results`` and ``n-samples``. Another filter than ``none`` is in the name:
-    ``exact_match@strict-match``.
+    Args: what ``lm_eval.simple_evaluate`` calls ``results``, ``n-samples`` and ``higher_is_better``. Another filter than
+    ``none`` is in the name: ``exact_match@strict-match``.
     """
     found: dict[str, float] = {}
     for task, values in results.items():
@@ -71,6 +78,9 @@ def metrics_of(results: dict[str, dict[str, Any]], rows: dict[str, dict[str, int
             found[f"{whole}.stderr" if is_error else whole] = float(value)
             if not is_error and task in rows:
                 found[f"{whole}.n"] = float(rows[task]["effective"])
+            stated = (directions or {}).get(task, {}).get(name)
+            if not is_error and stated is not None:
+                found[whole + STATED] = float(stated)
     return found
 
 

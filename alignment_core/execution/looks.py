@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignment_core.errors import UserError
+from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.files import write_whole
 from alignment_core.training.checkpoints import link_tree, put_in_place
 
 if TYPE_CHECKING:
     from alignment_core.recipes.sections.training import TrainingConfig
-
-LOWER_IS_BETTER = ("loss", "nll")
 
 
 class Looks:
@@ -73,7 +72,7 @@ class Looks:
         """The step of the best look, the first of equals; None if there was none, or nothing says which is best."""
         if self._name is None:
             return None
-        sign = -1 if self._name in LOWER_IS_BETTER else 1
+        sign = 1 if higher_is_better(self._name) else -1
         values = {step: sign * metrics[self._name] for step, metrics in self.taken.items() if step}
         values = {step: value for step, value in values.items() if value == value}  # a number
         return max(values, key=values.__getitem__, default=None)

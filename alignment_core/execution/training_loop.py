@@ -30,6 +30,7 @@ TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
 TRAINS = (
     "alignment_core.columns",
     "alignment_core.data.row_order",
+    "alignment_core.evaluation.directions",
     *below("alignment_core.execution", "course looks training_loop"),
     "alignment_core.files",
     "alignment_core.losses.logprobs",

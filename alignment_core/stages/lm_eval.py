@@ -101,7 +101,7 @@ STAGE = Stage(
     LmEvalStageConfig,
     run,
     code=(
-        *below("alignment_core.evaluation", "files lm_eval_process"),
+        *below("alignment_core.evaluation", "directions files lm_eval_process"),
         *below("alignment_core.models", "loading saving"),
     ),
     packages=("lm-eval", "torch", "transformers"),

@@ -89,7 +89,8 @@ class Gate(Config):
     """Maximum value."""
     min_gain: float | None = None
     """Minimum gain over the same metric of the policy that the tag points to, evaluated on the same prompts; while the
-    tag does not exist, over that of the policy that the run starts from."""
+    tag does not exist, over that of the policy that the run starts from. Of a metric that should be low, such as a perplexity,
+    it is by how much that falls."""
 
     @property
     def measures(self) -> str:

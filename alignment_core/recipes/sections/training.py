@@ -90,8 +90,8 @@ class TrainingConfig(Config):
     the last one. Default: at the end alone. Not part of the stage's key while unset, nor are the next two."""
     metric_for_best_model: str | None = Field(None, exclude_if=lambda name: name is None)
     """Metric of the held-out rows, such as `loss` or `accuracy`, that decides which checkpoint is the result: the one with the
-    lowest `loss` or `nll`, or the highest value of another metric. The last one is then the output `last`, if it is another.
-    Default: the last one is the result."""
+    best value, which is the lowest `loss`, `nll` or `kl` and the highest `accuracy` or `margin`. The last one is then the
+    output `last`, if it is another. Default: the last one is the result."""
     early_stopping_patience: int | None = Field(None, ge=1, exclude_if=lambda looks: looks is None)
     """Stop when so many measurements in a row were no better than the best."""
     max_loss: float | None = Field(None, gt=0, exclude_if=lambda most: most is None)

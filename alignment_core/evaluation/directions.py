@@ -1,0 +1,31 @@
+"""The direction of every metric: whether a higher or a lower value is better."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+STATED = ".higher_is_better"
+"""Suffix of an entry beside a metric of lm-eval: 1 or 0, as its task says."""
+LOWER_IS_BETTER = frozenset(
+    (
+        *("loss", "nll", "kl", "error", "perplexity", "reward_rejected", "reward_undesirable"),  # of training
+        *("length", "truncated", "position_changed", "failed_rewards"),  # of evaluations
+        *("word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter"),  # of lm-eval
+    )
+)
+_ENDINGS = ("_loss", "_nll", "_kl", "_error", "_perplexity")
+"""Of names that methods of other packages may have."""
+
+
+def higher_is_better(name: str, metrics: Mapping[str, float] | None = None) -> bool:
+    """Whether a higher value of the metric ``name`` is better; also of a held-out metric (``test_loss``), of one before the
+    first step, of an end of an interval (``kl.high``) and of a metric of lm-eval.
+
+    ``metrics``: those that were measured with it, of which lm-eval says the direction of its own.
+    """
+    base = re.sub(r"\.(low|high|first)$", "", name)
+    if metrics is not None and (stated := metrics.get(base + STATED)) is not None:
+        return stated > 0
+    bare = base.rpartition("/")[2].partition("@")[0].removeprefix("test_")
+    return bare not in LOWER_IS_BETTER and not bare.endswith(_ENDINGS)
