@@ -32,7 +32,7 @@ from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.ranks import agree, sum_over_ranks
 from alignment_core.training.reference import ReferenceLogps
 from alignment_core.training.schedule import learning_rate
-from alignment_core.training.training_rows import shuffles, training_rows
+from alignment_core.training.training_rows import Rows, rows_before, shuffles, training_rows
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,11 @@ class Trainer:
         self.rows = training_rows(job.train_data, job.method, job.scratch)
         self.shuffles = shuffles(job.train_data)
         self.test_rows = list(training_rows(job.test_data, job.method, job.scratch)) if job.test_data else []
-        self.rows_before: dict[str, list[Row]] = {"train": [], "test": []}
+        self.rows_before: dict[str, Rows] = {"train": [], "test": []}
         if isinstance(job.method, BatchMethod):
-            tables = {"train": job.train_data, **({"test": job.test_data} if job.test_data else {})}
-            self.rows_before |= {split: job.method.rows_before(_read(table)) for split, table in tables.items()}
+            self.rows_before["train"] = rows_before(job.train_data, job.method, self.rows, job.scratch)
+            if job.test_data and getattr(job.method, "passes_held_out", True):
+                self.rows_before["test"] = rows_before(job.test_data, job.method, self.test_rows, job.scratch)
         config = job.training
         planned = steps_per_epoch(len(self.rows), config.batch_size) * config.num_train_epochs
         self.total_steps = min(planned, config.max_steps or planned)
@@ -150,9 +151,10 @@ class Trainer:
     def _held_out_logps(self, reference: MovingReference) -> np.ndarray:
         """Log-probabilities of the held-out rows under the reference as it is, in nats: [rows, columns] float32, the columns as
         in :class:`ReferenceLogps`. All held-out losses compare with the same policy, so that they compare over the steps."""
-        columns = []
-        before = self.rows_before["test"] if not getattr(self.job.method, "passes_trained_rows", True) else []
-        for rows in filter(None, (self.test_rows, before)):
+        columns, parts = [], [self.test_rows]
+        if isinstance(self.job.method, BatchMethod) and not self.job.method.passes_trained_rows:
+            parts.append(list(self.rows_before["test"]))
+        for rows in filter(None, parts):
             logps_BS = torch.zeros(len(rows), len(rows[0].sequences), device=self.device.torch_device)
             for micro in self.learner.micro_batches(rows):
                 if micro.rows:
@@ -169,7 +171,7 @@ class Trainer:
             return method
         before, sums = self.rows_before[split], list[torch.Tensor]()
         first = 0 if method.passes_trained_rows else len(rows[0].sequences)
-        for micro in self.learner.micro_batches([before[row.number] for row in rows] if before else []):
+        for micro in self.learner.micro_batches([before[row.number] for row in rows] if len(before) else []):
             reference = self._reference_of(split, micro, first)
             with torch.no_grad():
                 sums.append(method.sums_before(run_packed(self.engine, micro), micro, reference).double())
@@ -213,12 +215,6 @@ class Trainer:
         self.learner.save(folder)
         if self.moving and self.rank == 0:
             self.moving.save(folder, self.learner.steps)
-
-
-def _read(path: Path) -> Any:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path)
 
 
 def _sources(path: Path) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,9 @@ from alignment_core.models.microbatch import Row
 from alignment_core.spool import Spool
 
 if TYPE_CHECKING:
-    from alignment_core.training.methods.base import Method
+    from alignment_core.training.methods.base import BatchMethod, Method
+
+Rows = Spool[Row] | Sequence[Row]
 
 BLOCK = 1000
 """Rows of the table that are in memory at a time."""
@@ -24,6 +26,19 @@ def training_rows(table: Path, method: Method, scratch: Path | None) -> Spool[Ro
     """What ``method`` makes of each row of the Parquet file ``table``, by number; they lie in a file in ``scratch`` (None:
     where temporary files go)."""
     return Spool(scratch, _rows(table, method))
+
+
+def rows_before(table: Path, method: BatchMethod, rows: Rows, scratch: Path | None) -> Rows:
+    """What passes through the model before a step on some of the ``rows`` of the Parquet file ``table``, by their numbers; none
+    if nothing does. They are the ``rows`` themselves, or lie in a file in ``scratch``."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(table) as file:
+        columns = [name for name in file.schema_arrow.names if name != SHOWN]
+        if not method.passes_trained_rows:
+            return Spool(scratch, method.rows_before(file.read(columns)))
+        first = file.schema_arrow.empty_table() if not len(rows) else file.read_row_group(0, columns).slice(0, 1)
+        return rows if len(method.rows_before(first)) else []
 
 
 def shuffles(table: Path) -> bool:

@@ -40,10 +40,10 @@ class BatchMethod(Method, Protocol):
 
     Before each step, and before held-out rows are evaluated, the trainer passes the batch's ``rows_before`` through the model
     without a gradient and adds up ``sums_before`` over all micro-batches and ranks. So what the loss is given does not depend
-    on how the batch is cut.
+    on how the batch is cut. A class attribute ``passes_held_out = False`` says that the loss of held-out rows needs no sums.
     """
 
-    def rows_before(self, table: pa.Table) -> list[Row]:
+    def rows_before(self, table: pa.Table) -> Sequence[Row]:
         """What passes through the model before a step, for each training row of a data set, in its order; none: no pass."""
 
     @property

@@ -20,6 +20,7 @@ class DynamicDpo(Dpo):
     """The metric ``beta`` is that of a step. Held-out rows have the configured ``beta``."""
 
     passes_trained_rows: ClassVar[bool] = True
+    passes_held_out: ClassVar[bool] = False
 
     def rows_before(self, table: pa.Table) -> list[Row]:
         return self.rows(table) if self.config.beta_alpha else []

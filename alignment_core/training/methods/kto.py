@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from alignment_core.columns import column
 from alignment_core.losses.kto import kl_baseline, kto_loss
@@ -34,15 +34,15 @@ class Kto:
     passes_trained_rows: ClassVar[bool] = False
 
     def rows(self, table: pa.Table) -> list[Row]:
-        return _rows(table, column(table, "completion_ids"))
+        return list(_Rows(table, column(table, "completion_ids")))
 
     def normaliser(self, rows: Sequence[Row]) -> float:
         return max(1.0, float(len(rows)))
 
-    def rows_before(self, table: pa.Table) -> list[Row]:
+    def rows_before(self, table: pa.Table) -> Sequence[Row]:
         if self.config.loss_type != "kto":
             return []
-        return _rows(table, mismatched(column(table, "prompt_ids"), column(table, "completion_ids")))
+        return _Rows(table, mismatched(column(table, "prompt_ids"), column(table, "completion_ids")))
 
     def sums_before(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> Tensor:
         """The log-ratios of mismatched completions, in nats. [1]"""
@@ -84,10 +84,19 @@ class Kto:
         return found
 
 
-def _rows(table: pa.Table, completions: Sequence) -> list[Row]:
-    """Each prompt with a completion. The margin says whether the completion of the table is desirable: 1 or 0."""
-    columns = column(table, "prompt_ids"), completions, column(table, "label")
-    return [
-        Row(number, (TokenSequence.of_prompt_and_completion(prompt, completion),), float(label))
-        for number, (prompt, completion, label) in enumerate(zip(*columns, strict=True))
-    ]
+class _Rows(Sequence[Row]):
+    """Each prompt of a table with a completion, made when it is asked for. The margin says whether the completion of the table
+    is desirable: 1 or 0."""
+
+    def __init__(self, table: pa.Table, completions: Sequence) -> None:
+        self.prompts, self.completions = column(table, "prompt_ids"), completions
+        self.labels = column(table, "label")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        sequence = TokenSequence.of_prompt_and_completion(self.prompts[number], self.completions[number])
+        return Row(number, (sequence,), float(self.labels[number]))
