@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.data.messages import Messages, as_messages, assistant, user
-from alignment_core.data.turn_end import ANSWER, QUESTION, SpecialTokens, turn_end
+from alignment_core.data.turn_end import ANSWER, QUESTION, ClosingTokens, turn_end
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class Renderer:
         self._eos_id: int = tokenizer.eos_token_id
         self._eos: str = tokenizer.eos_token
         self._shows_tools: bool | None = None  # nobody has asked yet
-        self._special = SpecialTokens(tokenizer, self.encode)
+        self._closing = ClosingTokens(tokenizer, self.encode)
         self._rstrip = {number for number, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
         """Tokens that take the white space behind them in; it may be that of an answer."""
         if self.template:
             self._check_template()
         render = partial(self._render, add_generation_prompt=False) if self.template else None
-        self.turn_end = turn_end(render, tokenizer, self._special, eos_token_ids)
+        self.turn_end = turn_end(render, tokenizer, self._closing, eos_token_ids)
 
     def answered(
         self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None, closed: bool = True
@@ -131,7 +131,7 @@ class Renderer:
             return self._encode_behind(ANSWER, tail)
         end = self.turn_end.text
         if not tail.startswith(end):  # some templates end the last turn otherwise than those before it
-            end = self._special.up_to_first(tail)
+            end = next(iter(self._closing.runs(tail)), "")
         tail = tail.removeprefix(end)
         ids = self._encode_behind(self._tokenizer.convert_ids_to_tokens(ended_by), tail)
         return ids[1:] if ids[:1] == [ended_by] else ids  # a turn that ends where the next one begins
@@ -246,7 +246,7 @@ class Renderer:
         if tail and turn.endswith(tail):
             return turn.removesuffix(tail), self.turn_end.text
         text = turn.rstrip()  # a template may close some turns otherwise, such as those that call tools
-        end = self._special.last(text) if self.template else ""
+        end = self._closing.last(text) if self.template else ""
         if not end and text.endswith(self._eos):
             return text.removesuffix(self._eos), ""
         return (text.removesuffix(end), end) if end else (turn, "")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,7 @@ from alignment_core.data.messages import Messages, assistant, user
 QUESTION, ANSWER = "probe question", "probe answer"
 """Of the conversation that is rendered to see how a template closes an assistant turn."""
 TEMPLATE = "chat_template.jinja"
-_CONVERSATIONS: tuple[Messages, ...] = (
-    [*user(QUESTION), *assistant(ANSWER)],
-    [{"role": "system", "content": "probe"}, *user(QUESTION), *assistant(ANSWER)],
-)
+_BEFORE: tuple[Messages, ...] = (user(QUESTION), [{"role": "system", "content": "probe"}, *user(QUESTION)])
 """Some templates insist on a system message."""
 
 
@@ -39,53 +38,67 @@ class TurnEnd:
     """Tokens at which sampling stops: ``token_id``, EOS and those of the model's generation_config.json, ascending."""
 
 
-class SpecialTokens:
-    """The special tokens of a tokenizer as they are spelled, of which one may close a turn."""
+class ClosingTokens:
+    """The tokens of a tokenizer that may close a turn, as they are spelled: special ones, or else any added one."""
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
-        """Without those that ``encode`` does not read as one token, and without BOS, which begins what follows."""
+        """Without tokens that ``encode`` does not read as one, and without BOS, which begins what follows."""
         added = tokenizer.added_tokens_decoder.items()
-        ids = {token.content: number for number, token in added if token.special}
-        ids[tokenizer.eos_token] = tokenizer.eos_token_id
+        ids = {token.content: number for number, token in added} | {tokenizer.eos_token: tokenizer.eos_token_id}
         if tokenizer.bos_token != tokenizer.eos_token:
             ids.pop(tokenizer.bos_token, None)
         self.ids = {token: number for token, number in ids.items() if encode(token) == [number]}
-        longest_first = sorted(self.ids, key=len, reverse=True)
-        self._one = "|".join(map(re.escape, longest_first)) or "(?!)"
+        ordinary = {token.content for _, token in added if not token.special} - {tokenizer.eos_token}
+        self.special = self.ids.keys() - ordinary
+        self._patterns = [_any_of(self.special), _any_of(self.ids)]
 
-    def up_to_first(self, text: str, run: bool = False) -> str:
-        """A text up to the first of them, or with ``run`` to the last of those that follow it directly; empty without any."""
-        match = re.search(f"({self._one})+" if run else self._one, text)
-        return text[: match.end()] if match else ""
+    def runs(self, text: str) -> list[str]:
+        """A text up to the first of them, and up to each of those that follow it directly; nothing if it has none."""
+        for pattern in self._patterns:
+            if match := re.search(f"({pattern})+", text):
+                tokens = re.findall(pattern, match.group())
+                return list(accumulate(tokens, initial=text[: match.start()]))[1:]
+        return []
 
     def last(self, text: str) -> str:
-        """The one that a text ends with; empty if there is none."""
-        return max((token for token in self.ids if text.endswith(token)), key=len, default="")
+        """The special one that a text ends with; empty if there is none."""
+        return max((token for token in self.special if text.endswith(token)), key=len, default="")
+
+
+def _any_of(tokens: Iterable[str]) -> str:
+    """A pattern that matches the longest of them."""
+    return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)"
 
 
 def turn_end(
-    render: Callable[[Messages], str] | None, tokenizer: Any, special: SpecialTokens, eos_token_ids: Iterable[int]
+    render: Callable[[Messages], str] | None, tokenizer: Any, closing: ClosingTokens, eos_token_ids: Iterable[int]
 ) -> TurnEnd:
     """How turns end that ``render`` renders (a conversation without generation prompt; None: no template).
 
     ``eos_token_ids`` are those of the model's generation_config.json.
     """
-    tail = _tail(render) if render else ""
-    text = special.up_to_first(tail, run=True)
-    token_id: int = special.ids[special.last(text)] if text else tokenizer.eos_token_id
+    tail, middle = _tails(render) if render else ("", "")
+    runs = closing.runs(tail)
+    # Where a conversation ends, some templates write another token (gpt-oss), and some one more (Phi-4-mini).
+    text = next((run for run in reversed(runs) if middle.startswith(run)), runs[-1] if runs else "")
+    token = max((token for token in closing.ids if text.endswith(token)), key=len, default=tokenizer.eos_token)
+    token_id: int = closing.ids.get(token, tokenizer.eos_token_id)
     return TurnEnd(token_id, text, tail, tuple(sorted({token_id, tokenizer.eos_token_id, *eos_token_ids})))
 
 
-def _tail(render: Callable[[Messages], str]) -> str:
-    """What a template writes behind an answer at the end of a conversation; empty if it renders none of ours."""
-    for messages in _CONVERSATIONS:
-        try:
-            text = render(messages)
-        except ValueError:
-            continue
-        if ANSWER in text:
-            return text[text.rindex(ANSWER) + len(ANSWER) :]
-    return ""
+def _tails(render: Callable[[Messages], str]) -> tuple[str, str]:
+    """All that a template writes behind an answer at the end of a conversation, and before another message; each is empty where
+    the template renders no such conversation."""
+
+    def behind(*messages: dict[str, Any]) -> str:
+        for before in _BEFORE:
+            with suppress(ValueError):
+                _, found, text = render([*before, *assistant(ANSWER), *messages]).partition(ANSWER)
+                if found:
+                    return text
+        return ""
+
+    return behind(), behind(*user(QUESTION))
 
 
 def keep_chat_template(chat_template: str, prompts: Path) -> None:

@@ -42,7 +42,10 @@ def test_lm_eval_says_the_direction_of_its_metrics() -> None:
         "mine": {"toxicity,none": 0.25, "toxicity_stderr,none": 0.1, "perplexity,low": 3.0},
         "group": {"toxicity,none": 0.5},
     }
-    stated = {"mine": {"toxicity": False, "perplexity": True}, "group": {"toxicity": None}}
+    stated: dict[str, dict[str, bool | None]] = {
+        "mine": {"toxicity": False, "perplexity": True},
+        "group": {"toxicity": None},
+    }
     found = metrics_of(results, {"mine": {"effective": 4}}, stated)
     assert found == {
         "lm_eval/mine/toxicity": 0.25,

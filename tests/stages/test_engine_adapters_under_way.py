@@ -54,13 +54,13 @@ def test_completions_that_began_without_an_adapter_go_on_with_it(
     done: dict[str, Completion] = {}
     with takes_adapters.engines(EngineRequest(Model(start, POLICY["a"]), 128)) as engines:
         engines.load(start, str(POLICY["a"]))
-        done |= engines.advance(0, requests, CONFIG, STOP, 0.002)
+        done |= engines.advance(0, requests, CONFIG, [STOP], 0.002)
         for version in (1, 2):
             lora = LoraConfig(r=4)
             give(engines, adapted(start, lora, seed=version), lora, tmp_path / str(version), version)
-            done |= engines.advance(0, [], CONFIG, STOP, 0.002)
+            done |= engines.advance(0, [], CONFIG, [STOP], 0.002)
         while len(done) < len(requests):
-            done |= engines.advance(0, [], CONFIG, STOP, 1.0)
+            done |= engines.advance(0, [], CONFIG, [STOP], 1.0)
     folders = [start, tmp_path / "1" / "merged", tmp_path / "2" / "merged"]
     for request in requests:
         completion = done[request.name]
