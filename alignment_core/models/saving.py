@@ -5,6 +5,8 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +14,95 @@ from alignment_core.errors import UserError
 
 ADAPTER = "adapter"
 """Folder of LoRA adapters in that of the model that they are merged into, until they are an output of their own."""
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+"""Says in which files the weights are, where they are in several."""
+CHAT_TEMPLATES = "additional_chat_templates/*.jinja"
+"""Chat templates that a tokenizer has beside its default one, such as ``tool_use``."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
-    "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    CHAT_TEMPLATES,
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
-    "generation_config.json",
+    "*.model",  # SentencePiece
+    "*.tiktoken",
+    "tekken.json",
 )
+"""Patterns of the files that a tokenizer is read from."""
 
 
-def save_checkpoint(model: Any, source: Path | None, directory: Path, state_dict: dict[str, Any] | None = None) -> None:
+def save_checkpoint(
+    model: Any,
+    source: Path | None,
+    directory: Path,
+    state_dict: dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+) -> None:
     """Write ``model`` to ``directory`` so that ``transformers`` and vLLM load it unchanged.
 
-    The tokenizer and generation config are copied from the folder ``source``, byte for byte. ``state_dict`` stands for
-    the model's own weights where those are spread over ranks.
+    The tokenizer, the generation config and trusted code are copied from the folder ``source``, byte for byte. ``state_dict``
+    stands for the model's own weights where those are spread over ranks; an empty one writes a model without weights.
     """
-    model.save_pretrained(directory, state_dict=state_dict)
-    for name in TOKENIZER_FILES if source else ():
-        if source and (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
+    with _generation_config_unchecked(model, directory):
+        model.save_pretrained(directory, state_dict=state_dict)
+    if source:
+        code = ("*.py",) if trust_remote_code else ()
+        copy_files(source, directory, (*TOKENIZER_FILES, GENERATION_CONFIG, *code))
     _drop_provenance(directory / "config.json")
+
+
+@contextmanager
+def _generation_config_unchecked(model: Any, directory: Path) -> Iterator[None]:
+    """Write the generation config of ``model`` as it is: ``save_pretrained`` raises for an inconsistent one."""
+    if not model.can_generate():
+        yield
+        return
+    config = model.generation_config
+    model.generation_config = type(config)()
+    try:
+        yield
+    finally:
+        model.generation_config = config
+    config.to_json_file(directory / GENERATION_CONFIG, keys_to_pop=["compile_config"])
+
+
+def copy_files(source: Path, directory: Path, patterns: Sequence[str]) -> None:
+    """Copy the files of the folder ``source`` that match one of the ``patterns``; those of subfolders into subfolders."""
+    for path in (path for pattern in patterns for path in source.glob(pattern) if path.is_file()):
+        target = directory / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def write_chat_template(directory: Path, template: str) -> None:
+    """Make ``template`` the only chat template of the tokenizer in ``directory``."""
+    for path in directory.glob(CHAT_TEMPLATES):
+        path.unlink()
+    (directory / "chat_template.jinja").write_text(template)
+    content = read_json(directory / "tokenizer_config.json")
+    content.pop("chat_template", None)
+    (directory / "tokenizer_config.json").write_text(json.dumps(content, indent=2))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _drop_provenance(config: Path) -> None:
     """``_name_or_path`` is a path of this machine: it has no place in content."""
-    content = json.loads(config.read_text())
+    content = read_json(config)
     content.pop("_name_or_path", None)
-    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    write_json(config, content)
 
 
 def architecture_digest(directory: Path) -> str:
@@ -56,9 +116,34 @@ def architecture_digest(directory: Path) -> str:
     return digest_of([config, digest_of_file(tokenizer) if tokenizer.is_file() else ""])
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The files of weights that ``transformers`` loads: ``model.safetensors``, else those of the index; none without either.
+
+    Some repositories hold the weights once more in another form, such as ``consolidated.safetensors``.
+    """
+    if (whole := directory / "model.safetensors").is_file():
+        return [whole]
+    if not (index := directory / WEIGHTS_INDEX).is_file():
+        return []
+    try:
+        return sorted({directory / Path(name).name for name in read_json(index)["weight_map"].values()})
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{index} cannot be read ({error!r}); copy or download it again") from None
+
+
+def why_no_weights(directory: Path) -> str:
+    """A clause for a folder that has no :func:`weight_files`."""
+    if any(directory.glob("*.safetensors")):
+        return f"has neither model.safetensors nor {WEIGHTS_INDEX}, which `transformers` loads"
+    return (
+        "has no *.safetensors: pickled weights are not loaded (*.bin, *.pt, *.pth, *.ckpt), because they can run code; "
+        "convert them first"
+    )
+
+
 def same_weights(a: Path, b: Path) -> bool:
     """Whether two checkpoints hold the same weights, byte for byte; False where they are cut into files differently."""
-    names = [sorted(path.name for path in folder.glob("*.safetensors")) for folder in (a, b)]
+    names = [[path.name for path in weight_files(folder)] for folder in (a, b)]
     return bool(names[0]) and names[0] == names[1] == filecmp.cmpfiles(a, b, names[0], shallow=False)[0]
 
 
@@ -74,11 +159,8 @@ def check_loadable(directory: Path) -> Path:
     To read a pickle is to run what is in it, so weights are read from safetensors alone. And ``transformers`` takes a folder
     that holds an adapter's configuration for the adapter, and loads the model that this names instead.
     """
-    if not any(directory.glob("*.safetensors")):
-        raise UserError(
-            f"{directory} has no *.safetensors: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never loaded, because they "
-            "can run code; convert them first"
-        )
+    if not weight_files(directory):
+        raise UserError(f"{directory} {why_no_weights(directory)}")
     if (directory / "adapter_config.json").is_file():
         raise UserError(
             f"{directory} is an adapter (adapter_config.json), and no model; name it as `model.adapter`, beside the model that "

@@ -30,6 +30,7 @@ from alignment_core.models.handle import Model
 from alignment_core.models.loading import Head
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.padding import set_padding
 from alignment_core.models.saving import save_checkpoint
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
@@ -160,6 +161,7 @@ class Learner:
             )
         if training.router_aux_loss_coef:
             self.packed.balance_routers()
+        self._check_saves()
         self.engine = self._engine()
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
         self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
@@ -295,16 +297,31 @@ class Learner:
         else:
             state = self.packed.state_dict()
         if self.rank == 0:
-            model = self.packed.model
-            weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-            state = merged(model, weights)
-            size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
-            check_room(directory.parent, size, f"the model of step {self.steps}")
-            save_checkpoint(model, self.source.model.path, directory, state)
-            if adapter and self.training.lora:
-                head = None if self.source.head == "lm" else "score"
-                save_adapter(model, weights, self.training.lora, head, str(self.source.model.reference), adapter)
+            self._write({name.removeprefix("model."): tensor for name, tensor in state.items()}, directory, adapter)
         torch.distributed.barrier()
+
+    def _write(self, weights: Mapping[str, torch.Tensor], directory: Path, adapter: Path | None = None) -> None:
+        model, source = self.packed.model, self.source.model
+        state = merged(model, weights)
+        size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
+        check_room(directory.parent, size, f"the model of step {self.steps}")
+        save_checkpoint(model, source.path, directory, state, source.trust_remote_code)
+        if self.source.head != "lm":
+            set_padding(directory, source.trust_remote_code)
+        if adapter and self.training.lora:
+            head = None if self.source.head == "lm" else "score"
+            save_adapter(model, weights, self.training.lora, head, str(source.reference), adapter)
+
+    def _check_saves(self) -> None:
+        """Write the model without its weights, so that what cannot be saved is not trained first. Raises UserError."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                self._write({}, Path(folder, "model"), Path(folder, "adapter"))
+            except (ValueError, TypeError, RuntimeError, KeyError) as error:
+                raise UserError(
+                    f"{self.source.model.reference.short} cannot be trained, because `transformers` does not save it: "
+                    f"{' '.join(str(error).split())}"
+                ) from error
 
     def adapter(self) -> dict[str, bytes]:
         """The adapter that it trains, as :func:`save_adapter` writes it, by file; nothing on other ranks than the first."""

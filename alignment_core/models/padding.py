@@ -1,0 +1,70 @@
+"""The padding token of a model that scores, by which ``transformers`` finds the end of a padded sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_json
+
+
+def set_padding(directory: Path, trust_remote_code: bool = False) -> None:
+    """Make ``AutoModelForSequenceClassification`` score a padded batch as it scores each sequence of it alone.
+
+    It takes the score at the last token that is not ``config.pad_token_id``, which therefore must be the token that the
+    tokenizer pads with, and must not end sequences. A tokenizer whose padding token does, or that has none, gets another
+    special token for it. If there is no other, the model has no padding token, and ``transformers`` raises for batches.
+    """
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    pad = _padding_token(tokenizer, _ending_ids(tokenizer, directory))
+    config = read_json(directory / "config.json")
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            part["pad_token_id"] = None if pad is None else tokenizer.convert_tokens_to_ids(pad)
+    write_json(directory / "config.json", config)
+    if pad not in (None, tokenizer.pad_token):
+        for file in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
+            if file.is_file():
+                write_json(file, read_json(file) | {"pad_token": pad})
+
+
+def _ending_ids(tokenizer: Any, directory: Path) -> set[int]:
+    """Tokens that a sequence may end with: EOS, those that end generation, and the last special token of a rendered answer."""
+    ends = {tokenizer.eos_token_id}
+    if (file := directory / GENERATION_CONFIG).is_file():
+        eos = read_json(file).get("eos_token_id")
+        ends |= set(eos if isinstance(eos, list) else [eos])
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        ids = tokenizer.apply_chat_template(turns, return_dict=False)
+    except Exception:  # no template, or one that refuses such a conversation
+        return ends
+    return ends | set([number for number in ids if number in _special_tokens(tokenizer)][-1:])
+
+
+def _special_tokens(tokenizer: Any) -> dict[int, str]:
+    return {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def _padding_token(tokenizer: Any, ends: set[int]) -> str | None:
+    """The tokenizer's own, or another special token, neither of which is in ``ends``; None if there is none.
+
+    Preferred are tokens that are called padding; BOS and the unknown token come last.
+    """
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in ends:
+        return str(tokenizer.pad_token)
+    template = str(tokenizer.chat_template)
+    special = {number: token for number, token in _special_tokens(tokenizer).items() if number not in ends}
+    last = (tokenizer.bos_token, tokenizer.unk_token)
+    ranked = sorted(
+        special,
+        key=lambda number: (
+            "pad" not in special[number].lower(),
+            special[number] in last,
+            special[number] in template,
+            number,
+        ),
+    )
+    return special[ranked[0]] if ranked else None

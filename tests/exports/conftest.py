@@ -1,0 +1,80 @@
+"""Base models as public ones come, and what is exported of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alignment_core.artifacts import Reference
+from alignment_core.models.handle import Model
+from alignment_core.models.loading import Head, load_model
+from alignment_core.recipes import TrainingConfig
+from alignment_core.training.learner import Learner, ModelSource
+
+TEXTS = ["short", "a somewhat longer one", "?" * 90, "two", "x" * 200]
+Base = Callable[..., Path]
+
+
+def handle(folder: Path) -> Model:
+    return Model(folder, Reference(kind="model", digest="a" * 64))
+
+
+def perturb(model: Any) -> Any:
+    """Change all weights, as training does."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def export(base: Path, folder: Path, head: Head = "lm") -> Any:
+    """Save a trained model of ``base`` in ``folder`` as a training stage does; returns the model."""
+    model = perturb(load_model(str(base), head, torch.float32, head_seed=4))
+    learner(base, model, head)._write(model.state_dict(), folder)
+    return model
+
+
+def learner(base: Path, model: Any, head: Head = "lm") -> Any:
+    """As far as it saves a model of ``base``: without DeepSpeed, which has no part in that."""
+    one: Any = Learner.__new__(Learner)
+    one.packed, one.source, one.steps = SimpleNamespace(model=model), ModelSource(handle(base), head), 0
+    one.training = TrainingConfig(learning_rate=1e-4, batch_size=8)
+    return one
+
+
+def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(ids).logits
+    return found
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Set entries of a JSON file; None takes one out."""
+    content = {**(json.loads(file.read_text()) if file.is_file() else {}), **changes}
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+@pytest.fixture
+def base(tiny_model: Any, tmp_path: Path) -> Base:
+    """A copy of a tiny model; ``tokenizer`` sets attributes of its tokenizer, such as the padding token."""
+
+    def make(tied: bool = True, architecture: str = "llama", **tokenizer: Any) -> Path:
+        folder = tmp_path / "base"
+        shutil.copytree(tiny_model(architecture, tied), folder)
+        if tokenizer:
+            changed = transformers.AutoTokenizer.from_pretrained(folder)
+            for name, value in tokenizer.items():
+                setattr(changed, name, value)
+            changed.save_pretrained(folder)
+        return folder
+
+    return make
