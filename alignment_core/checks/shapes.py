@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.checks.plan import PlannedStage
+from alignment_core.models.saving import weight_files
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.source_code import parse
 from alignment_core.stages.base_model import BaseModelConfig
@@ -44,7 +45,7 @@ def without_score_head(config: BaseModelConfig) -> bool:
         return True
     if config.commit is not None:
         return False
-    files = [*Path(str(config.model.name)).expanduser().glob("*.safetensors")]
+    files = weight_files(Path(str(config.model.name)).expanduser())
     architectures = model_shape(config).get("architectures") or [""]
     if not files or not all(name.endswith("ForCausalLM") for name in architectures):
         return False

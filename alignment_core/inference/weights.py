@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.models.buckets import Bucket, Receiver
-from alignment_core.models.saving import check_loadable
+from alignment_core.models.saving import check_loadable, weight_files
 
 
 class WeightUpdate:
@@ -86,7 +86,7 @@ def _unwrapped(model: Any) -> list[tuple[Any, str, Any]]:
 def _stored(model: str) -> Iterator[tuple[str, Any]]:
     from safetensors import safe_open
 
-    for path in sorted(check_loadable(Path(model)).glob("*.safetensors")):
+    for path in weight_files(check_loadable(Path(model))):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
                 yield name, file.get_tensor(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 import shutil
@@ -15,17 +14,21 @@ from alignment_core.artifacts import Reference, Store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.models.saving import (
+    CHAT_TEMPLATES,
+    WEIGHTS_INDEX,
+    weight_files,
+    why_no_weights,
+    write_chat_template,
+)
 from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.paths import BEGINS, is_written_as_path
 
 _DIGEST = re.compile(r"([a-z][a-z0-9_-]*@sha256:)?[0-9a-f]{4,64}")
 """A reference, in full or by its first digits; no Hub name of a model looks so."""
-WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+WANTED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 CODE = ("*.py",)
 """Copied only for a model whose code the recipe trusts."""
-
-
-_ONLY_PICKLES = "has no *.safetensors; convert it first: pickled weights are not loaded"
 
 
 class BaseModelConfig(StageConfig):
@@ -54,21 +57,37 @@ def run(context: StageContext, config: BaseModelConfig) -> dict[str, Any]:
         parameters = create_model(model.scratch, model.chat_template, context.seed, context.output)
         return {"parameters": parameters}
     source = Path(str(model.name)).expanduser() if config.commit is None else _download(model, config.commit)
-    for pattern in _patterns(model):
-        for path in source.glob(pattern):
-            shutil.copyfile(path, context.output / path.name)
+    for name, path in _files(source, model).items():
+        (context.output / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, context.output / name)
     for name, digest in config.files.items():
         if not (context.output / name).is_file() or digest_of_file(context.output / name) != digest:
             raise UserError(f"model: {source / name} changed while the run was starting; run again")
-    if not list(context.output.glob("*.safetensors")):
-        raise UserError(f"model: {model.name} {_ONLY_PICKLES}")
     check_weights(context.output, source)
     _tidy(context.output, model)
     return {"parameters": _parameters(context.output)}
 
 
+def _files(folder: Path, model: ModelConfig) -> dict[str, Path]:
+    """What is taken of the folder of a model, by path within it: the weights in the form that is loaded, and files beside them.
+
+    Raises UserError where weights are missing.
+    """
+    weights = weight_files(folder)
+    if not weights:
+        raise UserError(f"model: {folder} {why_no_weights(folder)}")
+    if missing := [path for path in weights if not path.is_file()]:
+        raise UserError(f"model: {missing[0]} is missing, which {WEIGHTS_INDEX} names; copy or download it again")
+    paths = {path for pattern in _patterns(model) for path in folder.glob(pattern) if path.is_file()}
+    if weights[0].name == "model.safetensors":
+        paths.discard(folder / WEIGHTS_INDEX)
+    return {path.relative_to(folder).as_posix(): path for path in sorted({*paths, *weights})}
+
+
 def _patterns(model: ModelConfig) -> tuple[str, ...]:
-    return WANTED + CODE if model.trust_remote_code else WANTED
+    """Of the files beside the weights."""
+    templates = () if model.chat_template else (CHAT_TEMPLATES,)
+    return WANTED + templates + (CODE if model.trust_remote_code else ())
 
 
 def _tidy(directory: Path, model: ModelConfig) -> None:
@@ -79,18 +98,19 @@ def _tidy(directory: Path, model: ModelConfig) -> None:
                 f"model: {model.name} has no {needed}; a Hugging Face model folder with its tokenizer is needed"
             )
     if model.chat_template is not None:
-        (directory / "chat_template.jinja").write_text(model.chat_template)
-        tokenizer = directory / "tokenizer_config.json"
-        content = json.loads(tokenizer.read_text())
-        content.pop("chat_template", None)
-        tokenizer.write_text(json.dumps(content, indent=2))
+        write_chat_template(directory, model.chat_template)
 
 
 def _download(model: ModelConfig, commit: str) -> Path:
     import huggingface_hub
 
     return Path(
-        huggingface_hub.snapshot_download(str(model.name), revision=commit, allow_patterns=list(_patterns(model)))
+        huggingface_hub.snapshot_download(
+            str(model.name),
+            revision=commit,
+            allow_patterns=["*.safetensors", *_patterns(model)],
+            ignore_patterns=["consolidated*", "*/*.safetensors"],
+        )
     )
 
 
@@ -98,7 +118,7 @@ def check_weights(directory: Path, named: Path | None = None) -> None:
     """Raise UserError that names the first file of weights that is cut short or is none; ``named`` is where it came from."""
     from safetensors import SafetensorError, safe_open
 
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in weight_files(directory):
         try:
             with safe_open(path, framework="numpy"):
                 pass
@@ -113,7 +133,7 @@ def _parameters(directory: Path) -> int:
     from safetensors import safe_open
 
     total = 0
-    for path in directory.glob("*.safetensors"):
+    for path in weight_files(directory):
         with safe_open(path, framework="numpy") as file:
             total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no mapping)
     return total
@@ -178,13 +198,11 @@ def pin_model(model: ModelConfig, hint: str = "") -> BaseModelConfig:
     written_as_path = is_written_as_path(str(model.name))
     if written_as_path and folder.is_dir():
         _check_no_revision(model, f"{folder} is a folder")
-        paths = sorted({path for pattern in _patterns(model) for path in folder.glob(pattern)})
         if not (folder / "config.json").is_file():
             raise UserError(f"model: {folder} is a folder without config.json; give a Hugging Face model folder")
-        if not any(path.suffix == ".safetensors" for path in paths):
-            raise UserError(f"model: {folder} {_ONLY_PICKLES}")
+        files = _files(folder, model)
         check_weights(folder)
-        return BaseModelConfig(model=model, files={path.name: digest_of_file(path) for path in paths})
+        return BaseModelConfig(model=model, files={name: digest_of_file(path) for name, path in files.items()})
     if written_as_path:
         raise UserError(f"model: {folder}: no such folder ({BEGINS})")
     return BaseModelConfig(model=model, commit=commit_of(str(model.name), model.revision, "model", hint))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.models.saving import check_loadable
+from alignment_core.models.saving import check_loadable, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Tensors:
     def __init__(self, role: str, folder: Path, opened: ExitStack) -> None:
         from safetensors import safe_open
 
-        self.role, found = role, sorted(check_loadable(folder).glob("*.safetensors"))
+        self.role, found = role, weight_files(check_loadable(folder))
         self.files = {path.name: opened.enter_context(safe_open(path, "pt")) for path in found}
         self.file_of = {name: file for file in self.files.values() for name in file.keys()}  # noqa: SIM118 (no mapping)
 

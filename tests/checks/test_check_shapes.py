@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from alignment_core.checks import shapes
 from alignment_core.checks.rows import Answer
@@ -45,10 +45,10 @@ def test_a_language_model_is_no_reward_model(store, rows, tiny_model, tmp_path):
         sentence.format("reward_model.model", policy)
     ]
     shutil.copytree(policy, scores)
-    save_file({"score.weight": np.zeros((1, 64), np.float32)}, scores / "score.safetensors")
+    weights = load_file(scores / "model.safetensors") | {"score.weight": np.zeros((1, 64), np.float32)}
+    save_file(weights, scores / "model.safetensors")
     assert look(store, rl(rows, {"reward_model": {"name": str(scores)}})).problems == []
-    for weights in scores.glob("*.safetensors"):
-        weights.unlink()
+    (scores / "model.safetensors").unlink()
     with pytest.raises(UserError, match="pickled weights are not loaded"):
         look(store, rl(rows, {"reward_model": {"name": str(scores)}}))
 

@@ -1,0 +1,131 @@
+"""Exported policies and process reward models: ``AutoModelForCausalLM``, ``AutoTokenizer`` and ``GenerationConfig``."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from alignment_core.cluster.device import Device
+from alignment_core.errors import UserError
+from alignment_core.models.loading import load_model
+from alignment_core.models.saving import GENERATION_CONFIG
+from alignment_core.models.tokenizer import CHAT_TEMPLATE
+from alignment_core.recipes import ModelConfig, ResourcesConfig
+from alignment_core.stages.base_model import pin_model, run
+from alignment_core.training.forward import Forward, ForwardJob
+from tests.exports.conftest import edit, export, handle, learner
+
+INCONSISTENT = [
+    {"temperature": 0.9, "top_p": 0.6},  # vicuna, Llama 2: huggingface/transformers issue 29988
+    {"length_penalty": 0.5, "early_stopping": True},
+]
+"""Generation configs that ``GenerationConfig.save_pretrained`` refuses."""
+
+
+def greedy(model: Any, tokenizer: Any) -> torch.Tensor:
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2 + 2?"}], add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    found: torch.Tensor = model.generate(ids, do_sample=False, max_new_tokens=24)
+    return found
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("llama", True), ("qwen2", False)])
+def test_a_policy_generates_what_the_trained_one_does(base, tmp_path, architecture, tied):
+    source = base(tied, architecture)
+    edit(source / GENERATION_CONFIG, eos_token_id=[257, 40], repetition_penalty=1.3)
+    trained = export(source, tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert greedy(loaded, tokenizer).equal(greedy(trained, tokenizer))
+    config = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (config.eos_token_id, config.repetition_penalty) == ([257, 40], 1.3)
+    assert loaded.generation_config.eos_token_id == [257, 40]
+
+
+@pytest.mark.parametrize("entries", INCONSISTENT, ids=lambda entries: next(iter(entries)))
+def test_the_generation_config_is_the_bases_even_where_transformers_would_not_save_it(base, tmp_path, entries):
+    source = base()
+    edit(source / GENERATION_CONFIG, **entries)
+    with pytest.raises(ValueError, match="GenerationConfig is invalid"):
+        transformers.GenerationConfig.from_pretrained(source).save_pretrained(tmp_path / "refused")
+    export(source, tmp_path / "out")
+    assert (tmp_path / "out" / GENERATION_CONFIG).read_bytes() == (source / GENERATION_CONFIG).read_bytes()
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_without_the_file_generation_is_what_the_bases_config_says(base, tmp_path):
+    """Before the file existed config.json held these entries, and ``transformers`` drops them from there when it saves."""
+    source = base()
+    (source / GENERATION_CONFIG).unlink()
+    edit(source / "config.json", temperature=0.5)
+    export(source, tmp_path / "out")
+    expected = transformers.AutoModelForCausalLM.from_pretrained(source).generation_config
+    assert expected.temperature == 0.5
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
+    assert (found.temperature, found.eos_token_id) == (0.5, expected.eos_token_id)
+
+
+@pytest.mark.parametrize("head", ["lm", "score"])
+def test_a_model_that_cannot_be_saved_is_not_trained(base, head):
+    """The learner writes the model without weights before the first step."""
+    source = base()
+    model = load_model(str(source), head, torch.float32, head_seed=1)
+    one = learner(source, model, head)
+    one._check_saves()
+    model.config.unknown = object()
+    with pytest.raises(
+        UserError, match=r"model@\w+:\w+ cannot be trained, because `transformers` does not save it: .+JSON"
+    ):
+        one._check_saves()
+
+
+def test_a_policy_brings_all_of_its_chat_templates(base, tmp_path):
+    """``transformers`` renders rows with tools by the template ``tool_use``, if there is one."""
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    shows = "{% for tool in tools %}{{ tool.function.name }};{% endfor %}" + CHAT_TEMPLATE
+    source = base(chat_template={"default": CHAT_TEMPLATE, "tool_use": shows, "rag": "{{ 1 }}"})
+    context: Any = SimpleNamespace(output=tmp_path / "stored", seed=0)
+    context.output.mkdir()
+    run(context, pin_model(ModelConfig(name=str(source))))
+    export(context.output, tmp_path / "out")
+    turns = [{"role": "user", "content": "Oslo?"}]
+    for folder in (source, context.output, tmp_path / "out"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.apply_chat_template(turns, tools=tools, tokenize=False) == "weather;<user>Oslo?"
+        assert set(tokenizer.chat_template) == {"default", "tool_use", "rag"}
+
+
+def test_the_recipes_chat_template_replaces_all_of_the_models(base, tmp_path):
+    source = base(chat_template={"default": CHAT_TEMPLATE, "tool_use": "{{ 'tools' }}"})
+    context: Any = SimpleNamespace(output=tmp_path / "stored", seed=0)
+    context.output.mkdir()
+    run(context, pin_model(ModelConfig(name=str(source), chat_template="{{ 'mine' }}")))
+    assert transformers.AutoTokenizer.from_pretrained(context.output).chat_template == "{{ 'mine' }}"
+
+
+def test_a_process_reward_model_is_a_language_model_whose_verdict_tokens_say_how_good_a_step_is(base, tmp_path):
+    """docs/methods/process-reward-model.md: the log-odds of a step are the logit of its good verdict token at the step's
+    placeholder, less that of the bad one."""
+    export(base(), tmp_path / "out")
+    good, bad, placeholder = 43, 45, 263
+    prompt, answer = list(b"2 + 2?"), [*b"It is 4.", placeholder]
+    job = ForwardJob(handle(tmp_path / "out"), "lm", verdicts=(good, bad))
+    found = Forward(job, ResourcesConfig(), Device.detect("cpu", 0)).run([(prompt, answer)])
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + answer])).logits[0, -1]
+    np.testing.assert_allclose(found, [float(logits[good] - logits[bad])], rtol=1e-4, atol=1e-5)
+
+
+def test_an_export_names_no_path_of_this_machine(base, tmp_path):
+    export(base(), tmp_path / "out")
+    for file in (tmp_path / "out").glob("*.json"):
+        assert str(tmp_path) not in file.read_text()
+        json.loads(file.read_text())
