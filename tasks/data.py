@@ -29,6 +29,7 @@ def base_model(label: str, model: ModelConfig, kinds: Sequence[str] = ("model",)
             if adapter
             else pin_adapter(model.adapter, near_tags(store, named))
         )
+        config = config.model_copy(update={"chat_template": model.chat_template})
         merged: Step = submit("merge_adapter", label, config, {"model": beside, ADAPTER: adapter})
         return merged
     known = in_store(store, model, kinds)

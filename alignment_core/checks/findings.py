@@ -15,6 +15,7 @@ from alignment_core.checks import functions, rows, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import DataError
+from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes import ResourcesConfig
 
 
@@ -143,14 +144,15 @@ def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
 
 
 def _beside(model: PlannedStage | Reference) -> PlannedStage | Reference:
-    """The model whose tokenizer and shape it has: an adapter changes neither."""
+    """The model whose shape it has: an adapter does not change it."""
     while isinstance(model, PlannedStage) and model.stage == "merge_adapter":
         model = model.inputs["model"]
     return model
 
 
 def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> rows.TokenizerSource:
-    model = _beside(model)
+    if isinstance(model, PlannedStage) and model.stage == "merge_adapter":
+        return _of_adapter(model, _tokenizer(store, model.inputs["model"], trust))
     if isinstance(model, Reference):
         return rows.TokenizerSource(folder=str(store.fetch(model)), trust_remote_code=trust)
     config: Any = model.config
@@ -160,6 +162,38 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
     elif config.model.scratch is None:
         place = {"folder": str(Path(config.model.name).expanduser())}
     return rows.TokenizerSource(**place, chat_template=config.model.chat_template, trust_remote_code=trust)
+
+
+def _of_adapter(merged: PlannedStage, base: rows.TokenizerSource) -> rows.TokenizerSource:
+    """The tokenizer of an adapter merged into a model: the adapter's, as far as it has one, else that of the ``base``.
+
+    One of the store, which was trained here, has none.
+    """
+    config: Any = merged.config
+    if merged.inputs.get(ADAPTER):
+        return base
+    place: dict[str, Any] = {"hub": None, "folder": str(Path(config.adapter).expanduser()), "commit": None}
+    if config.commit is not None:
+        place = {"hub": config.adapter, "folder": None, "commit": config.commit}
+    if _file_of(config, "tokenizer_config.json"):
+        return base.model_copy(update={**place, "chat_template": config.chat_template})
+    template = _file_of(config, "chat_template.jinja")
+    if template and config.chat_template is None:
+        return base.model_copy(update={"chat_template": template.read_text()})
+    return base
+
+
+def _file_of(adapter: Any, name: str) -> Path | None:
+    """A file of an adapter, in its folder or from the Hub, if it is there and can be read now."""
+    if adapter.commit is None:
+        file = Path(adapter.adapter).expanduser() / name
+        return file if file.is_file() else None
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(adapter.adapter, name, revision=adapter.commit))
+    except Exception:  # no network, no such file: the stage that needs it will tell
+        return None
 
 
 def _shape(store: Store, model: PlannedStage | Reference) -> dict[str, Any]:

@@ -11,12 +11,22 @@ from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.models.adapters import NF4, QUANTISATION
 from alignment_core.models.four_bits import round_to_4_bits
-from alignment_core.models.saving import ADAPTER
+from alignment_core.models.padding import set_padding
+from alignment_core.models.saving import (
+    ADAPTER,
+    GENERATION_CONFIG,
+    TOKENIZER_FILES,
+    checkpoint_dtype,
+    copy_files,
+    save_checkpoint,
+    write_chat_template,
+)
 from alignment_core.recipes.paths import BEGINS, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """What `peft` calls the files of an adapter."""
-FILES = (CONFIG, WEIGHTS, QUANTISATION)
+FILES = (CONFIG, WEIGHTS, QUANTISATION, *TOKENIZER_FILES, GENERATION_CONFIG)
+"""Patterns of the files that are read: the adapter, and its own tokenizer and chat templates, if it has any."""
 
 
 class MergeAdapterConfig(StageConfig):
@@ -27,9 +37,12 @@ class MergeAdapterConfig(StageConfig):
     """SHA-256 by file name, for a local folder."""
     commit: str | None = None
     """Commit on the Hub."""
+    chat_template: str | None = None
+    """The recipe's, which is also used if the adapter has its own."""
 
     def content(self) -> Any:
-        return {"hub": self.adapter if self.commit else None, "commit": self.commit, "files": self.files}
+        hub = self.adapter if self.commit else None
+        return {"hub": hub, "commit": self.commit, "files": self.files, "chat_template": self.chat_template}
 
 
 def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
@@ -46,16 +59,16 @@ def pin_adapter(name: str, hint: str = "") -> MergeAdapterConfig:
         raise UserError(f"model.adapter: {folder}: no such folder ({BEGINS})")
     if missing := [one for one in (CONFIG, WEIGHTS) if not (folder / one).is_file()]:
         raise UserError(f"model.adapter: {folder} has no {missing[0]}; give a folder as `peft` saves it")
-    there = [one for one in FILES if (folder / one).is_file()]
-    return MergeAdapterConfig(adapter=name, files={one: digest_of_file(folder / one) for one in there})
+    there = [path for pattern in FILES for path in folder.glob(pattern) if path.is_file()]
+    return MergeAdapterConfig(
+        adapter=name, files={path.relative_to(folder).as_posix(): digest_of_file(path) for path in there}
+    )
 
 
 def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
-    """Merged in fp32, and saved in the precision of the model."""
+    """Merged in fp32, and saved in the precision of the model, with the adapter's own tokenizer if it has one."""
     import peft
     import torch
-
-    from alignment_core.models.saving import checkpoint_dtype, save_checkpoint
 
     folder = _folder(context, config)
     for name, digest in config.files.items():
@@ -78,6 +91,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         round_to_4_bits(model, model.get_output_embeddings() if is_lm else model.score, stored)
     adapter.inference_mode, tied = True, model.config.tie_word_embeddings
     try:
+        _fit_embeddings(model, tensors)
         adapted = peft.get_peft_model(model, adapter)
         result = peft.set_peft_model_state_dict(adapted, tensors)
     except (RuntimeError, ValueError) as error:
@@ -86,11 +100,79 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
     absent = [name for name in result.missing_keys if name in known and ("lora_" in name or "modules_to_save" in name)]
     if wrong := [*result.unexpected_keys, *absent]:
         raise UserError(_not_beside(config, source.reference.short, f"for example {wrong[0]}"))
+    if tied:
+        _untie(model)
     merged = adapted.merge_and_unload().to(getattr(torch, checkpoint_dtype(source.path)))
     if tied:
         _tie_again(merged)
-    save_checkpoint(merged, source.path, context.output)
+    save_checkpoint(merged, source.path, context.output, trust_remote_code=source.trust_remote_code)
+    _adopt_tokenizer(config, folder, context.output, source.trust_remote_code)
+    if not is_lm:
+        set_padding(context.output, source.trust_remote_code)
     return {"parameters": sum(one.numel() for one in merged.parameters())}
+
+
+def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, trust_remote_code: bool) -> None:
+    """Put the tokenizer and chat templates of the adapter in ``folder``, as far as it has them, in place of the base model's.
+
+    Generation then also stops at this tokenizer's EOS. Raises UserError if the model lacks rows for its tokens.
+    """
+    import transformers
+
+    own = [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
+    if (folder / "tokenizer_config.json").is_file():
+        for path in [path for pattern in TOKENIZER_FILES for path in output.glob(pattern)]:
+            path.unlink()
+    copy_files(folder, output, (*TOKENIZER_FILES, GENERATION_CONFIG))
+    if config.chat_template is not None:
+        write_chat_template(output, config.chat_template)
+    if not own:
+        return
+    tokenizer = transformers.AutoTokenizer.from_pretrained(output, trust_remote_code=trust_remote_code)
+    shape = json.loads((output / "config.json").read_text())
+    rows = shape.get("text_config", shape)["vocab_size"]
+    if (tokens := max(tokenizer.get_vocab().values()) + 1) > rows:
+        raise UserError(
+            f"model.adapter: the tokenizer of {config.adapter} has {tokens} tokens, but the merged model has embeddings for "
+            f"{rows}: save the adapter with its embeddings (`save_embedding_layers=True`)"
+        )
+    for name in ("config.json", *([] if (folder / GENERATION_CONFIG).is_file() else [GENERATION_CONFIG])):
+        _stop_at(output / name, tokenizer.eos_token_id)
+
+
+def _stop_at(file: Path, eos: int | None) -> None:
+    """Add ``eos`` to the tokens that end generation, by a config or generation config."""
+    if eos is None or not file.is_file():
+        return
+    content = json.loads(file.read_text())
+    ids = content.get("eos_token_id")
+    known = ids if isinstance(ids, list) else [ids]
+    if eos not in known:
+        content["eos_token_id"] = eos if known == [None] else [eos, *known]
+        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _fit_embeddings(model: Any, tensors: dict[str, Any]) -> None:
+    """Resize the embeddings of ``model`` to those among the adapter's ``tensors``: tokens were added before it was trained."""
+    embeddings = {model.get_input_embeddings(), model.get_output_embeddings()} - {None}
+    names = [name for name, module in model.named_modules() if module in embeddings]
+    ends = tuple(f".{name}.{weight}" for name in names for weight in ("weight", "base_layer.weight"))
+    rows = {len(tensor) for name, tensor in tensors.items() if name.endswith(ends)}
+    if rows and rows != {model.get_input_embeddings().num_embeddings}:
+        model.resize_token_embeddings(max(rows), mean_resizing=False)
+
+
+def _untie(model: Any) -> None:
+    """Give the head weights of its own: `peft` merges in place, and what an adapter changes of one is not for the other.
+
+    A head that the adapter has whole (`modules_to_save`, `trainable_token_indices`) is left as it is.
+    """
+    import torch
+
+    head = model.get_output_embeddings()
+    head = head.get_base_layer() if hasattr(head, "get_base_layer") else head
+    if isinstance(head, torch.nn.Linear):
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
 
 
 def _in_4bit(folder: Path) -> bool:
@@ -150,6 +232,6 @@ STAGE = Stage(
     MergeAdapterConfig,
     run,
     SHOWS,
-    code=below("alignment_core.models", "adapters four_bits saving"),
+    code=below("alignment_core.models", "adapters four_bits padding saving"),
     packages=("peft", "torch", "transformers"),
 )
