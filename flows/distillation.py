@@ -24,7 +24,10 @@ def distillation(recipe: DistillationRecipe) -> Outputs:
         check_same_tokenizer(CURRENT.get().store, ours, theirs, "distillation.teacher.model", cure)
     if section.teacher.sft:
         demonstrations = data.dataset("teacher/sft/data", section.teacher.sft.data, "demonstrations", teacher)
-        teacher = training.sft("teacher/sft", section.teacher.sft.training, teacher, demonstrations)
+        sft = section.teacher.sft
+        teacher = training.sft(
+            "teacher/sft", sft.training, teacher, demonstrations, disable_dropout=sft.disable_dropout
+        )
 
     def learn(label: str, student: Input, text: dict[str, Input], config: DistillationStageConfig) -> Input:
         asked = TeacherLogpsConfig(top_k=section.top_k, bf16=config.training.bf16)

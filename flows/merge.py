@@ -22,7 +22,9 @@ def merge(recipe: MergeRecipe) -> Outputs:
         model = own or start
         if one.sft:
             demonstrations = data.dataset(f"{label}/sft/data", one.sft.data, "demonstrations", own or base)
-            model = training.sft(f"{label}/sft", one.sft.training, model, demonstrations)
+            model = training.sft(
+                f"{label}/sft", one.sft.training, model, demonstrations, disable_dropout=one.sft.disable_dropout
+            )
         models[label] = model
     config = MergeStageConfig(
         merge_method=section.merge_method,

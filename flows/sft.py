@@ -12,7 +12,8 @@ def sft(recipe: SftRecipe) -> Outputs:
     """Compose the recipe."""
     base = data.base_model("model", recipe.model)
     demonstrations = data.dataset("sft/data", recipe.sft.data, "demonstrations", base)
-    policy = training.sft("sft", recipe.sft.training, base, demonstrations)
+    section = recipe.sft
+    policy = training.sft("sft", section.training, base, demonstrations, disable_dropout=section.disable_dropout)
     evaluations = Evaluations(recipe, base, None)
     if recipe.evaluation:
         evaluations.add("start", base)

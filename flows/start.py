@@ -22,7 +22,7 @@ def base_and_start(recipe: BaseRecipe, sft: SftConfig | None) -> tuple[Input, In
     if sft is None:
         return base, base
     demonstrations = data.dataset("sft/data", sft.data, "demonstrations", base)
-    return base, training.sft("sft", sft.training, base, demonstrations)
+    return base, training.sft("sft", sft.training, base, demonstrations, disable_dropout=sft.disable_dropout)
 
 
 def reward_model(recipe: BaseRecipe, section: RewardModelConfig | None, base: Input, start: Input) -> Input | None:

@@ -12,9 +12,11 @@ from alignment_core.stages.reward_model import RewardModelStageConfig
 from alignment_core.stages.sft import SftStageConfig
 
 
-def sft(label: str, training: TrainingConfig, model: Input, data: Input, stream: str = "") -> Step:
+def sft(
+    label: str, training: TrainingConfig, model: Input, data: Input, stream: str = "", disable_dropout: bool = True
+) -> Step:
     """Fine-tune ``model`` on demonstrations."""
-    config = SftStageConfig(training=training)
+    config = SftStageConfig(training=training, disable_dropout=disable_dropout)
     return submit("sft", label, config, {"model": model, "data": data}, stream)
 
 

@@ -58,13 +58,14 @@ def train(
     model: str = "model",
     test_before: bool = False,
     sync: ReferenceSyncConfig | None = None,
+    dropout: bool = False,
 ) -> dict[str, Any]:
     """Train the input of role ``model`` on the input ``data``; returns metrics.
 
     A method that needs a reference compares with the input ``reference_logps``, which the stage of this name makes of the same
     data. Raises DataError if rows that the training takes are missing in it. With ``test_before`` the metrics of held-out rows
     before the first step are there as ``test_<name>.first``. With ``sync`` the reference is the input ``reference``, or the
-    model itself, and follows the policy.
+    model itself, and follows the policy. With ``dropout`` the model's own dropout is on.
     """
     from alignment_core.training.trainer import TrainJob
     from alignment_core.training.trainer_ranks import TrainerRanks
@@ -89,6 +90,7 @@ def train(
         reference=context.model("reference") if "reference" in context.inputs else None,
         sync=sync,
         scratch=context.progress,
+        dropout=dropout,
     )
     drop_incomplete(context.progress)
     if training.eval_steps and job.test_data is None:

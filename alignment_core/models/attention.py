@@ -223,17 +223,18 @@ def over_trees() -> Iterator[None]:
         _in_use = before
 
 
-def use_trees(model: Any, head: Head, device: str) -> bool:
+def use_trees(model: Any, head: Head, device: str, dropout: bool = False) -> bool:
     """Let a ``transformers`` model of this head attend over prefix trees if it can, and say whether it does.
 
     It can if all its layers attend in the plain way and it then gives what it gives for a sequence alone, which is looked at
-    where the model is, and if the ``device`` that it is for can. Otherwise it stays as it was.
+    where the model is, and if the ``device`` that it is for can. Otherwise it stays as it was. With ``dropout`` it will train
+    with that of its configuration, which must not be in its attention.
     """
     if model.config._attn_implementation != "sdpa":
         return bool(model.config._attn_implementation == NAME)
     model.config._attn_implementation = NAME
     try:
-        heads: frozenset[Heads] = _remembered(_heads_if_plain, model, head)
+        heads: frozenset[Heads] = _remembered(_heads_if_plain_in_training if dropout else _heads_if_plain, model, head)
         can = bool(heads) and _remembered(_are_as_alone_in_trees, model, head)
     except Exception as error:  # somebody else's model may know nothing of what it is given here
         if out_of_memory(error):
@@ -290,14 +291,18 @@ def _sequences(model: Any) -> list[np.ndarray]:
     return [np.array([*range(length - 4), *[after] * 4]) % config.vocab_size for after in (1, 2, 3)]
 
 
-def _heads_if_plain(model: Any, head: Head) -> frozenset[Heads]:
-    """The heads of its layers if each calls :func:`_attend` for a causal softmax over all that came before, and nothing more;
-    otherwise none."""
+def _heads_if_plain_in_training(model: Any, head: Head) -> frozenset[Heads]:
+    return _heads_if_plain(model, head, mode=True)
+
+
+def _heads_if_plain(model: Any, head: Head, mode: bool = False) -> frozenset[Heads]:
+    """The heads of its layers, in training or evaluation mode, if each calls :func:`_attend` for a causal softmax over all that
+    came before, and nothing more; otherwise none."""
     global _seen
     training, _seen = model.training, []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            _states(model.train(), head, _sequences(model)[-1:], share=True)
+            _states(model.train(mode), head, _sequences(model)[-1:], share=True)
         found = frozenset(one for one in _seen if one is not None)
         plain = None not in _seen and len(_seen) == model.config.get_text_config().num_hidden_layers
         return found if plain else frozenset()

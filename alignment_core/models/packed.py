@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
@@ -34,12 +35,19 @@ class PackedModel(nn.Module):
     """
 
     def __init__(
-        self, model: Any, head: Head, with_entropy: bool = False, share: bool = True, device: str = "cpu"
+        self,
+        model: Any,
+        head: Head,
+        with_entropy: bool = False,
+        share: bool = True,
+        device: str = "cpu",
+        dropout: bool = False,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
         With ``share`` sequences share their prefixes if the model can do with that and the ``device`` that it will compute
-        on can. A model that cannot be given several sequences in a line is given each in a line of its own.
+        on can. A model that cannot be given several sequences in a line is given each in a line of its own. With ``dropout``
+        the model's own dropout is on in training mode; that of LoRA adapters always is.
         """
         super().__init__()
         self.model = model
@@ -47,7 +55,12 @@ class PackedModel(nn.Module):
         self.with_entropy = with_entropy
         self.top: int | None = None
         """Of a language model: have the forward give so many of the likeliest tokens of each place instead, [2, K, C]."""
-        self.shares = share and use_trees(model, head, device)
+        self.dropout = dropout
+        if not dropout:
+            for layer in _checkpointed_layers(model):
+                layer.register_forward_pre_hook(self._evaluates)
+                layer.register_forward_hook(self._trains, always_call=True)
+        self.shares = share and use_trees(model, head, device, dropout)
         """Whether micro-batches for it are to share prefixes."""
         self.alone = not self.shares and not keeps_apart(model, head)
         """Whether it has to be given each sequence in a line of its own."""
@@ -59,6 +72,25 @@ class PackedModel(nn.Module):
         self._chosen: Tensor | None = None
         if head == "lm":
             model.get_output_embeddings().register_forward_pre_hook(self._choose)
+
+    def train(self, mode: bool = True) -> PackedModel:
+        """Set training or evaluation mode. Without ``dropout``, training mode is for LoRA adapters and for gradient
+        checkpointing; everything else in the model computes as in evaluation, so that the policy that trains is the one
+        that samples and that a reference is a copy of. (GPT-2 and OPT have dropout of 0.1 in their configuration, Mixtral
+        and PhiMoE can have noise before their routers.)"""
+        super().train(mode)
+        if mode and not self.dropout:
+            for name, module in self.model.named_modules():
+                module.training = "lora_" in name
+            for layer in _checkpointed_layers(self.model):
+                layer.training = True  # outside of their forward pass: they checkpoint in training mode alone
+        return self
+
+    def _evaluates(self, layer: nn.Module, *_: Any) -> None:
+        layer.training = False
+
+    def _trains(self, layer: nn.Module, *_: Any) -> None:
+        layer.training = self.training
 
     def balance_routers(self) -> None:
         """Have forward passes in training leave ``router_loss``, the load-balancing loss of ``transformers``.
@@ -121,6 +153,11 @@ class PackedModel(nn.Module):
             return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
+
+
+def _checkpointed_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers whose activations gradient checkpointing recomputes."""
+    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
 
 
 def _apart(input_ids: Tensor, position_ids: Tensor, uses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from alignment_core.execution.base import Stage, StageConfig, StageContext
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
@@ -14,6 +16,7 @@ class SftStageConfig(StageConfig):
     """How to fine-tune."""
 
     training: TrainingConfig
+    disable_dropout: bool = Field(True, exclude_if=lambda disabled: disabled)
 
     def packages_used(self) -> tuple[str, ...]:
         return packages_of(self.training)
@@ -22,7 +25,7 @@ class SftStageConfig(StageConfig):
 def run(context: StageContext, config: SftStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.sft import Sft
 
-    return train(context, Sft(), config.training)
+    return train(context, Sft(), config.training, dropout=not config.disable_dropout)
 
 
 SHOWS = {"loss": "loss", "test_loss": "test loss"}

@@ -92,6 +92,8 @@ class ModelSource:
     adapter_seed: int = 0
     """With ``training.lora``: what its adapters begin from."""
     with_entropy: bool = False
+    dropout: bool = False
+    """Whether the model's own dropout is on in training; that of LoRA adapters always is."""
 
 
 class Asked(dict[str, Any]):
@@ -153,7 +155,7 @@ class Learner:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
         share = resources.attention == "auto"
-        self.packed = PackedModel(model, source.head, source.with_entropy, share, device.torch_device)
+        self.packed = PackedModel(model, source.head, source.with_entropy, share, device.torch_device, source.dropout)
         if not unanimous(self.packed.shares, device.torch_device):
             raise EnvironmentFault(
                 "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "
@@ -163,6 +165,7 @@ class Learner:
             self.packed.balance_routers()
         self._check_saves()
         self.engine = self._engine()
+        self.engine.train()  # a model is loaded in evaluation mode
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
         self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
 
@@ -222,7 +225,7 @@ class Learner:
         or its gradient is not finite, or above ``training.max_loss``.
         """
         self.consistent = False
-        if not self.engine.training:
+        if not self.packed.training:  # the engine's own flag never changes
             self.engine.train()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate

@@ -52,6 +52,8 @@ class TrainJob:
     sync: ReferenceSyncConfig | None = None
     scratch: Path | None = None
     """Folder for rows that are not in memory; None: where temporary files go."""
+    dropout: bool = False
+    """Whether the model's own dropout is on; that of LoRA adapters always is."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> Trainer:
         """One rank of it."""
@@ -80,7 +82,7 @@ class Trainer:
             needed = {"train": train, "test": range(len(self.test_rows))}
             self.reference = ReferenceLogps.read(job.reference_logps, needed)
         seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
-        source = ModelSource(job.model, job.method.head, *seeds)
+        source = ModelSource(job.model, job.method.head, *seeds, dropout=job.dropout)
         self.learner = Learner(source, config, resources, device, rank, world)
         self.engine = self.learner.engine
         self.moving: MovingReference | None = None

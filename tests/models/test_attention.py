@@ -114,8 +114,9 @@ def test_models_with_windows_keep_what_transformers_does(architecture: str, more
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_with_dropout_in_its_attention_shares_nothing() -> None:
-    assert not PackedModel(model_of("llama", attention_dropout=0.1), "lm").shares
+def test_a_model_that_trains_with_dropout_in_its_attention_shares_nothing() -> None:
+    assert not PackedModel(model_of("llama", attention_dropout=0.1), "lm", dropout=True).shares
+    assert PackedModel(model_of("llama", attention_dropout=0.1), "lm").shares, "its dropout is off"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -159,6 +159,9 @@ class SftConfig(Config):
     """Demonstrations."""
     training: TrainingConfig = TrainingConfig()
     """Optimiser and schedule."""
+    disable_dropout: bool = Field(True, exclude_if=lambda disabled: disabled)
+    """Train without the dropout of the model's configuration (such as GPT-2's 0.1). All other methods always do, and
+    `lora_dropout` stays as it is. Not part of the stage's key while true."""
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> SftConfig:
