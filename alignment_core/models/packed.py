@@ -144,7 +144,9 @@ class PackedModel(nn.Module):
             experts = getattr(config, "num_experts", None) or config.num_local_experts  # either name, by the model
             self.router_loss = self._balancing(output.router_logits, experts, config.num_experts_per_tok, uses)
         if self.head == "lm":
-            logits_KV = output.logits[0] if temperature == 1 else output.logits[0] / temperature
+            logits_KV = output.logits[0].float()  # before the temperature: bf16 would round what it divides
+            if temperature != 1:
+                logits_KV = logits_KV / temperature
             if self.top is not None:
                 return top_logps(logits_KV, self.top)
             if candidates_KC is not None:
