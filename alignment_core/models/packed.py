@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -72,6 +73,8 @@ class PackedModel(nn.Module):
         self._chosen: Tensor | None = None
         if head == "lm":
             model.get_output_embeddings().register_forward_pre_hook(self._choose)
+        elif isinstance(model.score, nn.Linear):
+            model.score.forward = functools.partial(_linear_in_fp32, model.score)
 
     def train(self, mode: bool = True) -> PackedModel:
         """Set training or evaluation mode. Without ``dropout``, training mode is for LoRA adapters and for gradient
@@ -155,6 +158,14 @@ class PackedModel(nn.Module):
             return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
+
+
+def _linear_in_fp32(layer: nn.Linear, states: Tensor) -> Tensor:
+    """The output of a head in fp32, whatever the type of its weights: scores near 8 in bf16 are multiples of 1/16, so that the
+    completions of a prompt tie."""
+    return nn.functional.linear(
+        states.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float()
+    )
 
 
 def _checkpointed_layers(model: nn.Module) -> list[nn.Module]:
