@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
-from alignment_core.data import formats, kinds, mixing, overlap, sources, statistics, tables
+from alignment_core.data import formats, hold_out, kinds, mixing, overlap, sources, statistics, tables
 from alignment_core.data.conditions import conditioned
 from alignment_core.data.context import check_context
 from alignment_core.data.fields import Fields
-from alignment_core.data.kinds import KEPT, Example, Kind, Lengths
+from alignment_core.data.hold_out import Kept
+from alignment_core.data.kinds import KEPT, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
@@ -62,22 +63,6 @@ class BuiltDataset:
         return tables.to_table(self.of("test"), self.kind.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is remembered of a row that passed the filters; its columns need not fit into memory."""
-
-    number: int
-    """Of the row among all of them."""
-    source: int
-    example: int
-    """Number of the example that it came from: a conversation may give several rows."""
-    digest: str
-    """Of the example's content, before any tokenizer touched it."""
-    prompts: tuple[str, ...]
-    """Digests of what it has answers to; rows with the same last one are held out together."""
-    sequences: Sequence[Lengths]
-
-
 def build(
     config: DataConfig,
     pinned: Sequence[PinnedSource],
@@ -107,19 +92,19 @@ def build(
     ledger.check_bad_rows()
     mixed = any(source.source.weight is not None for source in pinned)
     weights = [source.source.weight or 0.0 for source in pinned] if mixed else []
-    ledger.check_rows_left(_counts(kept, len(pinned)), mixture=bool(weights))
+    ledger.check_rows_left(hold_out.counts(kept, len(pinned)), mixture=bool(weights))
 
     given = {number for number, source in enumerate(pinned) if source.source.held_out}
     if given:
-        pool, test = _held_out_sources(kept, given, ledger)
+        pool, test = hold_out.held_out_sources(kept, given, ledger)
     else:
-        pool, test = _hold_out(kept, config.test_rows, ledger, kind.together)
+        pool, test = hold_out.hold_out(kept, config.test_rows, ledger, kind.together)
     by_source: list[list[Kept]] = [[row for row in pool if row.source == number] for number in range(len(pinned))]
     left = [len(rows) or int(number in given) for number, rows in enumerate(by_source)]
     ledger.check_rows_left(left if any(map(len, by_source)) else [0] * len(pinned), mixture=bool(weights))
     order = mixing.order([len(rows) for rows in by_source], weights or None, config.mixing, config.shuffle, seed)
     train = [by_source[source][row] for source, row in order]
-    per_source = [_counts(rows, len(pinned)) for rows in (kept, train, test)]
+    per_source = [hold_out.counts(rows, len(pinned)) for rows in (kept, train, test)]
     used = Counter(source for source, _ in set(order))
     per_source.append([len(rows) - used[source] for source, rows in enumerate(by_source)])
     numbers = {"train": array("q", (row.number for row in train)), "test": array("q", (row.number for row in test))}
@@ -180,7 +165,7 @@ def kept_rows(
             if on_progress and read % PROGRESS_EVERY == 0:
                 on_progress(read, total)
             try:
-                digest, prompts = _digests(example, kept)
+                digest, prompts, context = _digests(example, kept, limits.config.assistant_turns == "last")
                 rendered = shown.rows(limits)
             except ValueError as error:
                 ledger.bad(number, where, str(error))
@@ -195,7 +180,7 @@ def kept_rows(
                     ledger.shortened[number] += SHORTENED in columns
                     columns = tables.compact({**columns, **made_by}, kind.columns)
                     sequences = kind.sequences(columns)
-                    yield Kept(number_of_row, number, example_number, digest, prompts, sequences), columns
+                    yield Kept(number_of_row, number, example_number, digest, prompts, context, sequences), columns
                     number_of_row += 1
     if on_progress:
         on_progress(ledger.read.total(), total)
@@ -232,80 +217,13 @@ def examples(
             ledger.bad(number, row.where, str(error))
 
 
-def _digests(example: Example, kept: str | None) -> tuple[str, tuple[str, ...]]:
-    """Of the whole example with what is kept beside it, and of each of its prompts."""
+def _digests(example: Example, kept: str | None, last_turn: bool) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Of the whole example with what is kept beside it, of the prompts that are trained, and of those in its own prompt."""
     content = list(vars(example).values())
     try:
-        return digest_of([*content, kept] if kept else content), example.prompts()
+        return digest_of([*content, kept] if kept else content), *hold_out.prompts_of(example, last_turn)
     except TypeError as error:
         raise ValueError(f"a message contains a value that JSON cannot represent: {error}") from None
-
-
-def _hold_out(rows: list[Kept], count: int, ledger: statistics.Ledger, together: str) -> tuple[list[Kept], list[Kept]]:
-    """Split off about ``count`` rows as a test set: all rows of the prompts with the smallest digests.
-
-    No prompt has rows on both sides. Membership depends on a row's own prompt, so more data moves few rows. A prompt whose
-    rows would bring the test set further above ``count`` than it is below stays in training. Of copies of a test row one
-    is kept.
-    """
-    if not count:
-        return rows, []
-    groups: defaultdict[str, list[Kept]] = defaultdict(list)
-    for row in rows:
-        groups[row.prompts[-1]].append(row)
-    test: list[Kept] = []
-    held: set[str] = set()
-    for prompt in sorted(groups):
-        distinct, copies = _without_copies(groups[prompt])
-        missing = count - len(test)
-        if missing <= 0:
-            break
-        if len(distinct) - missing > missing:
-            continue
-        held.add(prompt)
-        test += distinct
-        for row in copies:
-            ledger.dropped[row.source]["duplicate_of_test"] += 1
-    train = [row for row in rows if row.prompts[-1] not in held]
-    if not (train and test):
-        raise DataError(
-            f"test_rows: cannot hold out {count} of {len(rows)} usable rows: all rows of a {together} go to the same split, "
-            f"and with {len(groups)} different {together}s that leaves {'none to train on' if test else 'none to hold out'}"
-        )
-    return train, test
-
-
-def _held_out_sources(rows: list[Kept], held_out: set[int], ledger: statistics.Ledger) -> tuple[list[Kept], list[Kept]]:
-    """The rows to train on, without those that share a prompt with a test row, and those of the sources that are held out."""
-    test = [row for row in rows if row.source in held_out]
-    if not test:
-        raise DataError("held_out: no rows left of the sources that are held out")
-    prompts = {prompt for row in test for prompt in row.prompts}
-    train = []
-    for row in rows:
-        if row.source not in held_out:
-            if prompts.isdisjoint(row.prompts):
-                train.append(row)
-            else:
-                ledger.dropped[row.source]["prompt_of_test"] += 1
-    return train, test
-
-
-def _without_copies(rows: list[Kept]) -> tuple[list[Kept], list[Kept]]:
-    """Rows of different examples, and the copies of these; one example may have several rows."""
-    first: dict[str, tuple[int, int]] = {}
-    for row in rows:
-        first.setdefault(row.digest, (row.source, row.example))
-    is_first = [first[row.digest] == (row.source, row.example) for row in rows]
-    return (
-        [row for row, kept in zip(rows, is_first, strict=True) if kept],
-        [row for row, kept in zip(rows, is_first, strict=True) if not kept],
-    )
-
-
-def _counts(rows: Sequence[Kept], sources_in_all: int) -> list[int]:
-    counts = Counter(row.source for row in rows)
-    return [counts[source] for source in range(sources_in_all)]
 
 
 def _expected_rows(pinned: Sequence[PinnedSource]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from alignment_core.canonical import digest_of
 from alignment_core.data.messages import Messages, as_messages
@@ -16,10 +17,24 @@ _DIGITS = 16
 
 def digest_of_prompt(prompt: str | Messages) -> str:
     """Of a prompt, however it is written: a string is the same as one user message, and white space around a message does
-    not count. Raises TypeError for a message that JSON cannot hold.
+    not count, nor do fields that say nothing to a model, such as a weight, a date or the id of a call. Raises TypeError for a
+    message that JSON cannot hold.
     """
-    messages = as_messages(prompt, "user")
-    return digest_of([{**message, "content": message["content"].strip()} for message in messages])
+    return digest_of([_said(message) for message in as_messages(prompt, "user")])
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    said = {"role": message["role"], "content": message["content"].strip()}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return said
+    return {**said, "tool_calls": [call.get("function", call) if isinstance(call, dict) else call for call in calls]}
+
+
+def digests_before_answers(messages: Messages) -> tuple[str, ...]:
+    """Of what precedes each of the assistant's messages."""
+    turns = (turn for turn, message in enumerate(messages) if message["role"] == "assistant")
+    return tuple(digest_of_prompt(messages[:turn]) for turn in turns)
 
 
 def digest_of_text(text: str) -> str:

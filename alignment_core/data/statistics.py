@@ -115,9 +115,16 @@ def account(summary: Mapping[str, Any]) -> str:
     return f"{rows['train']} {read}" + (f": {left_out}" if left_out else "")
 
 
-def losses(summary: Mapping[str, Any], mixing: str) -> list[str]:
-    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn."""
-    warnings, reasons = [], {**REASONS, **kinds.load(summary["kind"]).reasons}
+def losses(summary: Mapping[str, Any], mixing: str, test_rows: int = 0) -> list[str]:
+    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn, and one where
+    fewer than half of ``test_rows`` could be held out."""
+    kind = kinds.load(summary["kind"])
+    warnings, reasons = [], {**REASONS, **kind.reasons}
+    if 2 * summary["rows"]["test"] < test_rows:
+        warnings.append(
+            f"test_rows: {_rows(summary['rows']['test'])} are held out, not {test_rows}: rows that share a {kind.together} go "
+            "to the same split, and the other groups of such rows are too large"
+        )
     for source in summary["sources"]:
         dropped, read = sum(source["dropped"].values()), source["read"]
         if dropped > WARNING_SHARE * read:

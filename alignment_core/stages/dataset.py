@@ -70,7 +70,8 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
         write(built, context.output)
     if config.data.chat_template is not None:
         keep_chat_template(config.data.chat_template, context.output)
-    rows, warnings = built.statistics["rows"], losses(built.statistics, config.data.mixing)
+    rows = built.statistics["rows"]
+    warnings = losses(built.statistics, config.data.mixing, config.data.test_rows)
     return {
         "rows": account(built.statistics),
         **{f"{name}_rows": rows[name] for name in ("read", "train", "test", "unused")},
@@ -92,8 +93,8 @@ CODE = (
     "alignment_core.spool",
     *below(
         "alignment_core.data",
-        "build conditions context fields formats kinds limits messages mixing origins overlap pin row_order rows_file sources",
-        "statistics tables template turn_end",
+        "build conditions context fields formats hold_out kinds limits messages mixing origins overlap pin row_order rows_file",
+        "sources statistics tables template turn_end",
     ),
 )
 STAGE = Stage(

@@ -202,27 +202,33 @@ def _parts_of_hub(named: str, commit: str) -> tuple[str | None, list[str]]:
 
 
 def some_to_hold_out(sources: list[dict[str, Any]], kind: kinds.Kind, format: str, count: int) -> list[dict[str, Any]]:
-    """Rows of about ``count`` prompts, those with the smallest digests among the first rows: all rows of each such prompt.
+    """Rows of about ``count`` prompts among the first rows: whole groups of rows that share prompts, see
+    :func:`alignment_core.data.hold_out.groups`, those with the smallest names, none with more than a fifth of the rows.
 
     Which rows these are depends on their prompts alone, so that more rows change few of them.
     """
     from alignment_core.data.fields import Fields
+    from alignment_core.data.hold_out import groups, prompts_of
 
-    groups: dict[str, list[dict[str, Any]]] = {}
+    rows: list[dict[str, Any]] = []
+    prompts: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     size = 0
     for source in sources:
         columns = source.get("columns", {})
         for row in islice(every(source), COUNTED):
             try:
-                prompt = kind.formats[format].parse(Fields(row, columns)).prompts()[-1]
+                prompts.append(prompts_of(kind.formats[format].parse(Fields(row, columns)), last_turn=False))
             except (ValueError, IndexError, TypeError):
                 continue
-            groups.setdefault(prompt, []).append(row)
+            rows.append(row)
             size += len(json.dumps(row, default=str))
             if size > MOST_BYTES:
                 break
-    chosen = sorted(groups)[: min(count, len(groups) // 5)]
-    return [row for prompt in chosen for row in groups[prompt]]
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for name, row in zip(groups(prompts), rows, strict=True):
+        by_group.setdefault(name, []).append(row)
+    small = sorted(name for name, group in by_group.items() if len(group) * 5 <= len(rows))
+    return [row for name in small[: min(count, len(by_group) // 5)] for row in by_group[name]]
 
 
 def every(source: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -151,12 +151,13 @@ def test_prompts_are_told_apart_across_sources_and_formats(built: Build, jsonl: 
     assert not answers["train"] & answers["test"]
 
 
-def test_a_conversation_is_held_out_by_all_that_precedes_its_last_answer(built: Build, jsonl: Write) -> None:
+def test_a_conversation_with_one_trained_answer_is_held_out_by_what_precedes_it(built: Build, jsonl: Write) -> None:
     def chat(number: int, end: str) -> dict[str, Any]:
         turns = [("user", "hi"), ("assistant", "yes?"), ("user", f"q{number}"), ("assistant", end)]
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
-    data = built(jsonl([chat(i, end) for i in range(10) for end in ("a", "b")]), "demonstrations", test_rows=6)
+    rows = [chat(i, end) for i in range(10) for end in ("a", "b")]
+    data = built(jsonl(rows), "demonstrations", test_rows=6, assistant_turns="last")
     questions = {
         table: {text.split("<user>")[2].split("<")[0] for text in column(data, "text", table)}
         for table in ("train", "test")
@@ -184,7 +185,7 @@ def test_the_size_of_the_test_set_is_as_near_to_what_was_asked_as_whole_prompts_
     assert not any("hello" in text for text in column(data, "text", "test"))
     with pytest.raises(
         DataError,
-        match=r"test_rows: cannot hold out 8 of 500 usable rows: .* with 1 different prompts .* none to hold out",
+        match=r"test_rows: cannot hold out 8 of 500 usable rows: .* share a prompt .* all 500 rows are in one group$",
     ):
         built(jsonl(common), "demonstrations", test_rows=8)
 
@@ -200,7 +201,12 @@ def test_copies_of_a_row_never_land_on_both_sides(built: Build, jsonl: Write) ->
 
 def test_rows_of_one_conversation_stay_on_one_side(built: Build, jsonl: Write) -> None:
     def chat(name: str) -> dict[str, Any]:
-        turns = [("user", "a"), ("assistant", f"<think>{name}</think>b"), ("user", "c"), ("assistant", f"d{name}")]
+        turns = [
+            ("user", f"a{name}"),
+            ("assistant", f"<think>{name}</think>b"),
+            ("user", "c"),
+            ("assistant", f"d{name}"),
+        ]
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
     data = built(

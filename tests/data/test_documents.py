@@ -111,7 +111,7 @@ def test_all_blocks_of_a_document_and_its_copies_are_held_out_together(tokenizer
 
 def test_one_document_cannot_be_on_both_sides(tokenizer: Any, jsonl: Write) -> None:
     with pytest.raises(
-        DataError, match="all rows of a document go to the same split, and with 1 different documents that"
+        DataError, match="rows that share a document go to the same split, and all 3 rows are in one group"
     ):
         documents(jsonl([{"text": "abcdefg"}]), tokenizer, max_length=4, test_rows=2)
 

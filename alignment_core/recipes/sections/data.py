@@ -173,8 +173,8 @@ class DataConfig(Config):
     mixing: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     """With weights: stop when the first source is exhausted, or repeat the smaller ones until all have been read."""
     test_rows: int = Field(0, ge=0)
-    """Approximate number of rows to hold out for evaluation. They are chosen by the digest of their prompt, so that no
-    prompt is in both splits."""
+    """Approximate number of rows to hold out for evaluation. They are chosen by the digests of their prompts, those before
+    every trained turn, so that no prompt is in both splits: conversations that begin alike go to the same one."""
     shuffle: bool = True
     """Shuffle the rows, by the recipe's seed and anew in each epoch of a training on them. `false`: rows stay in the order of
     their sources, and training takes them in it, as for a curriculum."""
