@@ -74,6 +74,8 @@ class Answer(BaseModel):
     read: int = 0
     dropped: dict[str, int] = {}
     shortened: int = 0
+    notes: list[str] = []
+    """Sentences about files that are left out."""
     whole: bool = False
     """Whether these were all rows that there are."""
     longest: int = 0
@@ -166,7 +168,11 @@ def _parse(question: Question) -> dict[str, Any]:
             for _ in examples(source, number, ledger, kind, question.seed):
                 pass
     _judge(ledger, config.data)
-    return {"read": ledger.read.total()}
+    return {"read": ledger.read.total(), "notes": _notes(config.sources)}
+
+
+def _notes(sources: Sequence[PinnedSource]) -> list[str]:
+    return list(dict.fromkeys(f"{source.name}: {note}" for source in sources for note in source.notes))
 
 
 def _render(question: Question) -> dict[str, Any]:
@@ -179,7 +185,7 @@ def _render(question: Question) -> dict[str, Any]:
     rows = [columns for _, columns in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
     _judge(ledger, config.data)
     found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
-    found |= {"shortened": ledger.shortened.total()}
+    found |= {"shortened": ledger.shortened.total(), "notes": _notes(config.sources)}
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:
         if whole:

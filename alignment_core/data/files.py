@@ -1,14 +1,23 @@
-"""Rows of JSONL, JSON, CSV, Parquet and Arrow files, one at a time, each with its number; a text file is one row."""
+"""Rows of JSONL, JSON, CSV, Parquet and Arrow files, one at a time, each with its number; a text file is one row.
+
+Text formats may be compressed (.gz, .bz2, .xz, .zst).
+"""
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import io
 import json
+import lzma
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from alignment_core.errors import DataError
+from alignment_core.recipes.paths import COMPRESSIONS, row_suffix
 
 LONGEST_LINE = 64 * 2**20
 """Bytes of the longest line that is read; a longer one is a broken file, not a row."""
@@ -23,16 +32,38 @@ def read_file(path: Path) -> Iterator[Found]:
 
     Raises DataError where it cannot be read at all.
     """
-    return _READERS[path.suffix](path)
+    reader = _READERS[str(row_suffix(path.name))]
+    return _unpacked(path, reader) if path.suffix.lower() in COMPRESSIONS else reader(path)
+
+
+def _unpacked(path: Path, reader: Callable[[Path], Iterator[Found]]) -> Iterator[Found]:
+    """What a ``reader`` finds in a compressed file."""
+    path.open("rb").close()  # a file that is missing or may not be read is no broken one
+    try:
+        yield from reader(path)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: is not a readable {path.suffix.lower()} file: {first_line(error)}") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    """The bytes of a file, unpacked."""
+    packed = path.suffix.lower()
+    if packed == ".zst":
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    opened: BinaryIO = openers.get(packed, open)(path, "rb")
+    return opened
 
 
 def _jsonl(path: Path) -> Iterator[Found]:
-    with path.open("rb") as file:
-        if file.read(3) != b"\xef\xbb\xbf":  # a byte-order mark is no part of the first row
-            file.seek(0)
+    with _open(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark is no part of the first row
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
                 _skip_line(file)
                 yield number, f"is longer than {LONGEST_LINE} bytes"
@@ -68,12 +99,13 @@ def _not_an_object(value: Any) -> str:
 
 def _json(path: Path) -> Iterator[Found]:
     """A list of objects, or JSON lines under the name .json, as many data sets have it."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         if not file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             yield from _jsonl(path)
             return
     try:
-        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+        with _open(path) as file:
+            rows = json.loads(file.read().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: is not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
@@ -85,7 +117,7 @@ def _json(path: Path) -> Iterator[Found]:
 def _csv(path: Path) -> Iterator[Found]:
     csv.field_size_limit(LONGEST_LINE)  # the module's own limit of 128 KiB is shorter than many documents
     # Bytes that are no UTF-8 become half characters, which the parser of the row then refuses by column.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = csv.reader(file, strict=True)
         try:
             header = next(lines, [])
@@ -137,10 +169,11 @@ def _arrow(path: Path) -> Iterator[Found]:
 
 def _txt(path: Path) -> Iterator[Found]:
     """One row ``{"text": …}``, the whole file."""
-    if path.stat().st_size > LONGEST_LINE:
+    with _open(path) as file:
+        content = file.read(LONGEST_LINE + 1)
+    if len(content) > LONGEST_LINE:
         yield 1, f"is longer than {LONGEST_LINE} bytes: split the file"
         return
-    content = path.read_bytes()
     try:
         yield 1, {"text": content.decode("utf-8-sig")}
     except UnicodeDecodeError as error:
@@ -164,6 +197,7 @@ def first_line(error: BaseException) -> str:
 
 _READERS: dict[str, Callable[[Path], Iterator[Found]]] = {
     ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
     ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from alignment_core.data import formats
 from alignment_core.data.origins import origin_of
@@ -29,6 +29,8 @@ class PinnedSource(BaseModel):
     source: DataSource
     files: tuple[PinnedFile, ...] = ()
     hub_commit: str | None = None
+    notes: tuple[str, ...] = Field((), exclude_if=lambda notes: not notes)
+    """Sentences about files of the folder that are left out; they do not decide the rows."""
 
     def content(self) -> dict[str, Any]:
         """What this source means, for stage keys."""

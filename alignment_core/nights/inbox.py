@@ -18,8 +18,7 @@ from alignment_core.data.files import Found, read_file
 from alignment_core.data.kinds.preferences import KIND
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
-from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
-from alignment_core.recipes.paths import fixed_part
+from alignment_core.recipes.paths import COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, fixed_part, row_suffix
 
 STORE = "store:"
 NO_FILES = "no files found"
@@ -111,8 +110,8 @@ def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) ->
 
     A JSON object ends with its bracket. A row of CSV that is cut short may look whole: only its newline says that it is.
     """
-    if path.suffix not in SUFFIXES:
-        malformed.append(f"{name}: rows are read from {', '.join(SUFFIXES)} files")
+    if not _has_rows(path):
+        malformed.append(f"{name}: rows are read from {', '.join(ROW_SUFFIXES)} files")
         return
     last: Found | None = None
     end = _end(path)
@@ -127,11 +126,16 @@ def _rows(name: str, path: Path, malformed: list[str], unfinished: list[str]) ->
         malformed.append(f"{name}: cannot be read: {error.strerror}")
     if last is None:
         return
-    in_doubt = path.suffix == ".csv" or (path.suffix in (".jsonl", ".json") and isinstance(last[1], str))
-    if in_doubt and (end[1] != b"\n" or end != _end(path)):  # it may have grown while it was read
+    suffix, packed = row_suffix(path.name), path.suffix.lower() in COMPRESSIONS  # which ends with a check of its own
+    in_doubt = suffix == ".csv" or (suffix in (".jsonl", ".ndjson", ".json") and isinstance(last[1], str))
+    if in_doubt and not packed and (end[1] != b"\n" or end != _end(path)):  # it may have grown while it was read
         unfinished.append(name)
     else:
         yield last
+
+
+def _has_rows(path: Path) -> bool:
+    return row_suffix(path.name) not in (None, TEXT_SUFFIX)
 
 
 def _end(path: Path) -> tuple[int, bytes]:
@@ -151,7 +155,7 @@ def _files(given: str, store: Store) -> list[tuple[str, Path]]:
         return _files_of_store(given.removeprefix(STORE), store)
     path = Path(given).expanduser()
     if path.is_dir():
-        return [(file.name, file) for file in sorted(path.glob("[!.]*")) if file.suffix in SUFFIXES and file.is_file()]
+        return [(file.name, file) for file in sorted(path.glob("[!.]*")) if _has_rows(file) and file.is_file()]
     if path.is_file():
         return [(path.name, path)]
     folder, pattern = fixed_part(path)
@@ -172,5 +176,5 @@ def _files_of_store(prefix: str, store: Store) -> list[tuple[str, Path]]:
         (f"{short}/{file.relative_to(folder).as_posix()}", file)
         for short, folder in folders.items()
         for file in sorted(folder.rglob("*"))
-        if file.suffix in SUFFIXES and file.is_file()
+        if _has_rows(file) and file.is_file()
     ]

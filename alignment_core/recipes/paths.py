@@ -15,9 +15,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-ROW_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".arrow")
 TEXT_SUFFIX = ".txt"
 """Of a file that is one row, its text."""
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+"""Suffixes that may follow those of text formats."""
 STORE = "store:"
 """Before the prefix of tags whose artifacts hold rows."""
 
@@ -67,9 +69,21 @@ def each_text(content: Any, change: Callable[[str], str]) -> Any:
     return change(content) if isinstance(content, str) else content
 
 
+def row_suffix(name: str, as_written: bool = False) -> str | None:
+    """The suffix of a file of rows, without that of a compression and in lower case (or ``as_written``): `.jsonl` of
+    `rows.jsonl.gz`. None for other files."""
+    path = Path(name)
+    packed = path.suffix.lower() in COMPRESSIONS
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    known = tuple(one for one in (*ROW_SUFFIXES, TEXT_SUFFIX) if not packed or one not in (".parquet", ".arrow"))
+    if suffix.lower() not in known:
+        return None
+    return suffix if as_written else suffix.lower()
+
+
 def may_be_hub_name(text: str) -> bool:
     """Whether a data set on the Hub may have this name. Once a recipe is validated, it then is one: paths are absolute."""
-    return Path(text).suffix not in (*ROW_SUFFIXES, TEXT_SUFFIX) and _HUB_NAME.fullmatch(text) is not None
+    return row_suffix(text) is None and _HUB_NAME.fullmatch(text) is not None
 
 
 def is_written_as_path(text: str) -> bool:

@@ -71,7 +71,8 @@ def run(context: StageContext, config: DatasetConfig) -> dict[str, Any]:
     if config.data.chat_template is not None:
         keep_chat_template(config.data.chat_template, context.output)
     rows = built.statistics["rows"]
-    warnings = losses(built.statistics, config.data.mixing, config.data.test_rows)
+    notes = dict.fromkeys(f"{source.name}: {note}" for source in config.sources for note in source.notes)
+    warnings = [*notes, *losses(built.statistics, config.data.mixing, config.data.test_rows)]
     return {
         "rows": account(built.statistics),
         **{f"{name}_rows": rows[name] for name in ("read", "train", "test", "unused")},

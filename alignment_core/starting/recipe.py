@@ -407,7 +407,7 @@ def _columns(
 
 
 def _warnings(facts: Facts, start: Start) -> list[str]:
-    warnings = []
+    warnings = list(facts.rows.notes)
     if facts.rows.bad:
         warnings.append(f"{len(facts.rows.bad)} of the first rows cannot be read: {facts.rows.bad[0]}")
     if start.evaluates and not facts.tests and facts.reading.kind != "documents":

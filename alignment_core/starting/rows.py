@@ -5,19 +5,20 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from alignment_core.data import kinds
 from alignment_core.data.files import read_file
+from alignment_core.data.folder import HELD_OUT, splits_of
 from alignment_core.data.origins import origin_of
-from alignment_core.data.origins.path import HELD_OUT, READABLE, split_of_name
+from alignment_core.data.origins.path import check_readable
 from alignment_core.data.pin import PinnedSource, pin
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import DataSource
-from alignment_core.recipes.paths import BEGINS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name
+from alignment_core.recipes.paths import BEGINS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name, row_suffix
 
 LOOKED_AT = 1_000
 """Rows that are looked at closely."""
@@ -26,7 +27,7 @@ COUNTED = 20_000
 MOST_BYTES = 64 << 20
 """Of rows that are kept in memory for it."""
 TESTS = ("test", "validation", "valid", "val", "dev", "eval")
-"""Splits to measure on, the best first."""
+"""Words with which the names of splits to measure on begin, the best first."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Rows:
     """Those that hold them; none of the Hub's."""
     tests: list[dict[str, Any]] = field(default_factory=list)
     """Sources of rows that are kept apart for measuring, where the data come with some."""
+    notes: list[str] = field(default_factory=list)
+    """What to say about the files of a folder."""
 
     @property
     def words(self) -> str:
@@ -59,13 +62,15 @@ class Rows:
 def candidates(folder: Path) -> list[str]:
     """What may be meant in a folder where nothing is named: files of rows, or the folder itself if they are its splits."""
     found = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    files = [path for path in found if path.suffix in ROW_SUFFIXES and not path.name.endswith(HELD_OUT)]
-    files = [path for path in files if path.suffix != ".json" or _has_rows(path)]  # most of them are settings
-    texts = [path for path in found if path.suffix == TEXT_SUFFIX]
+    suffixes = {path: row_suffix(path.name) for path in found if not path.name.endswith(HELD_OUT)}
+    texts = [path for path, suffix in suffixes.items() if suffix == TEXT_SUFFIX]
+    files = [path for path, suffix in suffixes.items() if suffix not in (None, TEXT_SUFFIX)]
+    files = [path for path in files if suffixes[path] != ".json" or _has_rows(path)]  # most of them are settings
     if not files:
         return ["."] if len(texts) > 1 else [path.name for path in texts]
-    splits = {split_of_name(path.stem) for path in files}
-    return ["."] if len(files) > 1 and "train" in splits and None not in splits else [path.name for path in files]
+    splits = splits_of(folder).splits if len(files) > 1 else {}
+    all_in_splits = {*files} <= {path for split in splits.values() for path in split}
+    return ["."] if len(splits) > 1 and "train" in splits and all_in_splits else [path.name for path in files]
 
 
 def _has_rows(path: Path) -> bool:
@@ -94,9 +99,9 @@ def _found(named: str, keep_apart: bool) -> Rows:
         return _of_folder(named, path, keep_apart)
     if glob.has_magic(named):
         paths = sorted(Path(one) for one in glob.glob(str(path), recursive=True))
-        files = [one for one in paths if one.is_file() and one.suffix in READABLE and not one.name.endswith(HELD_OUT)]
+        files = [one for one in paths if one.is_file() and row_suffix(one.name) and not one.name.endswith(HELD_OUT)]
         if not files:
-            raise UserError(f"{named}: there is no {', '.join(READABLE)} file that fits it")
+            raise UserError(f"{named}: there is no {', '.join((*ROW_SUFFIXES, TEXT_SUFFIX))} file that fits it")
         return _of_files(named, files, [{"path": str(one)} for one in files])
     if may_be_hub_name(named):
         return _of_hub(named, keep_apart)
@@ -106,8 +111,7 @@ def _found(named: str, keep_apart: bool) -> Rows:
 
 def _of_files(named: str, files: list[Path], sources: list[dict[str, Any]], tests: Any = ()) -> Rows:
     for file in files:
-        if file.suffix not in READABLE:
-            raise UserError(f"{file}: rows are read from {', '.join(READABLE)} files, not from {file.name!r}")
+        check_readable(file, str(file))
     found = (
         row if isinstance(row, dict) else f"{file.name}:{number} {row}" for file in files for number, row in _read(file)
     )
@@ -155,17 +159,39 @@ def _why_none(file: Path, bad: list[str]) -> str:
 
 def _of_folder(named: str, folder: Path, keep_apart: bool) -> Rows:
     where = named if named.startswith((".", "/", "~")) else f"./{named}"  # no name of the Hub
-    train = _pinned({"path": where, "split": "train"})
-    tests = []
-    for split in TESTS if keep_apart else ():
-        try:
-            other = _pinned({"path": where, "split": split})
-        except UserError:
-            continue
-        if other.files != train.files:
-            tests = [{"path": where, "split": split}]
-            break
-    return _of_files(named, [Path(file.path) for file in train.files], [{"path": where}], tests)
+    splits = _splits(folder)
+    split = split_to_train(splits)
+    test = split_to_test(splits, split)
+    source = {"path": where, **({} if split == "train" else {"split": split})}
+    train = _pinned(source)
+    tests = [{"path": where, "split": test}] if test and keep_apart else []
+    found = _of_files(named, [Path(file.path) for file in train.files], [source], tests)
+    return replace(found, notes=[*_chosen(split, splits), *train.notes])
+
+
+def _splits(folder: Path) -> list[str]:
+    if (folder / "dataset_dict.json").exists():
+        return sorted(path.name for path in folder.iterdir() if path.is_dir())
+    return [] if (folder / "state.json").exists() else list(splits_of(folder).splits)
+
+
+def _chosen(split: str, splits: list[str]) -> list[str]:
+    """A sentence where the split to train on had to be chosen."""
+    return [] if split == "train" else [f"`split: {split}` is read, of {', '.join(splits)}: set another in the recipe"]
+
+
+def split_to_train(names: list[str]) -> str:
+    """`train`, or else the first whose name begins so, or else the first."""
+    return next(
+        (name for name in ("train", *names) if name in names and name.startswith("train")), (names or ["train"])[0]
+    )
+
+
+def split_to_test(names: list[str], train: str) -> str | None:
+    """The split to measure on: of `train_sft` rather `test_sft` than `test_prefs`."""
+    ending = train.removeprefix("train")
+    found = [name for word in TESTS for name in (f"{word}{ending}", word) if name in names and name != train]
+    return found[0] if found else None
 
 
 def _pinned(source: dict[str, Any]) -> PinnedSource:
@@ -178,15 +204,17 @@ def _of_hub(named: str, keep_apart: bool) -> Rows:
     commit = _pinned(source).hub_commit
     subset, splits = _parts_of_hub(named, str(commit))
     source |= {"subset": subset} if subset else {}
-    if splits and "train" not in splits:
-        source["split"] = splits[0]
-    tests = [{**source, "split": split} for split in TESTS if split in splits and split != source.get("split")]
+    train = split_to_train(splits)
+    if train != "train":
+        source["split"] = train
+    test = split_to_test(splits, train)
+    tests = [{**source, "split": test}] if test else []
     pinned = PinnedSource(source=DataSource.model_validate(source), hub_commit=commit)
     rows = (row for _, row in origin_of(pinned.source).read(pinned, 0, kinds.load("prompts")))
     first, count, whole, bad = _first(rows)
     if not first:
         raise DataError(f"{named}: has no rows")
-    return Rows(named, [source], first, count, whole, bad, [], tests[:1] if keep_apart else [])
+    return Rows(named, [source], first, count, whole, bad, [], tests if keep_apart else [], _chosen(train, splits))
 
 
 def _parts_of_hub(named: str, commit: str) -> tuple[str | None, list[str]]:

@@ -70,13 +70,13 @@ def test_folder_gives_the_files_of_the_split_or_all_files_without_split_names(tm
     (tmp_path / "LICENSE").write_text("not data")
     assert {row.where for row in read(tmp_path)} == {f"train-0{n}.jsonl:{line}" for n in (0, 1) for line in (1, 2)}
     assert {row.where for row in read(tmp_path, split="test")} == {"test.jsonl:1", "test.jsonl:2"}
-    with pytest.raises(UserError, match="no file of split 'dev'; its files are of test, train"):
+    with pytest.raises(UserError, match="has no split 'dev'; it has train, test"):
         pin(DataSource(path=str(tmp_path), split="dev"))
     other = tmp_path / "other"
     other.mkdir()
     write(other / "trainings.jsonl", ROWS)
-    write(other / "b.csv", ROWS)
-    assert {row.where.split(":")[0] for row in read(other)} == {"trainings.jsonl", "b.csv"}
+    write(other / "b.jsonl", ROWS)
+    assert {row.where.split(":")[0] for row in read(other)} == {"trainings.jsonl", "b.jsonl"}
 
 
 def test_json_lines_under_the_name_json_are_read(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_file_that_changes_after_pinning_is_refused(tmp_path: Path) -> None:
         ("absent/folder/train.jsonl", "the folder .*absent/folder does not exist either"),
         (
             "notes.md",
-            r"rows are read from \.jsonl, \.json, \.csv, \.parquet, \.arrow, \.txt files, not from 'notes.md'",
+            r"rows are read from \.jsonl, \.ndjson, \.json, \.csv, \.parquet, \.arrow, \.txt files, not from 'notes.md'",
         ),
         ("empty", "there is no .* file in this folder"),
     ],

@@ -164,3 +164,34 @@ def test_all_rows_of_a_prompt_are_kept_apart_and_more_rows_move_few(tmp_path: Pa
 def test_nothing_is_kept_apart_of_copies_of_one_prompt(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", CONTENT[:1] * 30)
     assert rows.some_to_hold_out([{"path": str(file)}], kinds.load("demonstrations"), "prompt_completion", 4) == []
+
+
+def test_of_a_folder_with_splits_of_its_own_one_is_chosen_and_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for split in ("test_gen", "test_sft", "train_prefs", "train_sft"):
+        parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    parquet(tmp_path / "more.parquet")
+    found = rows.find(str(tmp_path))
+    assert found.sources == [{"path": str(tmp_path), "split": "train_prefs"}]
+    assert found.tests == []
+    assert found.notes == [
+        "`split: train_prefs` is read, of test_gen, test_sft, train_prefs, train_sft: set another in the recipe",
+        "left out of the folder, as `datasets` does: more.parquet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("splits", "train", "test"),
+    [
+        (["train", "validation", "test"], "train", "test"),
+        (["test_prefs", "test_sft", "train_sft"], "train_sft", "test_sft"),
+        (["test", "train_sft"], "train_sft", "test"),
+        (["train_sft", "train_prefs"], "train_sft", None),
+        (["first", "eval"], "first", "eval"),
+    ],
+)
+def test_the_split_to_measure_on_is_of_the_kind_that_is_trained(
+    splits: list[str], train: str, test: str | None
+) -> None:
+    assert rows.split_to_train(splits) == train
+    assert rows.split_to_test(splits, train) == test

@@ -5,28 +5,21 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of_file
 from alignment_core.data.files import first_line, read_file
+from alignment_core.data.folder import mixed, splits_of
 from alignment_core.data.hub import commit_of
 from alignment_core.data.origins import Found, Origin, Pinned, located
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.paths import BEGINS, TEXT_SUFFIX, may_be_hub_name
-from alignment_core.recipes.paths import ROW_SUFFIXES as SUFFIXES
+from alignment_core.recipes.paths import BEGINS, COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name, row_suffix
 
 if TYPE_CHECKING:
     from alignment_core.data.kinds import Kind
     from alignment_core.recipes.sections.data import DataSource
-
-READABLE = (*SUFFIXES, TEXT_SUFFIX)
-SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
-"""Words at the start of a file name by which a folder's files are told apart, as `datasets` does."""
-HELD_OUT = ".held-out.jsonl"
-"""How a file ends that `align init` has written: rows to measure on, which are among those of the folder already."""
 
 
 class FilesAndHub(Origin):
@@ -35,6 +28,8 @@ class FilesAndHub(Origin):
     description = (
         "Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder. "
         "A folder's `*.held-out.jsonl`, which `align init` writes, is left out. "
+        "A folder means what `datasets` means by it: splits by configurations in README.md, by shards in `data/`, by names of "
+        "folders or files, and the most frequent suffix. Text formats may be compressed (`.jsonl.gz`, `.zst`). "
         "A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file."
     )
     has_options = False
@@ -45,20 +40,20 @@ class FilesAndHub(Origin):
         path = Path(given).expanduser()
         if may_be_hub_name(given):  # whatever lies in the working folder
             return {"hub_commit": commit_of(given, source.revision, "dataset", _nearest(path))}
+        notes: list[str] = []
         if path.is_dir():
-            found = _files_of_folder(path, source.split)
+            found, notes = _folder(path, source.split, source.subset)
         elif path.exists():
-            if path.suffix not in READABLE:
-                raise UserError(f"{given}: rows are read from {', '.join(READABLE)} files, not from {path.name!r}")
+            check_readable(path, given)
             found = [path]
         else:
             raise UserError(f"{given}: no such file or folder{_nearest(path)} ({BEGINS})")
-        for name in ("subset", "revision"):
+        for name in ("revision",) if path.is_dir() else ("subset", "revision"):
             if getattr(source, name) is not None:
                 raise UserError(
                     f"{given}: `{name}` applies only to Hub data sets, but this is a file or folder; leave it out"
                 )
-        return {"files": tuple(_pinned_file(file) for file in found)}
+        return {"files": tuple(_pinned_file(file) for file in found), "notes": tuple(notes)}
 
     def name(self, pinned: Pinned) -> str:
         path = str(pinned.source.path)
@@ -78,14 +73,26 @@ class FilesAndHub(Origin):
             path = Path(file.path)
             if not path.is_file() or digest_of_file(path) != file.sha256:
                 raise DataError(f"{path}: is gone or has changed since this run started")
+            folder = Path(str(pinned.source.path)).expanduser()
+            name = path.relative_to(folder).as_posix() if folder in path.parents else path.name
             for number, row in read_file(path):
-                yield f"{path.name}:{number}", row
+                yield f"{name}:{number}", row
 
     def runs_others_code(self, pinned: Pinned) -> bool:
         return not pinned.files
 
 
 ORIGIN = FilesAndHub()
+
+
+def check_readable(path: Path, given: str) -> None:
+    """Raise UserError for a file that rows are not read from."""
+    if row_suffix(path.name) is None:
+        suffixes = ", ".join((*ROW_SUFFIXES, TEXT_SUFFIX))
+        raise UserError(
+            f"{given}: rows are read from {suffixes} files, not from {path.name!r}; text formats may be compressed "
+            f"({', '.join(COMPRESSIONS)})"
+        )
 
 
 def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
@@ -114,34 +121,23 @@ def _pinned_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _files_of_folder(folder: Path, split: str) -> list[Path]:
-    """The files that hold a split, in an order that does not depend on the file system."""
-    if (folder / "dataset_dict.json").exists():
+def _folder(folder: Path, split: str, subset: str | None) -> tuple[list[Path], list[str]]:
+    """The files that hold a split, in an order that does not depend on the file system, and notes about the others."""
+    saved = [name for name in ("dataset_dict.json", "state.json") if (folder / name).exists()]
+    if saved and subset is not None:
+        raise UserError(
+            f"{folder}: `subset` applies only to data sets with several; this is one that was saved to disk"
+        )
+    if "dataset_dict.json" in saved:
         folder = folder / split
+        if not folder.is_dir():
+            known = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
+            raise UserError(f"{folder.parent}: has no split {split!r}; it has {', '.join(known) or 'none'}")
     if (folder / "state.json").exists():
-        return _saved_to_disk(folder)
-    if not folder.is_dir():
-        known = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
-        raise UserError(f"{folder.parent}: has no split {split!r}; it has {', '.join(known) or 'none'}")
-    found = (path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
-    files = sorted(path for path in found if not path.name.endswith(HELD_OUT))
-    if not files:  # beside files of rows, a text is a README
-        files = sorted(path for path in folder.glob(f"*{TEXT_SUFFIX}") if path.is_file())
-    if not files:
-        raise UserError(f"{folder}: there is no {', '.join(READABLE)} file in this folder")
-    by_split = {file: split_of_name(file.stem) for file in files}
-    if not any(by_split.values()):
-        return files
-    chosen = [file for file in files if by_split[file] == split]
-    if not chosen:
-        known = sorted({name for name in by_split.values() if name})
-        raise UserError(f"{folder}: has no file of split {split!r}; its files are of {', '.join(known)}")
-    return chosen
-
-
-def split_of_name(stem: str) -> str | None:
-    """The split that a file of this name, without its suffix, says it holds."""
-    return next((split for split in SPLITS if re.match(rf"{split}([^A-Za-z]|$)", stem)), None)
+        return _saved_to_disk(folder), []
+    found = splits_of(folder, subset)
+    files = found.of(split)
+    return files, [*found.notes, *mixed(split, files)]
 
 
 def _saved_to_disk(folder: Path) -> list[Path]:

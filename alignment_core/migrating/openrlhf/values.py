@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from alignment_core.migrating.rules import (
@@ -25,7 +24,7 @@ from alignment_core.migrating.rules import (
     steps,
     whole,
 )
-from alignment_core.recipes.paths import ROW_SUFFIXES, is_written_as_path
+from alignment_core.recipes.paths import is_written_as_path, row_suffix
 
 
 def sources(words: Words, job: Job) -> list[dict[str, Any]]:
@@ -54,7 +53,7 @@ def with_split(words: Words, job: Job) -> list[dict[str, Any]]:
     found = []
     for path in as_text(words, job).split(","):
         name = path.strip()
-        files = (job.folder / name).exists() or is_written_as_path(name) or Path(name).suffix in ROW_SUFFIXES
+        files = (job.folder / name).exists() or is_written_as_path(name) or row_suffix(name) is not None
         split = job.text("eval_split") if not files or "eval_split" in job.given else ""
         found.append({"path": rows(name, job), **({"split": split} if split else {})})
     return found

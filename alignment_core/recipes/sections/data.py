@@ -46,8 +46,10 @@ class _NamesRows(Config):
     """What names rows, without the fields that origins add."""
 
     path: RowsPath | None = None
-    """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder.
-    A `.txt` file, or each one of a folder of them, is a row with the column `text`. Relative to the recipe's file."""
+    """Hub name (`Anthropic/hh-rlhf`), a JSONL, Parquet or CSV file, a folder of such files, or an Arrow folder. A folder means
+    what `datasets` means by it: splits by configurations in README.md, by shards in `data/`, by names of folders or files, and
+    the most frequent suffix. Text formats may be compressed (`.jsonl.gz`, `.zst`). A `.txt` file, or each
+    one of a folder of them, is a row with the column `text`. Relative to the recipe's file."""
     task: str | None = None
     """Name of a built-in procedural task whose answers can be verified."""
 
@@ -89,9 +91,9 @@ class DataSource(_WithLibraries):
     keep_columns: tuple[str, ...] = ()
     """Further columns of prompts for reward functions, such as `[solution, difficulty]`. Every row must have them."""
     split: str = "train"
-    """Split of a Hub data set, or `train` or `test` of a procedural task."""
+    """Split of a Hub data set or folder, or `train` or `test` of a procedural task."""
     subset: str | None = None
-    """Configuration name of a Hub data set."""
+    """Configuration name of a Hub data set, or of a folder whose README.md has several."""
     revision: str | None = None
     """Branch, tag or commit of a Hub data set, pinned when the run starts."""
     rows: int | None = Field(None, ge=1)

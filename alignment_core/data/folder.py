@@ -1,0 +1,258 @@
+"""The files of a folder by split, as `datasets.load_dataset(folder)` tells them apart, and the files that it leaves out.
+
+The rules are those of `datasets` 5 (`data_files.py`, `load.py`), written anew because recipes are checked without importing the
+library: the configurations in README.md, else shards `data/SPLIT-00000-of-00001`, else folders named by a split, else files
+named by one, else one split `train`; of these files those of the most frequent suffix. Differences, on purpose:
+
+* each `.txt` file is one row, and is read only where there are no other rows;
+* shards such as `train_sft-00000-of-00002` are splits of their own beside `data/`, too, where `datasets` would mix them;
+* splits need not have the same suffix, and the whole name of a file before its suffix names a split, too.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alignment_core.errors import UserError
+from alignment_core.recipes.paths import ROW_SUFFIXES, TEXT_SUFFIX, row_suffix
+
+KEYWORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Words in names of files and folders that mean a split."""
+HELD_OUT = ".held-out.jsonl"
+"""How a file ends that `align init` has written: rows to measure on, which are among those of the folder already."""
+_SEPARATOR = "[-._ 0-9]"
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*\..*")
+_SETTINGS = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+_PROSE = re.compile(r"(readme|licen[sc]e|notice|changelog|requirements)\b", re.IGNORECASE)
+_OTHER_ROWS = (".tsv", ".xml", ".zip", ".tar", ".tgz", ".h5", ".hdf5", ".xlsx", ".lance", ".avro", ".orc")
+"""Suffixes of other files that hold rows."""
+_TOGETHER = {".jsonl": ".json", ".ndjson": ".json"}
+"""Suffixes whose files are read together with those of another."""
+_PREFERRED = (".csv", ".json", ".jsonl", ".arrow", ".parquet")
+"""The later one is taken where two suffixes are equally frequent."""
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder of rows holds."""
+
+    path: Path
+    splits: dict[str, list[Path]]
+    """The files of each split, in the order in which they are read."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about files that are left out."""
+
+    def of(self, split: str) -> list[Path]:
+        """The files of a split, of a word for it, or of the files with this name.
+
+        Raises UserError that lists the splits.
+        """
+        if split in self.splits:
+            return self.splits[split]
+        named = {path: None for files in self.splits.values() for path in files if _is_named(path, split)}
+        if not named:
+            raise UserError(f"{self.path}: has no split {split!r}; it has {', '.join(self.splits)}")
+        return list(named)
+
+
+def splits_of(folder: Path, subset: str | None = None) -> Folder:
+    """Tell the splits of a folder apart; ``subset`` names a configuration of its README.md.
+
+    Raises UserError for a folder without rows, and for a configuration that does not exist.
+    """
+    configurations = _configurations(folder)
+    if configurations:
+        return Folder(folder, _of_configuration(folder, configurations, subset))
+    if subset is not None:
+        raise UserError(
+            f"{folder}: `subset` applies only to data sets with several: there are none in a README.md here"
+        )
+    every = list(_files(folder))
+    splits = {split: _of_one_format(files) for split, files in _by_name(folder, every).items()}
+    left_out = _left_out(folder, every, {path for files in splits.values() for path in files})
+    if not splits:
+        only = f", only {_listed(left_out)}" if left_out else ""
+        raise UserError(f"{folder}: there is no {', '.join((*ROW_SUFFIXES, TEXT_SUFFIX))} file in this folder{only}")
+    notes = [f"left out of the folder, as `datasets` does: {_listed(left_out)}"] if left_out else []
+    return Folder(folder, splits, notes)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below the folder, sorted; hidden ones and folders such as __pycache__ are passed over."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
+    for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix()):
+        if path.is_file() and path.name not in _SETTINGS and not path.name.endswith(HELD_OUT):
+            yield path
+
+
+def _is_read(path: Path) -> bool:
+    """Whether rows are read from the file; `datasets` wants suffixes of a folder's files in lower case."""
+    return row_suffix(path.name) is not None and row_suffix(path.name) == row_suffix(path.name, as_written=True)
+
+
+def _by_name(folder: Path, every: list[Path]) -> dict[str, list[Path]]:
+    """The files of each split by their names."""
+    files = [path for path in every if _is_read(path)]
+    files = [path for path in files if row_suffix(path.name) != TEXT_SUFFIX] or files
+    of_data = _shards(path for path in files if path.parent == folder / "data")
+    if of_data:
+        return of_data
+    of_folder = _shards(path for path in files if path.parent == folder)
+    if any(len(endings) > 1 for endings in _endings(of_folder).values()):
+        return of_folder
+    for patterns in (_FOLDERS, _NAMES):
+        splits = {}
+        for split, some in patterns.items():
+            inside = {path: path.relative_to(folder).as_posix() for path in files}
+            found = dict.fromkeys(path for pattern in some for path in files if pattern.fullmatch(inside[path]))
+            if found:
+                splits[split] = list(found)
+        if splits:
+            return splits
+    return {"train": files} if files else {}
+
+
+def _patterns(pattern: str) -> dict[str, list[re.Pattern[str]]]:
+    """For each split the places of files, relative to the folder, that say that they belong to it."""
+    return {split: [re.compile(pattern.format(word)) for word in words] for split, words in KEYWORDS.items()}
+
+
+_FOLDERS = _patterns(rf"(.*/)?([^/]*{_SEPARATOR})?{{}}({_SEPARATOR}[^/]*)?/.*")
+_NAMES = _patterns(rf"(.*/)?([^/]*{_SEPARATOR})?{{}}{_SEPARATOR}[^/]*")
+
+
+def _shards(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Shards by the split in their names, those that everybody knows first."""
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        if match := _SHARD.fullmatch(path.name):
+            found.setdefault(match[1], []).append(path)
+    return {split: found[split] for split in (*KEYWORDS, *sorted(found.keys() - KEYWORDS)) if split in found}
+
+
+def _endings(names: Iterable[str]) -> dict[str, set[str]]:
+    """What follows the word of a split in names, by split, without numbers: `sft` and `prefs` of `train_sft`, `train_prefs`."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        for split, words in KEYWORDS.items():
+            if match := re.match(rf"({'|'.join(words)})(?:$|{_SEPARATOR}+(.*))", name):
+                found.setdefault(split, set()).add(re.sub(r"\d", "", match[2] or ""))
+    return found
+
+
+def _stem(path: Path) -> str:
+    """The name of a file before its suffix and the number of its shard."""
+    match = _SHARD.fullmatch(path.name)
+    return match[1] if match else path.name[: path.name.lower().rindex(str(row_suffix(path.name)))]
+
+
+def _is_named(path: Path, split: str) -> bool:
+    """Whether a file has this name, or begins with the word ``split`` where that is another word for a split (`dev`)."""
+    words = [word for words in KEYWORDS.values() for word in words if word not in KEYWORDS]
+    return _stem(path) == split or (split in words and re.match(rf"{split}{_SEPARATOR}", path.name) is not None)
+
+
+def _of_one_format(files: list[Path]) -> list[Path]:
+    """Those with the most frequent suffix."""
+    counts = Counter(row_suffix(path.name) for path in files)
+    first = max(counts, key=lambda suffix: (counts[suffix], _PREFERRED.index(suffix) if suffix in _PREFERRED else -1))
+    return [path for path in files if _format(path) == _TOGETHER.get(str(first), first)]
+
+
+def _format(path: Path) -> str:
+    suffix = str(row_suffix(path.name))
+    return _TOGETHER.get(suffix, suffix)
+
+
+def _left_out(folder: Path, every: list[Path], used: set[Path]) -> list[str]:
+    """The other files that seem to hold rows, relative to the folder."""
+    names = (*ROW_SUFFIXES, TEXT_SUFFIX, *_OTHER_ROWS)
+    return [
+        path.relative_to(folder).as_posix()
+        for path in every
+        if path not in used
+        and not _PROSE.match(path.name)
+        and any(f"{suffix}." in f"{path.name.lower()}." for suffix in names)
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def mixed(split: str, files: list[Path]) -> list[str]:
+    """A sentence if the files of a split are named as if they were several."""
+    if len(_endings(map(_stem, files)).get(split, ())) < 2:
+        return []
+    names = list(dict.fromkeys(map(_stem, files)))
+    return [
+        f"split {split!r} reads {_listed(names)} together, as `datasets` does; `split: {names[0]}` reads the file of this name "
+        "alone"
+    ]
+
+
+def _configurations(folder: Path) -> dict[str, dict[str, Any]]:
+    """The configurations in the YAML in front of README.md, as the Hub has them: what to read, by name."""
+    import yaml
+
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return {}
+    match = re.match(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", readme.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    try:
+        content = yaml.safe_load(match[1]) if match else None
+        given = content.get("configs") or [] if isinstance(content, dict) else []
+        return {str(one["config_name"]): one for one in given}
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"{readme}: `configs` is not readable: {' '.join(str(error).split())}") from None
+
+
+def _of_configuration(
+    folder: Path, configurations: dict[str, dict[str, Any]], subset: str | None
+) -> dict[str, list[Path]]:
+    """The files of each split of a configuration: that of the ``subset``, the only one, or the default."""
+    readme = folder / "README.md"
+    default = [name for name, one in configurations.items() if name == "default" or one.get("default")]
+    name = subset or (default[0] if default else next(iter(configurations)))
+    if name not in configurations or (subset is None and not default and len(configurations) > 1):
+        problem = f"has no configuration {name!r}" if subset else "has several configurations"
+        raise UserError(f"{readme}: {problem}; set `subset` to one of {', '.join(configurations)}")
+    one = configurations[name]
+    place = folder / str(one.get("data_dir") or "")
+    given = one.get("data_files")
+    if given is None:
+        splits = {split: _of_one_format(files) for split, files in _by_name(place, list(_files(place))).items()}
+    else:
+        items = given if isinstance(given, list) else [given]
+        by_split = items if isinstance(items[0], dict) else [{"split": "train", "path": items}]
+        splits = {str(item.get("split")): _matching(place, item.get("path")) for item in by_split}
+    if missing := [split for split, files in splits.items() if not files]:
+        raise UserError(f"{readme}: configuration {name!r} names no file of rows that is here for split {missing[0]}")
+    if not splits:
+        raise UserError(f"{place}: there is no {', '.join((*ROW_SUFFIXES, TEXT_SUFFIX))} file in this folder")
+    return splits
+
+
+def _matching(folder: Path, patterns: Any) -> list[Path]:
+    """The files of rows that globs name, in the order of the globs."""
+    found: dict[Path, None] = {}
+    for pattern in patterns if isinstance(patterns, list) else [patterns]:
+        names = sorted(Path(name).as_posix() for name in glob.glob(str(pattern), root_dir=folder, recursive=True))
+        found |= {path: None for name in names if (path := folder / name).is_file() and _is_read(path)}
+    return list(found)
