@@ -8,9 +8,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alignment_core.data.messages import Messages
+from alignment_core.data.sharegpt import is_sharegpt, to_message
 
 _MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 _ABSENT = object()
+_OTHER_NAMES = {"messages": "conversations"}
+"""A column that is meant where there is none with the name of the role."""
+
+
+class ArrowRow(dict[str, Any]):
+    """A row of a column format, whose structs have every field that those of any row have: a null in a struct stands for a
+    field that is absent. In rows of text formats a null is a value."""
+
+    def unpadded(self) -> dict[str, Any]:
+        """A plain row without these nulls, as a text format would hold it."""
+        return {name: without_padding(value) for name, value in self.items()}
+
+
+def without_padding(value: Any) -> Any:
+    """A value of a column format without the nulls in its structs."""
+    if isinstance(value, dict):
+        return {name: without_padding(item) for name, item in value.items() if item is not None}
+    return [without_padding(item) for item in value] if isinstance(value, list) else value
 
 
 def _lookup(values: Any, column: str) -> Any:
@@ -36,7 +55,12 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
-        self._values, self._keys = values, columns
+        self._values = values
+        self._keys = {**columns}
+        for role, name in _OTHER_NAMES.items():
+            if role not in columns and role not in values and isinstance(values.get(name), list):
+                self._keys[role] = name
+        self._padded = isinstance(values, ArrowRow)
 
     def holds(self, role: str) -> bool:
         """Whether the row has the column, be it null."""
@@ -65,19 +89,36 @@ class Fields:
         return _checked_text(self._needed(role), f"`{self.name(role)}`")
 
     def messages(self, role: str) -> Messages:
-        return _checked_messages(self._needed(role), self.name(role))
+        return self._messages(self._needed(role), self.name(role))
+
+    def conversations(self) -> Messages | None:
+        """ShareGPT's column ``conversations``, where the row has it and no column of messages is named."""
+        return self.messages("messages") if self.name("messages") == "conversations" else None
 
     def text_or_messages(self, role: str) -> str | Messages:
         value, name = self._needed(role), self.name(role)
         if isinstance(value, str):
             return _checked_text(value, f"`{name}`")
+        if is_sharegpt(value):  # an answer as one message
+            value = [value]
         if isinstance(value, list):
-            return _checked_messages(value, name)
+            return self._messages(value, name)
         raise ValueError(f"`{name}` is {kind_of(value)}; text or a list of messages is needed")
+
+    def _messages(self, value: Any, name: str) -> Messages:
+        if not isinstance(value, list):
+            raise ValueError(f"`{name}` is {kind_of(value)}; a list of messages is needed")
+        if not value:
+            raise ValueError(f"`{name}` is an empty list; at least one message is needed")
+        messages = [_checked_message(message, f"{name}[{index}]", self._padded) for index, message in enumerate(value)]
+        if is_sharegpt(value[0]) and messages[0]["role"] != "system" and name == "conversations" and self.has("system"):
+            return [{"role": "system", "content": self.text("system")}, *messages]
+        return messages
 
     def tools(self) -> list[dict[str, Any]] | None:
         """The role ``tools``: schemas of functions, as a list or as its JSON text; None if there are none."""
         value, name = self.value("tools"), self.name("tools")
+        padded = self._padded and not isinstance(value, str)
         if isinstance(value, str):
             try:
                 value = json.loads(value or "[]")
@@ -87,7 +128,7 @@ class Fields:
             return None
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise ValueError(f"`{name}` is {kind_of(value)}; a list of schemas of functions is needed")
-        return [_without_nulls(one) for one in value]
+        return [without_padding(one) for one in value] if padded else value
 
     def optional_text(self, role: str) -> str | None:
         return self.text(role) if self.has(role) else None
@@ -153,17 +194,12 @@ class Fields:
         return ValueError(f"there is no `{column}`; the row has {', '.join(self._values) or 'no columns'}")
 
 
-def _checked_messages(value: Any, name: str) -> Messages:
-    if not isinstance(value, list):
-        raise ValueError(f"`{name}` is {kind_of(value)}; a list of messages is needed")
-    if not value:
-        raise ValueError(f"`{name}` is an empty list; at least one message is needed")
-    return [_checked_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
-
-
-def _checked_message(value: Any, name: str) -> dict[str, Any]:
+def _checked_message(value: Any, name: str, padded: bool) -> dict[str, Any]:
+    """A message without fields that are null; with ``padded`` nulls at any depth stand for fields that are absent."""
     if not isinstance(value, dict):
         raise ValueError(f"`{name}` is {kind_of(value)}; an object with `role` and `content` is needed")
+    value = {field: without_padding(item) if padded else item for field, item in value.items()}
+    value = to_message(value, name) if is_sharegpt(value) else value
     if value.get("role") == "assistant" and value.get("tool_calls") and value.get("content") is None:
         value = {**value, "content": ""}
     for field in ("role", "content"):
@@ -172,14 +208,31 @@ def _checked_message(value: Any, name: str) -> dict[str, Any]:
         _checked_text(value[field], f"`{name}.{field}`")
     if value["role"] not in _MESSAGE_ROLES:
         raise ValueError(f"`{name}.role` is {short(value['role'])}; roles are {', '.join(_MESSAGE_ROLES)}")
-    # Parquet gives every message every field that any message has: a null there means that the field is absent.
-    return {field: _without_nulls(item) for field, item in value.items() if item is not None}
+    message = {field: item for field, item in value.items() if item is not None}
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [
+            _with_arguments(call, f"{name}.tool_calls[{number}]") for number, call in enumerate(calls)
+        ]
+    return message
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _with_arguments(call: Any, name: str) -> Any:
+    """A call with its arguments as an object, which chat templates write as JSON themselves; OpenAI's form has the text of
+    one."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_arguments(call["function"], f"{name}.function")}
+    text = call.get("arguments")
+    if not isinstance(text, str):
+        return call
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError(f"`{name}.arguments` is {kind_of(text)}, not the JSON text of an object")
+    return {**call, "arguments": arguments}
 
 
 def _checked_text(value: Any, name: str) -> str:

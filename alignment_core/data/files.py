@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from alignment_core.data.fields import ArrowRow
 from alignment_core.errors import DataError
 from alignment_core.recipes.paths import COMPRESSIONS, row_suffix
 
@@ -187,7 +188,7 @@ def _batches(batches: Iterable[Any]) -> Iterator[Found]:
     for batch in batches:
         for row in batch.to_pylist():
             number += 1
-            yield number, row
+            yield number, ArrowRow(row)
 
 
 def first_line(error: BaseException) -> str:

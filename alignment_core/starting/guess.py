@@ -126,7 +126,8 @@ def check_given(named: str, rows: Sequence[Row], given: Mapping[str, str]) -> No
 
 def _mistake(rows: Sequence[Row], kind: Kind, asked: bool) -> str | None:
     """What is wrong with rows for a kind that is asked for, or whose columns are there by their own names."""
-    if not asked and not any(all(role in rows[0] for role in format.needs) for format in kind.formats.values()):
+    first = Fields(rows[0], {})
+    if not asked and not any(all(map(first.holds, format.needs)) for format in kind.formats.values()):
         return None
     for number, row in enumerate(rows[:PARSED], 1):
         try:
@@ -145,13 +146,6 @@ def nothing_fits(named: str, rows: Sequence[Row], kind: Kind | None, bad: Sequen
     for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if separator in only:
             return DataError(f"{named}: its columns are separated by {word} ({only!r}); save it with commas")
-    for column in columns:
-        value = rows[0].get(column)
-        if isinstance(value, list) and value and isinstance(value[0], dict) and {"from", "value"} <= value[0].keys():
-            return DataError(
-                f"{named}: the messages in `{column}` have `from` and `value` (ShareGPT's form); rename these to `role` (user, "
-                "assistant, system) and `content`"
-            )
     for one in [kind] if kind is not None else kinds.KINDS.loaded()[0].values():
         if said := _mistake(rows, one, asked=kind is not None):
             return DataError(f"{named}: {said}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from alignment_core.data import kinds
+from alignment_core.data.fields import ArrowRow, Fields
 from alignment_core.data.files import read_file
 from alignment_core.data.folder import HELD_OUT, splits_of
 from alignment_core.data.origins import origin_of
@@ -137,7 +138,7 @@ def _first(found: Iterable[dict[str, Any] | str]) -> tuple[list[dict[str, Any]],
         if isinstance(row, str):
             bad.append(row)
         elif len(first) < LOOKED_AT and size < MOST_BYTES:
-            first.append(row)
+            first.append(_plain(row))
             size += len(json.dumps(row, default=str))
         if len(bad) == LOOKED_AT and not first:
             break
@@ -235,7 +236,6 @@ def some_to_hold_out(sources: list[dict[str, Any]], kind: kinds.Kind, format: st
 
     Which rows these are depends on their prompts alone, so that more rows change few of them.
     """
-    from alignment_core.data.fields import Fields
     from alignment_core.data.hold_out import groups, prompts_of
 
     rows: list[dict[str, Any]] = []
@@ -268,4 +268,9 @@ def every(source: dict[str, Any]) -> Iterator[dict[str, Any]]:
     else:
         pinned = pin(described)
         found = (row for _, row in origin_of(described).read(pinned, 0, kinds.load("prompts")))
-    yield from (row for row in found if isinstance(row, dict))
+    yield from (_plain(row) for row in found if isinstance(row, dict))
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as JSON Lines would hold it: what `align init` sees of a row, it may write there."""
+    return row.unpadded() if isinstance(row, ArrowRow) else row

@@ -112,10 +112,7 @@ def test_a_method_that_cannot_be_begun_says_why(method: str, sentence: str, tmp_
     [
         ({"a": 1, "b": 2}, "nobody can tell what its rows are: the first has a, b; name them with --column ROLE=NAME"),
         ({}, "the first has no columns"),
-        (
-            {"conversations": [{"from": "human", "value": "hi"}]},
-            "have `from` and `value` (ShareGPT's form); rename these",
-        ),
+        ({"conversations": [{"from": "narrator", "value": "hi"}]}, "`conversations[0].from` is 'narrator'"),
     ],
 )
 def test_rows_that_nothing_reads_are_described(content: dict[str, Any], sentence: str, tmp_path: Path) -> None:

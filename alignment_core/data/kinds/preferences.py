@@ -71,6 +71,8 @@ def _of_columns(row: Fields) -> Preference:
     chosen, rejected = row.text_or_messages("chosen"), row.text_or_messages("rejected")
     if row.has("prompt"):
         prompt = row.prompt()
+    elif conversations := row.conversations():
+        prompt = conversations
     elif isinstance(chosen, str) or isinstance(rejected, str):
         raise ValueError("there is no `prompt`: without one, `chosen` and `rejected` must be whole conversations")
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of_file
+from alignment_core.data.fields import ArrowRow
 from alignment_core.data.files import first_line, read_file
 from alignment_core.data.folder import mixed, splits_of
 from alignment_core.data.hub import commit_of
@@ -111,7 +112,7 @@ def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
             f"{source.path}@{pinned.hub_commit}: cannot load split {source.split!r}"
             f"{f' of {source.subset!r}' if source.subset else ''}: {first_line(error)}"
         ) from error
-    yield from rows
+    yield from map(ArrowRow, rows)
 
 
 def _pinned_file(path: Path) -> dict[str, Any]:
