@@ -240,7 +240,7 @@ def _sample(row: dict[str, Any]) -> dict[str, Any]:
         "prompt_ids": ids,
         "completion_text": row["label"] or STAND_IN,
         "completion_ids": ids,  # any will do
-        **{name: row.get(name) for name in ("label", "task", "messages", "columns", "source")},
+        **{name: row.get(name) for name in ("label", "task", "messages", "tools", "columns", "source")},
     }
 
 

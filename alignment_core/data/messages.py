@@ -29,3 +29,24 @@ def as_given(row: Mapping[str, Any]) -> str | Messages | None:
     where the prompt was cut, and in rows of earlier versions."""
     given = row.get("messages")
     return json.loads(given) if given else None
+
+
+def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools that the prompt of a row offers, as schemas of functions, where :func:`as_given` has the prompt; else None."""
+    tools = row.get("tools")
+    return json.loads(tools) if tools else None
+
+
+def in_words(prompt: str | Messages, tools: list[dict[str, Any]] | None = None) -> str:
+    """A prompt for a reader: a text or a single message as it is, otherwise one paragraph for each message, with its speaker
+    and calls, and the tools before them."""
+    if isinstance(prompt, str):
+        prompt = user(prompt)
+    if len(prompt) == 1 and not tools:
+        return str(prompt[0]["content"])
+    paragraphs = [f"tools: {json.dumps(tools, ensure_ascii=False)}"] if tools else []
+    for message in prompt:
+        calls = message.get("tool_calls")
+        parts = [message["content"], *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
+        paragraphs.append(f"{message['role']}: {' '.join(filter(None, parts))}")
+    return "\n\n".join(paragraphs)

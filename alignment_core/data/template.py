@@ -102,11 +102,14 @@ class Renderer:
         ids = self.encode(said + end)
         return ids if end else [*ids, self._eos_id]
 
-    def prompt(self, prompt: str | Messages) -> tuple[Ids, str]:
-        """Ids and text of a prompt as a model is asked it, ready for the answer."""
-        if isinstance(prompt, str) and not self.template:
+    def prompt(self, prompt: str | Messages, tools: Tools | None = None) -> tuple[Ids, str]:
+        """Ids and text of a prompt as a model is asked it, ready for the answer, with tools as the template shows them."""
+        if isinstance(prompt, str) and not self.template and not tools:
             return self.plain(prompt), prompt
-        text = self._render(as_messages(prompt, "user"), add_generation_prompt=True)
+        messages = as_messages(prompt, "user")
+        if tools:
+            self._check_tools(messages, tools)
+        text = self._render(messages, add_generation_prompt=True, tools=tools)
         return self.encode(text), text
 
     def asked(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:

@@ -124,6 +124,7 @@ class Episode:
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),
+            "tools": prompt.get("tools"),
             "columns": prompt.get("columns"),
             "source": prompt["source"],
             "policy": version_of(policy, version),

@@ -26,7 +26,7 @@ SHOWN = {
     **{name: name for name in ("label", "reward", "rewards", "verifier")},
 }
 """Columns of completions to show, in this order, and what they are called."""
-HIDDEN = ("source", "task", "messages")
+HIDDEN = ("source", "task", "messages", "tools")
 """Columns of data sets that say where a row is from, or the prompt once more."""
 ROLLOUTS_FROM = ("rollouts", "scores")
 """Roles of the inputs by which a result that holds no text itself leads to the completions that it is about."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alignment_core.canonical import derive_seed, digest_of
-from alignment_core.data.messages import as_given
+from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.errors import DataError, UserError
 
 Format = Literal["jsonl", "argilla"]
@@ -49,6 +49,7 @@ def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most
         drawn.shuffle(two)
         row = {"prompt": as_given(two[0]) or two[0]["prompt_text"], "a": two[0]["completion_text"]}
         row |= {"b": two[1]["completion_text"], "source": two[0]["source"]}
+        row |= {"tools": tools} if (tools := tools_of(two[0])) else {}
         found.append({"id": id_of(row), **row})
     if most is not None and len(found) > most:
         chosen = sorted(random.Random(derive_seed(seed, "labels")).sample(range(len(found)), most))
@@ -58,7 +59,8 @@ def pairs(rollouts: Sequence[Row], scores: Sequence[Row] | None, seed: int, most
 
 def id_of(row: Mapping[str, Any]) -> str:
     """Of a pair's content, whichever comes first: the same pair has the same id in every export."""
-    content = [row["prompt"], *sorted((row["a"], row["b"]))]
+    tools = [row["tools"]] if row.get("tools") else []
+    content = [row["prompt"], *tools, *sorted((row["a"], row["b"]))]
     return digest_of(json.loads(json.dumps(content)))[:DIGITS]
 
 
@@ -69,8 +71,11 @@ def exported(found: Iterable[Row], format: Format) -> str:
     records = [
         {
             "id": row["id"],
-            "fields": {"prompt": _shown(row["prompt"]), "a": row["a"], "b": row["b"]},
-            "metadata": {"source": row["source"], "prompt": json.dumps(row["prompt"], ensure_ascii=False)},
+            "fields": {"prompt": _shown(row), "a": row["a"], "b": row["b"]},
+            "metadata": {
+                "source": row["source"],
+                **{name: json.dumps(row[name], ensure_ascii=False) for name in ("prompt", "tools") if name in row},
+            },
             "suggestions": {},
             "responses": {},
         }
@@ -79,11 +84,12 @@ def exported(found: Iterable[Row], format: Format) -> str:
     return json.dumps(records, ensure_ascii=False, indent=2) + "\n"
 
 
-def _shown(prompt: Any) -> str:
-    """A prompt as people read it."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+def _shown(row: Row) -> str:
+    """A prompt as people read it: with its speaker, also where it is one message."""
+    prompt, tools = row["prompt"], row.get("tools")
+    if isinstance(prompt, list) and len(prompt) == 1 and not tools:
+        return f"{prompt[0]['role']}: {prompt[0]['content']}"
+    return in_words(prompt, tools)
 
 
 @dataclass
@@ -152,7 +158,8 @@ def _settle(labels: Labels, pair: Row, given: list[tuple[str, str]]) -> None:
         return
     labels.counts["labelled"] += 1
     other = pair["b"] if winner == pair["a"] else pair["a"]
-    labels.rows.append({"prompt": pair["prompt"], "chosen": winner, "rejected": other})
+    tools = {"tools": pair["tools"]} if pair.get("tools") else {}
+    labels.rows.append({"prompt": pair["prompt"], **tools, "chosen": winner, "rejected": other})
 
 
 def _problem(row: Row, known: Mapping[str, Row] | None) -> str | None:
@@ -214,6 +221,8 @@ def _of_argilla(record: Any) -> Row | str:
         row["prompt"] = json.loads(metadata["prompt"])
     elif "prompt" in fields:
         row["prompt"] = fields["prompt"]
+    if isinstance(metadata.get("tools"), str):
+        row["tools"] = json.loads(metadata["tools"])
     responses = (record.get("responses") or {}).get(QUESTION) or []
     if not isinstance(responses, list) or not all(isinstance(one, dict) for one in responses):
         return f"`responses.{QUESTION}` is no list of responses"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.data.messages import as_given
+from alignment_core.data.messages import as_given, tools_of
 from alignment_core.rewards.failures import Answers, Given, failure_of
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
@@ -91,6 +91,7 @@ def _seen(row: dict[str, Any]) -> dict[str, Any]:
     prompt, kept = as_given(row), row.get("columns")
     return {
         **seen,
+        "tools": tools_of(row),
         **(json.loads(kept) if kept else {}),
         "prompt": row["prompt_text"],
         "completion": row["completion_text"],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from alignment_core.data.messages import as_given
+from alignment_core.data.messages import as_given, in_words, tools_of
 from alignment_core.user_code.failed import Failed
 
 if TYPE_CHECKING:
@@ -22,15 +22,9 @@ SHOWN = 80
 
 def conversation(row: Mapping[str, Any]) -> str:
     """The prompt of a completion as a judge reads it: the text before the policy's template; of several messages each with its
-    speaker."""
+    speaker, and the tools that it offers."""
     given = as_given(row)
-    if given is None:
-        return str(row["prompt_text"])
-    if isinstance(given, str):
-        return given
-    if len(given) == 1:
-        return str(given[0]["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in given)
+    return str(row["prompt_text"]) if given is None else in_words(given, tools_of(row))
 
 
 def filled(template: str, values: Mapping[str, str | None]) -> str:

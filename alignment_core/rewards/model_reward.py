@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from alignment_core.data.context import context_length
-from alignment_core.data.messages import as_given, assistant
+from alignment_core.data.messages import as_given, assistant, tools_of
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
@@ -83,10 +83,10 @@ def spread_of(model: Model, field: str) -> tuple[float, float]:
 class InText:
     """Completions in the tokens of a reward model, which reads them as a conversation in its own chat template.
 
-    The prompt is the row's messages, or the text that it was before the policy's template; where neither is known, as of a
-    truncated prompt, the text that the policy saw. The completion is one answer to it: of an episode with several turns, all
-    that the policy said. A model without a chat template reads the text of the prompt and that of the completion.
-    As in the policy's own tokens, the turn is ended unless the answer was truncated.
+    The prompt is the row's messages with its tools, or the text that it was before the policy's template; where neither is
+    known, as of a truncated prompt, the text that the policy saw. The completion is one answer to it: of an episode with
+    several turns, all that the policy said. A model without a chat template reads the text of the prompt and that of the
+    completion. As in the policy's own tokens, the turn is ended unless the answer was truncated.
     """
 
     def __init__(self, model: Model, field: str) -> None:
@@ -118,6 +118,7 @@ class InText:
         for row in rows:
             content = (
                 row.get("messages"),
+                row.get("tools"),
                 *(row[name] for name in ("prompt_text", "completion_text", "finish_reason")),
             )
             if content not in known:
@@ -130,17 +131,21 @@ class InText:
 
     def _pair(self, row: dict[str, Any]) -> Pair:
         prompt = as_given(row) or row["prompt_text"]
-        if isinstance(prompt, list) and not self._renderer.template:
-            prompt = row["prompt_text"]
+        tools = tools_of(row)
+        if (isinstance(prompt, list) or tools) and not self._renderer.template:
+            prompt, tools = row["prompt_text"], None
         try:
             completion = row["completion_text"]
             answered = self._renderer.answered(
                 prompt,
                 assistant(completion) if isinstance(prompt, list) else completion,
+                tools,
                 closed=row["finish_reason"] == "stop" or not completion,
             )
         except ValueError as error:
             raise Failed("raised", f"cannot read the conversation: {error}") from None
+        except UserError as error:  # a template that no conversation with tools fits
+            raise UserError(f"{self.field}: {self.model.reference.short}: {error}") from None
         length = len(answered.prompt_ids) + len(answered.ids)
         if self._most is not None and length > self._most:
             raise Failed("too_long", f"takes at most {self._most} tokens, but prompt and completion have {length}")

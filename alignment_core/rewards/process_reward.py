@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alignment_core.data.context import context_length
-from alignment_core.data.messages import as_given
+from alignment_core.data.messages import as_given, tools_of
 from alignment_core.data.steps import STEPS, StepLayout, verdict_ids
 from alignment_core.data.template import Renderer
 from alignment_core.errors import UserError
@@ -129,6 +129,7 @@ class Steps:
 
     def __init__(self, model: Model, given: StepsConfig | None, field: str) -> None:
         config = steps_of(model.path, given, field)
+        self._field = field
         self._renderer = Renderer(model.tokenizer())
         self._layout = StepLayout(config.separator, config.placeholder)
         self.verdicts = verdict_ids(self._renderer, config.verdict_tokens, f"{field}.steps.verdict_tokens")
@@ -141,12 +142,15 @@ class Steps:
     def pairs(self, row: dict[str, Any]) -> list[Pair] | Failed:
         """The prompt with each beginning of the answer that ends with a step, or why the model cannot judge it."""
         prompt = as_given(row) or row["prompt_text"]
-        if isinstance(prompt, list) and not self._renderer.template:
-            prompt = row["prompt_text"]
+        tools = tools_of(row)
+        if (isinstance(prompt, list) or tools) and not self._renderer.template:
+            prompt, tools = row["prompt_text"], None
         try:
-            _, text = self._renderer.prompt(prompt)
+            _, text = self._renderer.prompt(prompt, tools)
         except ValueError as error:
             return Failed("raised", f"cannot read the conversation: {error}")
+        except UserError as error:  # a template that no conversation with tools fits
+            raise UserError(f"{self._field}: {error}") from None
         steps = self._layout.split(row["completion_text"])
         prompt_ids, ids, places = self._layout.lay_out(self._renderer, text, steps)
         length = len(prompt_ids) + len(ids) + 1

@@ -19,8 +19,8 @@ SCORES = "scores.parquet"
 
 
 def rollout_schema() -> pa.Schema:
-    """One row per completion. ``policy`` is the reference of the model that made it; ``messages`` and ``columns`` are the
-    prompt's (see :class:`alignment_core.data.kinds.prompts.Prompts`)."""
+    """One row per completion. ``policy`` is the reference of the model that made it; ``messages``, ``tools`` and
+    ``columns`` are the prompt's (see :class:`alignment_core.data.kinds.prompts.Prompts`)."""
     import pyarrow as pa
 
     ids = pa.list_(pa.int32())
@@ -37,6 +37,7 @@ def rollout_schema() -> pa.Schema:
             ("label", pa.string()),
             ("task", pa.string()),
             ("messages", pa.string()),
+            ("tools", pa.string()),
             ("columns", pa.string()),
             ("source", pa.string()),
             ("policy", pa.string()),
@@ -85,6 +86,7 @@ def shard_rows(
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),
+            "tools": prompt.get("tools"),
             "columns": prompt.get("columns"),
             "source": prompt["source"],
             "policy": policy,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alignment_core.data.messages import as_given
+from alignment_core.data.messages import as_given, tools_of
 from alignment_core.data.rows_file import ROWS
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
@@ -62,7 +62,11 @@ def run(context: StageContext, config: AttributesConfig) -> dict[str, Any]:
             )
     with (context.output / ROWS).open("w", encoding="utf-8") as file:
         for number, (row, _) in enumerate(rows):
-            given = {"prompt": as_given(row) or row["prompt_text"], "completion": row["completion_text"]}
+            given: dict[str, Any] = {
+                "prompt": as_given(row) or row["prompt_text"],
+                "completion": row["completion_text"],
+            }
+            given |= {"tools": tools} if (tools := tools_of(row)) else {}
             labels = {name: texts[number] for name, texts in written.items()}
             file.write(json.dumps({**given, **labels}, ensure_ascii=False) + "\n")
     (context.output / "statistics.json").write_text(

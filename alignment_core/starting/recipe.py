@@ -196,7 +196,7 @@ def _shown(found: rows.Rows, chosen: Reading, column: str) -> bool:
 
 
 def _shared(chosen: Reading) -> dict[str, str]:
-    return {role: column for role, column in chosen.columns.items() if role in ("prompt", "messages")}
+    return {role: column for role, column in chosen.columns.items() if role in ("prompt", "messages", "tools")}
 
 
 def _template(chosen: Reading, found: rows.Rows, warnings: list[str]) -> str | None:
@@ -327,10 +327,15 @@ def _as_prompts(
     """The same rows as prompts to answer; none where their thumbs would be taken for answers."""
     if _has_verdict(chosen, first):
         return []
-    asked = {role: column for role, column in chosen.columns.items() if role in ("prompt", "messages", "label")}
+    asked = {
+        role: column for role, column in chosen.columns.items() if role in ("prompt", "messages", "label", "tools")
+    }
     if chosen.kind in ("preferences", "unpaired"):
-        asked = {role: column for role, column in chosen.columns.items() if role in ("prompt", "chosen", "rejected")}
-        asked = {"prompt": asked["prompt"]} if "prompt" in asked and chosen.kind == "unpaired" else asked
+        asked = {
+            role: column for role, column in chosen.columns.items() if role in ("prompt", "chosen", "rejected", "tools")
+        }
+        if "prompt" in asked and chosen.kind == "unpaired":
+            asked = {role: column for role, column in asked.items() if role in ("prompt", "tools")}
     if labelled:
         asked["label"] = labelled
     columns = {role: column for role, column in asked.items() if role != column}

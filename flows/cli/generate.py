@@ -72,13 +72,14 @@ def generate(
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """A row of the file for each completion, in the order of the prompts."""
-    from alignment_core.data.messages import as_given
+    from alignment_core.data.messages import as_given, tools_of
     from alignment_core.rollout.records import read_rollouts
 
     for row in read_rollouts(folder):
         kept = json.loads(row["columns"]) if row["columns"] else {}
         yield {
             "prompt": as_given(row) or row["prompt_text"],
+            **({"tools": tools} if (tools := tools_of(row)) else {}),
             "completion": row["completion_text"],
             "finish_reason": row["finish_reason"],
             "sample": int(row["sample"]),

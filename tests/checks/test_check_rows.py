@@ -83,7 +83,7 @@ def test_a_row_that_a_mixture_may_leave_is_no_reason_to_refuse(store, rows, mixi
         ),
         (
             "prompts",
-            {"prompt_ids": [1] * 8, **dict.fromkeys(("prompt", "label", "task", "messages", "columns"))},
+            {"prompt_ids": [1] * 8, **dict.fromkeys(("prompt", "label", "task", "messages", "tools", "columns"))},
             9,
         ),  # and one token of an answer
     ],

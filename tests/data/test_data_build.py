@@ -55,6 +55,7 @@ def column(data: BuiltDataset, name: str, table: str = "train") -> list[Any]:
                 "label": pa.string(),
                 "task": pa.string(),
                 "messages": pa.string(),
+                "tools": pa.string(),
                 "columns": pa.string(),
                 "source": pa.string(),
             },

@@ -105,6 +105,20 @@ def test_the_text_is_scored_as_the_model_itself_reads_the_conversation(judge: Pa
     assert [len(pairs) for pairs in asked] == [3], "the same completion of the same prompt is scored once"
 
 
+def test_the_tools_of_a_prompt_are_scored_as_the_models_own_template_shows_them(judge: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "square", "parameters": {"type": "object"}}}]
+    rows = [{**row("<user>1+1=<assistant>", "2", "1+1="), "tools": json.dumps(tools)}]
+    with pytest.raises(
+        UserError, match=r"rl\.rewards\.1\.reward_model: .* `tools`, which the chat template does not show"
+    ):
+        scored(judge, rows)
+    template = judge / "chat_template.jinja"
+    template.write_text("{% for t in tools or [] %}({{ t.function.name }}){% endfor %}" + template.read_text())
+    found, *_ = scored(judge, [*rows, row("<user>1+1=<assistant>", "2", "1+1=")])
+    text = rendered(judge, user("1+1="), "2")
+    assert found == pytest.approx([score_of(judge, f"(square){text}"), score_of(judge, text)], abs=1e-5)
+
+
 def test_scores_are_normalised_by_what_the_model_says_of_its_training(judge: Path) -> None:
     rows = [row("<user>1+1=<assistant>", "2", "1+1="), row("<user>1+1=<assistant>", "three", "1+1=")]
     plain, *_ = scored(judge, rows)

@@ -103,7 +103,7 @@ class Demonstrations(texts.Texts):
         "messages": Format(("messages",), _of_messages, ("tools",)),
         "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools",)),
         **texts.Texts.formats,
-        **formats_by_pair(lambda pair: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
+        **formats_by_pair(lambda pair, row: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
     }
     native = "prompt_completion"
     stream = "sft"  # as it was called first: a seed goes on drawing the rows that it drew

@@ -100,7 +100,7 @@ def _is_hh(row: Fields) -> bool:
 
 def _of_hh(row: Fields) -> Preference:
     conversations = [_hh_messages(row.text(name), name) for name in ("chosen", "rejected")]
-    return Preference(*_split_conversations(*conversations), row.number("margin"))
+    return Preference(*_split_conversations(*conversations), row.number("margin"), tools=row.tools())
 
 
 def _hh_messages(text: str, name: str) -> Messages:
@@ -129,16 +129,16 @@ def _split_conversations(chosen: Messages, rejected: Messages) -> tuple[Messages
     return chosen[:-1], chosen[-1:], rejected[-1:]
 
 
-def formats_by_pair(take: Callable[[Preference], Example]) -> dict[str, Format]:
-    """The formats of preferences, for kinds of rows that take a part of each."""
+def formats_by_pair(take: Callable[[Preference, Fields], Example], also: tuple[str, ...] = ()) -> dict[str, Format]:
+    """The formats of preferences, for kinds of rows that take a part of each, and columns that they ``also`` read."""
     return {
         "preference": Format(
             ("chosen", "rejected"),
-            lambda row: take(_of_columns(row)),
-            ("prompt", "margin", "tools"),
+            lambda row: take(_of_columns(row), row),
+            ("prompt", "margin", "tools", *also),
             fits=lambda row: not _is_hh(row),
         ),
-        "hh": Format(("chosen", "rejected"), lambda row: take(_of_hh(row)), ("margin",)),
+        "hh": Format(("chosen", "rejected"), lambda row: take(_of_hh(row), row), ("margin", "tools", *also)),
     }
 
 
@@ -156,7 +156,7 @@ class Preferences(Kind):
         "rejected": "text",
         "source": "text",
     }
-    formats = formats_by_pair(lambda pair: pair)
+    formats = formats_by_pair(lambda pair, row: pair)
     native = "preference"
     reasons = {
         "identical_pair": "have the same chosen and rejected answer",

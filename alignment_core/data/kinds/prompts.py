@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.data.fields import Fields
@@ -14,6 +14,10 @@ from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
+from alignment_core.data.template import Tools
+
+BESIDE = ("label", "task", "tools")
+"""Columns that prompts may have beside their words."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Prompt:
     prompt: str | Messages
     label: str | None = None
     task: str | None = None
+    tools: Tools | None = field(default=None, kw_only=True)
+    """What the assistant can call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)
@@ -32,20 +38,22 @@ class Prompt:
 
     def _fit(self, limits: Limits) -> dict[str, Any] | str:
         """At least one token is left for the answer."""
-        ids, text = limits.renderer.prompt(self.prompt)
-        columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task, "messages": None}
+        ids, text = limits.renderer.prompt(self.prompt, self.tools)
+        columns = {"prompt_ids": ids, "prompt": text, "label": self.label, "task": self.task}
+        columns |= {"messages": None, "tools": None}
         room = limits.room(len(ids), 1)
         if isinstance(room, str):
             return room
         if room[0] == len(ids):
             if text != self.prompt:  # as it was before the chat template
                 columns["messages"] = json.dumps(self.prompt, ensure_ascii=False)
+                columns["tools"] = json.dumps(self.tools, ensure_ascii=False) if self.tools else None
             return columns
         return limits.cut(columns, "prompt", limits.cut_prompt(ids, room[0]))
 
 
 def _with_label(prompt: str | Messages, row: Fields) -> Prompt:
-    return Prompt(prompt, row.label(), row.optional_text("task"))
+    return Prompt(prompt, row.label(), row.optional_text("task"), tools=row.tools())
 
 
 def _of_messages(row: Fields) -> Prompt:
@@ -66,8 +74,9 @@ def _of_prompt(row: Fields) -> Prompt:
 class Prompts(Kind):
     """Rows that are sampled from, scored and compared.
 
-    ``messages`` is the prompt as it was before the chat template, as JSON: a list of messages, or a text. It is null where no
-    template was applied, and where the prompt was cut, because then it is no longer what a model sees.
+    ``messages`` is the prompt as it was before the chat template, as JSON: a list of messages, or a text; ``tools`` are the
+    schemas of the functions that it offers, as JSON. Both are null where no template was applied, and where the prompt was
+    cut, because then they are no longer what a model sees.
     """
 
     gives = "prompts"
@@ -77,14 +86,15 @@ class Prompts(Kind):
         "label": "text?",
         "task": "text?",
         "messages": "text?",
+        "tools": "text?",
         KEPT: "text?",
         "source": "text",
     }
     formats = {
-        "prompts": Format(("prompt",), _of_prompt, ("label", "task")),
-        "messages": Format(("messages",), _of_messages, ("label", "task")),
-        **formats_by_pair(lambda pair: Prompt(pair.prompt)),
-        "prompt_completion": Format(("prompt", "completion"), _of_prompt, ("label", "task")),
+        "prompts": Format(("prompt",), _of_prompt, BESIDE),
+        "messages": Format(("messages",), _of_messages, BESIDE),
+        **formats_by_pair(lambda pair, row: _with_label(pair.prompt, row), ("label", "task")),
+        "prompt_completion": Format(("prompt", "completion"), _of_prompt, BESIDE),
     }
     native = "prompts"
     asked = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.data.fields import Fields, kind_of, short
@@ -13,6 +13,7 @@ from alignment_core.data.messages import Messages
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.steps import StepLayout
 from alignment_core.data.tasks import Problem
+from alignment_core.data.template import Tools
 
 _WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0}
 _MARK = "ки"
@@ -26,6 +27,8 @@ class Stepwise:
     prompt: str | Messages
     completions: list[str]
     labels: list[float]
+    tools: Tools | None = field(default=None, kw_only=True)
+    """What the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)
@@ -36,7 +39,7 @@ class Stepwise:
     def _fit(self, limits: Limits) -> dict[str, Any] | str:
         """The columns of its row, or the reason why it is dropped. Steps beyond ``max_length`` are cut off whole."""
         layout = StepLayout(**limits.settings)
-        _, prompt = limits.renderer.prompt(self.prompt)
+        _, prompt = limits.renderer.prompt(self.prompt, self.tools)
         prompt_ids, ids, places = layout.lay_out(limits.renderer, prompt, self.completions)
         room = limits.room(len(prompt_ids), len(ids))
         if isinstance(room, str):
@@ -69,9 +72,8 @@ def _of_steps(row: Fields) -> Stepwise:
         raise ValueError(
             f"`{row.name('completions')}` has {len(steps)} steps and `{row.name('labels')}` {len(labels)} labels"
         )
-    return Stepwise(
-        prompt, steps, [_label(one, f"{row.name('labels')}[{number}]") for number, one in enumerate(labels)]
-    )
+    labels = [_label(one, f"{row.name('labels')}[{number}]") for number, one in enumerate(labels)]
+    return Stepwise(prompt, steps, labels, tools=row.tools())
 
 
 def _label(value: Any, name: str) -> float:
@@ -98,7 +100,8 @@ def _of_math_shepherd(row: Fields) -> Stepwise:
     prompt, found, first = (parts[0] if parts else "").partition("Step 1:")
     if not found or not prompt.strip():
         raise ValueError(f"`{row.name('input')}` needs a question, and 'Step 1:' where its answer begins")
-    return Stepwise(prompt.strip() + "\n", [(found + first).strip(), *(part.strip() for part in parts[1:])], labels)
+    steps = [(found + first).strip(), *(part.strip() for part in parts[1:])]
+    return Stepwise(prompt.strip() + "\n", steps, labels, tools=row.tools())
 
 
 def _is_math_shepherd(row: Fields) -> bool:
@@ -120,8 +123,8 @@ class StepwiseRows(Kind):
         "source": "text",
     }
     formats = {
-        "stepwise": Format(("prompt", "completions", "labels"), _of_steps),
-        "math_shepherd": Format(("input", "label"), _of_math_shepherd, fits=_is_math_shepherd),
+        "stepwise": Format(("prompt", "completions", "labels"), _of_steps, ("tools",)),
+        "math_shepherd": Format(("input", "label"), _of_math_shepherd, ("tools",), fits=_is_math_shepherd),
     }
     native = "stepwise"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignment_core.data.fields import Fields
@@ -13,6 +13,7 @@ from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
+from alignment_core.data.template import Tools
 
 _LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 """By lower-case text: CSV files have no booleans, and columns of numbers with gaps are fractions."""
@@ -26,6 +27,8 @@ class Labelled:
     completion: str | Messages
     label: bool
     """Whether the answer is desirable."""
+    tools: Tools | None = field(default=None, kw_only=True)
+    """What the assistant could call."""
 
     def prompts(self) -> tuple[str, ...]:
         return (digest_of_prompt(self.prompt),)
@@ -35,7 +38,7 @@ class Labelled:
 
     def fit(self, limits: Limits) -> dict[str, Any] | str:
         """The columns of its row, or the reason why it is dropped. The answer's text lacks the end of its turn."""
-        answer = limits.renderer.answered(self.prompt, self.completion)
+        answer = limits.renderer.answered(self.prompt, self.completion, self.tools)
         if not answer.text.strip():
             return "empty_completion"
         room = limits.room(len(answer.prompt_ids), len(answer.ids))
@@ -59,19 +62,19 @@ class Split(Preference):
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
         if self.chosen == self.rejected:
             return ["identical_pair"]
-        halves = (Labelled(self.prompt, self.chosen, True), Labelled(self.prompt, self.rejected, False))
-        return [half.fit(limits) for half in halves]
+        answers = ((self.chosen, True), (self.rejected, False))
+        return [Labelled(self.prompt, answer, label, tools=self.tools).fit(limits) for answer, label in answers]
 
 
 def _of_columns(row: Fields) -> Labelled:
     prompt, completion = row.prompt(), row.text_or_messages("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
-        return Labelled(prompt, completion, _label(row))
+        return Labelled(prompt, completion, _label(row), tools=row.tools())
     prompt, completion = as_messages(prompt, "user"), as_messages(completion, "assistant")
     if len(completion) != 1 or completion[0]["role"] != "assistant":
         roles = ", ".join(message["role"] for message in completion) or "nothing"
         raise ValueError(f"`{row.name('completion')}` must be one assistant message after the prompt, not {roles}")
-    return Labelled(prompt, completion, _label(row))
+    return Labelled(prompt, completion, _label(row), tools=row.tools())
 
 
 def _label(row: Fields) -> bool:
@@ -93,8 +96,8 @@ class Unpaired(Kind):
         "source": "text",
     }
     formats = {
-        "unpaired": Format(("prompt", "completion", "label"), _of_columns),
-        **formats_by_pair(lambda pair: Split(**vars(pair))),
+        "unpaired": Format(("prompt", "completion", "label"), _of_columns, ("tools",)),
+        **formats_by_pair(lambda pair, row: Split(**vars(pair))),
     }
     native = "unpaired"
     reasons = {"identical_pair": "have the same chosen and rejected answer"}
