@@ -74,8 +74,6 @@ class Answer(BaseModel):
     read: int = 0
     dropped: dict[str, int] = {}
     shortened: int = 0
-    notes: list[str] = []
-    """Sentences about files that are left out."""
     whole: bool = False
     """Whether these were all rows that there are."""
     longest: int = 0
@@ -84,6 +82,8 @@ class Answer(BaseModel):
     """Tokens of each prompt, ascending."""
     sequences: list[tuple[int, int | None]] = []
     """Tokens of each sequence before its targets, and of the targets, which prompts do not have."""
+    warnings: list[str] = []
+    """Sentences about files that are left out, and about fields that nothing reads."""
     used: bool = False
     """Whether the data set will hold all that were seen: none is held out, and no mixture leaves any."""
     samples: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ def _parse(question: Question) -> dict[str, Any]:
             for _ in examples(source, number, ledger, kind, question.seed):
                 pass
     _judge(ledger, config.data)
-    return {"read": ledger.read.total(), "notes": _notes(config.sources)}
+    return {"read": ledger.read.total(), "warnings": _notes(config.sources)}
 
 
 def _notes(sources: Sequence[PinnedSource]) -> list[str]:
@@ -185,7 +185,9 @@ def _render(question: Question) -> dict[str, Any]:
     rows = [columns for _, columns in kept_rows(pinned, limits, ledger, kind, question.seed, None)]
     _judge(ledger, config.data)
     found = {"read": ledger.read.total(), "dropped": dict(sum(ledger.dropped, Counter()))}
-    found |= {"shortened": ledger.shortened.total(), "notes": _notes(config.sources)}
+    unread = ledger.unread + renderer.fields.unread
+    warnings = [*_notes(config.sources), *statistics.not_read(unread)]
+    found |= {"shortened": ledger.shortened.total(), "warnings": warnings}
     whole = all(_to_its_end(source, pinned[n], ledger.read[n]) for n, source in enumerate(config.sources))
     if not rows:
         if whole:

@@ -19,12 +19,13 @@ from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import Kept
 from alignment_core.data.kinds import KEPT, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
+from alignment_core.data.message_fields import MEDIA
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.row_order import as_stored
 from alignment_core.data.template import Renderer
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.spool import Spool
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def build(
         rows.append(columns)
         kept.append(row)
     ledger.check_bad_rows()
+    ledger.unread += limits.renderer.fields.unread
     mixed = any(source.source.weight is not None for source in pinned)
     weights = [source.source.weight or 0.0 for source in pinned] if mixed else []
     ledger.check_rows_left(hold_out.counts(kept, len(pinned)), mixture=bool(weights))
@@ -212,9 +214,16 @@ def examples(
             fields = Fields(row.values, source.columns)
             example = kind.formats[format].parse(fields)
             shown = conditioned(example, template, fields) if template else example
+            ledger.unread.update(_media(row.values, source))
             yield row.where, example, shown, fields.kept(source.keep_columns)
         except ValueError as error:
             ledger.bad(number, row.where, str(error))
+
+
+def _media(values: Mapping[str, Any], source: DataSource) -> list[str]:
+    """Columns of images and the like, which no kind of rows reads."""
+    read = {*source.columns.values(), *source.keep_columns}
+    return [f"rows have `{name}`, which nothing reads" for name in MEDIA if values.get(name) and name not in read]
 
 
 def _digests(example: Example, kept: str | None, last_turn: bool) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alignment_core.data.message_fields import in_text, untrained, without_weights
 from alignment_core.data.messages import Messages
 from alignment_core.data.sharegpt import is_sharegpt, to_message
 
@@ -89,7 +90,7 @@ class Fields:
         return _checked_text(self._needed(role), f"`{self.name(role)}`")
 
     def messages(self, role: str) -> Messages:
-        return self._messages(self._needed(role), self.name(role))
+        return without_weights(self._messages(self._needed(role), self.name(role)), self.name(role))
 
     def conversations(self) -> Messages | None:
         """ShareGPT's column ``conversations``, where the row has it and no column of messages is named."""
@@ -102,8 +103,13 @@ class Fields:
         if is_sharegpt(value):  # an answer as one message
             value = [value]
         if isinstance(value, list):
-            return self._messages(value, name)
+            return without_weights(self._messages(value, name), name)
         raise ValueError(f"`{name}` is {kind_of(value)}; text or a list of messages is needed")
+
+    def untrained(self, role: str) -> list[int]:
+        """The places of the assistant turns in the messages of a role that are not to be trained, by their own weights."""
+        value, name = self.value(role), self.name(role)
+        return untrained(self._messages(value, name), name) if isinstance(value, list) else []
 
     def _messages(self, value: Any, name: str) -> Messages:
         if not isinstance(value, list):
@@ -200,6 +206,7 @@ def _checked_message(value: Any, name: str, padded: bool) -> dict[str, Any]:
         raise ValueError(f"`{name}` is {kind_of(value)}; an object with `role` and `content` is needed")
     value = {field: without_padding(item) if padded else item for field, item in value.items()}
     value = to_message(value, name) if is_sharegpt(value) else value
+    value = in_text(value, name)
     if value.get("role") == "assistant" and value.get("tool_calls") and value.get("content") is None:
         value = {**value, "content": ""}
     for field in ("role", "content"):

@@ -31,6 +31,8 @@ class Ledger:
         self.split: Counter[int] = Counter()
         self.shortened: Counter[int] = Counter()
         self.dropped: list[Counter[str]] = [Counter() for _ in pinned]
+        self.unread: Counter[str] = Counter()
+        """How many rows or messages have a field that nothing reads, by the rest of the sentence that says so."""
 
     def bad(self, source: int, where: str, reason: str) -> None:
         """Note a malformed row. Raises DataError at once where none is allowed and enough were seen to name."""
@@ -76,6 +78,7 @@ class Ledger:
             },
             "dropped": dict(sorted(self._total().items())),
             "shortened": self.shortened.total(),
+            **({"unread": dict(sorted(self.unread.items()))} if self.unread else {}),
             "sources": [
                 {
                     "name": name,
@@ -116,10 +119,10 @@ def account(summary: Mapping[str, Any]) -> str:
 
 
 def losses(summary: Mapping[str, Any], mixing: str, test_rows: int = 0) -> list[str]:
-    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn, and one where
-    fewer than half of ``test_rows`` could be held out."""
+    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn, for each field that
+    nothing reads, and one where fewer than half of ``test_rows`` could be held out."""
     kind = kinds.load(summary["kind"])
-    warnings, reasons = [], {**REASONS, **kind.reasons}
+    warnings, reasons = not_read(summary.get("unread", {})), {**REASONS, **kind.reasons}
     if 2 * summary["rows"]["test"] < test_rows:
         warnings.append(
             f"test_rows: {_rows(summary['rows']['test'])} are held out, not {test_rows}: rows that share a {kind.together} go "
@@ -143,6 +146,11 @@ def losses(summary: Mapping[str, Any], mixing: str, test_rows: int = 0) -> list[
                 f"used, because `mixing: {mixing}` stops when the first source is exhausted; see also `weight`"
             )
     return warnings
+
+
+def not_read(unread: Mapping[str, int]) -> list[str]:
+    """A sentence for each field that nothing reads."""
+    return [f"{count} {have}" for have, count in unread.items()]
 
 
 def lengths(rows: Iterable[Sequence[Lengths]]) -> dict[str, Any]:

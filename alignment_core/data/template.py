@@ -9,6 +9,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from alignment_core.data.message_fields import ShownFields
 from alignment_core.data.messages import Messages, as_messages, assistant, user
 from alignment_core.data.turn_end import ANSWER, QUESTION, ClosingTokens, turn_end
 from alignment_core.errors import UserError
@@ -69,7 +70,7 @@ class Renderer:
         self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
         self._eos_id: int = tokenizer.eos_token_id
         self._eos: str = tokenizer.eos_token
-        self._shows_tools: bool | None = None  # nobody has asked yet
+        self.fields = ShownFields(self._render)
         self._closing = ClosingTokens(tokenizer, self.encode)
         self._rstrip = {number for number, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
         """Tokens that take the white space behind them in; it may be that of an answer."""
@@ -106,14 +107,13 @@ class Renderer:
         """Ids and text of a prompt as a model is asked it, ready for the answer, with tools as the template shows them."""
         if isinstance(prompt, str) and not self.template and not tools:
             return self.plain(prompt), prompt
-        messages = as_messages(prompt, "user")
-        if tools:
-            self._check_tools(messages, tools)
+        messages = self.fields.fitted(as_messages(prompt, "user"), tools)
         text = self._render(messages, add_generation_prompt=True, tools=tools)
         return self.encode(text), text
 
     def asked(self, messages: Messages, tools: list[dict[str, Any]] | None) -> Ids:
         """A conversation up to the assistant's next turn, with tools as the template shows them."""
+        messages = self.fields.fitted(messages, tools, whose="the agent offers")
         return self.encode(self._render(messages, add_generation_prompt=True, tools=tools))
 
     def told(self, messages: Messages, ended_by: int | None) -> Ids:
@@ -203,13 +203,11 @@ class Renderer:
             if not self.template and not tools:
                 return prompt, answer
             prompt, answer = user(prompt), assistant(answer)
-        before, after = self.around([*prompt, *answer], len(prompt), tools)
+        before, after = self.around(self.fields.fitted([*prompt, *answer], tools), len(prompt), tools)
         return before, after.removeprefix(before)
 
     def around(self, messages: Messages, turn: int, tools: Tools | None = None) -> tuple[str, str]:
-        """What inference sees before assistant turn number ``turn``, and the same with the turn."""
-        if tools:
-            self._check_tools(messages[:turn], tools)
+        """What inference sees before assistant turn number ``turn``, and the same with it; the messages are fitted ones."""
         before = self._render(messages[:turn], add_generation_prompt=True, tools=tools)
         after = self._render(messages[: turn + 1], add_generation_prompt=False, tools=tools)
         if not after.startswith(before):
@@ -260,16 +258,6 @@ class Renderer:
 
     def _behind_bos(self, ids: Ids) -> Ids:
         return ids if ids[: len(self.bos)] == self.bos else self.bos + ids
-
-    def _check_tools(self, messages: Messages, tools: Tools) -> None:
-        """Raise UserError for a template that leaves tools out, which a model would then be trained to call unseen."""
-        if self._shows_tools is None:
-            with_tools, without = (self._render(messages, True, given) for given in (tools, None))
-            self._shows_tools = with_tools != without
-        if not self._shows_tools:
-            raise UserError(
-                "the rows have `tools`, which the chat template does not show: set `chat_template` to one that does"
-            )
 
     def _render(self, messages: Messages, add_generation_prompt: bool, tools: Tools | None = None) -> str:
         from jinja2 import TemplateError

@@ -94,8 +94,8 @@ CODE = (
     "alignment_core.spool",
     *below(
         "alignment_core.data",
-        "build conditions context fields formats hold_out kinds limits messages mixing origins overlap pin row_order",
-        "rows_file sharegpt sources statistics tables template turn_end",
+        "build conditions context fields formats hold_out kinds limits message_fields messages mixing origins overlap pin",
+        "row_order rows_file sharegpt sources statistics tables template turn_end",
     ),
 )
 STAGE = Stage(

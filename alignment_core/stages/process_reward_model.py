@@ -43,7 +43,7 @@ def run(context: StageContext, config: ProcessRewardModelStageConfig) -> dict[st
 SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss"}
 CODE = (
     *TRAINS,
-    *below("alignment_core.data", "messages steps template turn_end"),
+    *below("alignment_core.data", "message_fields messages steps template turn_end"),
     "alignment_core.losses.process_reward",
     "alignment_core.training.methods.process_reward_model",
 )

@@ -134,7 +134,7 @@ def _nothing_kept(selection: BestConfig, completions: int, dropped: Counter[str]
 SHOWS = {"new": "kept", "kept": "share kept", "score": "score", "score_kept": "score of kept"}
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "kinds limits messages overlap tables tasks template turn_end"),
+    *below("alignment_core.data", "kinds limits message_fields messages overlap tables tasks template turn_end"),
     "alignment_core.data.kinds.texts",
     "alignment_core.files",
     *below("alignment_core.rollout", "best records"),

@@ -70,7 +70,10 @@ def _pair(chosen: dict[str, Any], rejected: dict[str, Any]) -> dict[str, Any]:
 SHOWS = {"pairs": "pairs"}
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "fields kinds limits messages overlap sharegpt tables tasks template turn_end"),
+    *below(
+        "alignment_core.data",
+        "fields kinds limits message_fields messages overlap sharegpt tables tasks template turn_end",
+    ),
     "alignment_core.data.kinds.preferences",
     "alignment_core.files",
     *below("alignment_core.rollout", "records selection"),

@@ -110,7 +110,7 @@ def _said(context: StageContext, config: TeacherLogpsConfig, trainers: Any, spli
 SHOWS = {"rows": "rows"}
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "kinds limits messages overlap tables tasks template turn_end"),
+    *below("alignment_core.data", "kinds limits message_fields messages overlap tables tasks template turn_end"),
     "alignment_core.data.kinds.texts",
     "alignment_core.files",
     "alignment_core.losses.logprobs",

@@ -35,6 +35,8 @@ class Lengths:
     answers: list[int] = field(default_factory=list)
     problem: str | None = None
     """Why they were not measured."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about fields that nothing reads."""
 
     @property
     def longest(self) -> int:
@@ -88,4 +90,5 @@ def measure(
         sorted(head + (tail or 0) for head, tail in answer.sequences),
         sorted(head for head, _ in answer.sequences),
         sorted(tail for _, tail in answer.sequences if tail is not None),
+        warnings=tuple(answer.warnings),
     )

@@ -100,6 +100,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     lengths = measure(found.first, chosen, model, begin.settings, template)
     if lengths.problem and not model.problem:
         warnings.append(f"the rows were not measured: {lengths.problem}")
+    warnings += lengths.warnings
     model = _placed(model, lengths, folder)
     sources = [{**one, **chosen.source_fields(found.first[0])} for one in found.sources]
     tests, prompts, apart = _apart(wish, found, begin, chosen, sources, labelled)

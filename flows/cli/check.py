@@ -50,8 +50,8 @@ def check(
         dropped = "".join(f", {count} {reason}" for reason, count in sorted(answer.dropped.items()))
         dropped += f", {answer.shortened} shortened" if answer.shortened else ""
         out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
-        for note in answer.notes:
-            out.print(f"[yellow]{answer.label}:[/] {escape(note)}")
+        for warning in answer.warnings:
+            out.print(f"[yellow]{answer.label}:[/] {escape(warning)}")
     if planned.not_promoted:
         return out.print(f"[yellow]cannot be promoted:[/] {escape(planned.not_promoted)}")
     return out.print("no problem found")

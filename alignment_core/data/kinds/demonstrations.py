@@ -11,6 +11,7 @@ from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Format, texts
 from alignment_core.data.kinds.preferences import formats_by_pair
 from alignment_core.data.limits import Limits
+from alignment_core.data.message_fields import is_silent
 from alignment_core.data.messages import Messages, as_messages, assistant, user
 from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.data.tasks import Problem
@@ -26,6 +27,8 @@ class Demonstration:
     completion: str | Messages
     tools: Tools | None = field(default=None, kw_only=True)
     """What the assistant could call."""
+    untrained: list[int] = field(default_factory=list, kw_only=True)
+    """Places in ``completion`` of turns that are no targets: those whose weight is 0."""
 
     def prompts(self) -> tuple[str, ...]:
         """One for each assistant turn that is trained."""
@@ -33,13 +36,12 @@ class Demonstration:
             return (digest_of_prompt(self.prompt),)
         prompt = as_messages(self.prompt, "user")
         messages = prompt + self.completion
-        turns = (turn for turn in range(len(prompt), len(messages)) if messages[turn]["role"] == "assistant")
-        return tuple(digest_of_prompt(messages[:turn]) for turn in turns)
+        return tuple(digest_of_prompt(messages[:turn]) for turn in self._turns(messages, len(prompt)))
 
     def render(self, renderer: Renderer, last: bool = False) -> list[TrainingText]:
         """One sequence; or one per assistant turn, where the template shows earlier turns otherwise later on.
 
-        Only the ``last`` turn is trained, or all of them.
+        Only the ``last`` of the turns with a weight is trained, or all of them.
         """
         if isinstance(self.prompt, str) and isinstance(self.completion, str):
             if not renderer.template and not self.tools:
@@ -48,9 +50,16 @@ class Demonstration:
             prompt, completion = user(self.prompt), assistant(self.completion)
         else:
             prompt, completion = list(self.prompt), list(self.completion)  # type: ignore[arg-type]
-        messages = prompt + completion
-        turns = [i for i in range(len(prompt), len(messages)) if messages[i]["role"] == "assistant"]
+        messages = renderer.fields.fitted(prompt + completion, self.tools)
+        turns = self._turns(messages, len(prompt))
         return _conversation(messages, turns[-1:] if last else turns, renderer, self.tools)
+
+    def _turns(self, messages: Messages, start: int) -> list[int]:
+        """The assistant's turns that are trained, from place ``start`` on, where the completion begins."""
+        places = range(start, len(messages))
+        return [
+            place for place in places if messages[place]["role"] == "assistant" and place - start not in self.untrained
+        ]
 
     def rows(self, limits: Limits) -> list[dict[str, Any] | str]:
         last = limits.config.assistant_turns == "last"
@@ -62,7 +71,7 @@ def _conversation(
 ) -> list[TrainingText]:
     """Train the assistant turns with these numbers."""
     rendered = [renderer.around(messages, turn, tools) for turn in turns]
-    empty = [not messages[turn]["content"].strip() and not messages[turn].get("tool_calls") for turn in turns]
+    empty = [is_silent(messages[turn]) for turn in turns]
     # Each rendering begins with the one before: then the last one shows every turn as inference saw it.
     if all(later.startswith(earlier) for (_, earlier), (later, _) in pairwise(rendered)):
         spans, end = [], len(rendered[0][0])
@@ -82,7 +91,7 @@ def _of_messages(row: Fields) -> Demonstration:
         raise ValueError("`messages` has no assistant message, so there is nothing to train on")
     if messages[0]["role"] == "assistant":
         raise ValueError("`messages` begins with an assistant message; there is no prompt before it")
-    return Demonstration([], messages, tools=row.tools())
+    return Demonstration([], messages, tools=row.tools(), untrained=_untrained(row, "messages", messages))
 
 
 def _of_prompt_and_completion(row: Fields) -> Demonstration:
@@ -92,7 +101,18 @@ def _of_prompt_and_completion(row: Fields) -> Demonstration:
     completion = as_messages(completion, "assistant")
     if not any(message["role"] == "assistant" for message in completion):
         raise ValueError("`completion` has no assistant message")
-    return Demonstration(as_messages(prompt, "user"), completion, tools=row.tools())
+    untrained = _untrained(row, "completion", completion)
+    return Demonstration(as_messages(prompt, "user"), completion, tools=row.tools(), untrained=untrained)
+
+
+def _untrained(row: Fields, role: str, messages: Messages) -> list[int]:
+    """The places of turns with the weight 0. Raises ValueError where all have it."""
+    places = row.untrained(role)
+    if places and len(places) == sum(message["role"] == "assistant" for message in messages):
+        raise ValueError(
+            f"`{row.name(role)}` has no assistant message with a weight above 0, so there is nothing to train on"
+        )
+    return places
 
 
 class Demonstrations(texts.Texts):

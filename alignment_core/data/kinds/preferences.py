@@ -68,7 +68,7 @@ def _fit(columns: dict[str, Any], limits: Limits) -> dict[str, Any] | str:
 
 
 def _of_columns(row: Fields) -> Preference:
-    chosen, rejected = row.text_or_messages("chosen"), row.text_or_messages("rejected")
+    chosen, rejected = answer_of(row, "chosen"), answer_of(row, "rejected")
     if row.has("prompt"):
         prompt = row.prompt()
     elif conversations := row.conversations():
@@ -86,6 +86,16 @@ def _of_columns(row: Fields) -> Preference:
                 roles = ", ".join(message["role"] for message in answer) or "nothing"
                 raise ValueError(f"`{name}` must be one assistant message after the prompt, not {roles}")
     return Preference(prompt, chosen, rejected, row.number("margin"), tools=row.tools())
+
+
+def answer_of(row: Fields, role: str) -> str | Messages:
+    """An answer that is compared or labelled. Raises ValueError where its own weight says that it is no target."""
+    answer = row.text_or_messages(role)
+    if len(answer) - 1 in row.untrained(role):
+        raise ValueError(
+            f"the last message of `{row.name(role)}` has the weight 0, but this answer is what would be trained"
+        )
+    return answer
 
 
 def _after(prompt: Messages, answer: Messages) -> Messages:

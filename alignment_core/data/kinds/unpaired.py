@@ -8,7 +8,7 @@ from typing import Any
 
 from alignment_core.data.fields import Fields
 from alignment_core.data.kinds import Format, Kind
-from alignment_core.data.kinds.preferences import Preference, formats_by_pair
+from alignment_core.data.kinds.preferences import Preference, answer_of, formats_by_pair
 from alignment_core.data.limits import Limits
 from alignment_core.data.messages import Messages, as_messages
 from alignment_core.data.overlap import digest_of_prompt
@@ -67,7 +67,7 @@ class Split(Preference):
 
 
 def _of_columns(row: Fields) -> Labelled:
-    prompt, completion = row.prompt(), row.text_or_messages("completion")
+    prompt, completion = row.prompt(), answer_of(row, "completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return Labelled(prompt, completion, _label(row), tools=row.tools())
     prompt, completion = as_messages(prompt, "user"), as_messages(completion, "assistant")

@@ -68,7 +68,7 @@ def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
 
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "context messages row_order template turn_end"),
+    *below("alignment_core.data", "context message_fields messages row_order template turn_end"),
     *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
     "alignment_core.execution.course",
     "alignment_core.files",

@@ -1,0 +1,240 @@
+"""Fields of messages beside the role: texts in parts, weights of turns, and fields that a chat template may not show.
+
+What a template shows is found by rendering a conversation with and without it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from alignment_core.data.messages import Messages
+from alignment_core.errors import UserError
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]]
+
+WEIGHTS = ("weight", "train", "training", "loss_mask", "loss")
+"""Whether an assistant turn is a target: 0 or 1, or false or true. ``weight`` as in OpenAI's format for fine-tuning, ``train``
+and ``training`` as in Axolotl, ``loss_mask`` as in slime and verl, ``loss`` (only as a boolean) as in ms-swift."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The thoughts of an assistant turn: one field under the names by which chat templates know it."""
+CALLS = ("tool_calls", "function_call")
+MEDIA = ("images", "image", "image_url", "videos", "video", "audios", "audio", "input_audio")
+"""Fields of messages, and columns beside them, of pictures and sounds."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_OF_TOOLS = ("name", "tool_call_id")
+"""Say in a message of a tool which call it answers; templates that need them raise an error without them."""
+
+
+def in_text(message: Mapping[str, Any], name: str) -> Message:
+    """The message with a ``content`` of text parts as one text. Raises ValueError for images and other media."""
+    for field in MEDIA:
+        if message.get(field):
+            raise ValueError(f"`{name}.{field}` is not text; models are trained and sampled on text alone here")
+    content = message.get("content")
+    if not isinstance(content, list) or not content or not all(isinstance(part, str | Mapping) for part in content):
+        return dict(message)
+    return {**message, "content": "".join(_text(part, f"{name}.content[{at}]") for at, part in enumerate(content))}
+
+
+def _text(part: str | Mapping[str, Any], name: str) -> str:
+    text = part if isinstance(part, str) else part.get("text") if part.get("type", "text") in _TEXT_PARTS else None
+    if not isinstance(text, str):
+        kind = f"a part of the type {part.get('type')!r}" if isinstance(part, Mapping) else "null"
+        raise ValueError(f"`{name}` is {kind}; models are trained and sampled on text alone here")
+    return text
+
+
+def is_target(message: Mapping[str, Any], name: str) -> bool | None:
+    """Whether a message is to be trained by its own weight; None where it has none. Raises ValueError for other values."""
+    found: dict[str, bool] = {}
+    for field in WEIGHTS:
+        value = message.get(field)
+        if value is None or (field == "loss" and not isinstance(value, bool)):
+            continue
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise ValueError(f"`{name}.{field}` is {value!r}; a turn is trained (1 or true) or not (0 or false)")
+        found[field] = bool(value)
+    if len(set(found.values())) > 1:
+        raise ValueError(f"{' and '.join(f'`{name}.{field}`' for field in found)} contradict each other")
+    for field, trained in found.items():
+        if trained and message.get("role") != "assistant":
+            raise ValueError(
+                f"`{name}.{field}` is set on a message of the role {message.get('role')!r}; only assistant turns are trained"
+            )
+        return trained
+    return None
+
+
+def without_weights(messages: Messages, name: str) -> Messages:
+    """The messages without the weights of turns, which no template shows. Raises ValueError for values that are none."""
+    found = []
+    for number, message in enumerate(messages):
+        is_target(message, f"{name}[{number}]")
+        weights = {field for field in WEIGHTS if field != "loss" or isinstance(message.get(field), bool)}
+        found.append({field: value for field, value in message.items() if field not in weights})
+    return found
+
+
+def untrained(messages: Messages, name: str) -> list[int]:
+    """The places of the assistant turns whose weight is 0."""
+    places = enumerate(messages)
+    return [
+        place for place, one in places if one["role"] == "assistant" and is_target(one, f"{name}[{place}]") is False
+    ]
+
+
+def is_silent(message: Mapping[str, Any]) -> bool:
+    """Whether a turn has neither words nor thoughts nor calls."""
+    return not message["content"].strip() and not any(map(message.get, (*CALLS, *REASONING)))
+
+
+class ShownFields:
+    """What one chat template shows of messages and tools.
+
+    ``render`` is called with messages, whether to add a generation prompt, and tools; it raises ValueError for a conversation
+    that the template refuses.
+    """
+
+    def __init__(self, render: Callable[[Messages, bool, Tools | None], str]) -> None:
+        self._render = render
+        self._shown: set[tuple[Any, ...]] = set()
+        """Shapes of messages of which the template shows the content, or a field of no known meaning."""
+        self._hidden: set[tuple[Any, ...]] = set()
+        """The same of fields that it does not show."""
+        self._tools_shown = False
+        self.unread: Counter[str] = Counter()
+        """How many messages have words, or a field of no known meaning, that the template does not show, by the sentence."""
+
+    def fitted(self, messages: Messages, tools: Tools | None = None, whose: str = "the rows have") -> Messages:
+        """The conversation with thoughts under the name that the template reads.
+
+        Raises ValueError that names thoughts, calls and words of an assistant that the template does not show, and UserError
+        for a template that shows no tools. Other words and fields that it leaves out are counted in ``unread``.
+        """
+        found: Messages = []
+        for place, message in enumerate(messages):
+            if message["role"] == "assistant":
+                message = self._fitted(found, message, messages[place + 1 :], tools)
+            found.append(message)
+        for place in range(len(found)):
+            self._note_unread(found, place, tools)
+        if tools:
+            self._check_tools(found, tools, whose)
+        return found
+
+    def _fitted(self, before: Messages, message: Message, rest: Messages, tools: Tools | None) -> Message:
+        """An assistant's turn, of which the template shows all thoughts, calls and words while it is the last one."""
+        where = f"message {len(before) + 1}"
+
+        def differs(one: Message, other: Message) -> bool:
+            return self._differs([*before, one], [*before, other], rest, tools)
+
+        message = _with_shown_thoughts(message, differs, where)
+        for field in CALLS:
+            if message.get(field) and not differs(message, _without_last(message, field)):
+                verb = "are" if field == "tool_calls" else "is"
+                raise ValueError(
+                    f"`{field}` of {where} {verb} not shown by the chat template: set `chat_template` to one that shows calls"
+                )
+        beside = tuple(name for name in (*CALLS, *REASONING) if message.get(name))
+        if message["content"].strip() and ("assistant", *beside) not in self._shown:
+            if not differs(message, {**message, "content": f"{message['content']}?"}):
+                raise ValueError(
+                    f"`content` of {where} is not shown by the chat template"
+                    + (f" beside {', '.join(f'`{name}`' for name in beside)}" if beside else "")
+                    + ": leave it out, or set `chat_template` to one that shows it"
+                )
+            self._shown.add(("assistant", *beside))
+        return message
+
+    def _note_unread(self, messages: Messages, place: int, tools: Tools | None) -> None:
+        """Count the fields of a message that the template shows at no place of the conversation."""
+        message = messages[place]
+        role, before, rest = message["role"], messages[:place], messages[place + 1 :]
+        for field, value in message.items():
+            shape = (role, field, place == 0)
+            if _is_empty(value) or _is_known(role, field, value) or shape in self._shown:
+                continue
+            other = {**message, field: f"{value}?"} if field == "content" else _without(message, field)
+            if shape in self._hidden or not self._differs(
+                [*before, message, *rest], [*before, other, *rest], [], tools
+            ):
+                self.unread[f"{role} messages have `{field}`, which the chat template does not show"] += 1
+                self._hidden |= {shape} if field != "content" else set()
+            else:
+                self._shown.add(shape)
+
+    def _check_tools(self, messages: Messages, tools: Tools, whose: str) -> None:
+        """A model would be trained to call tools unseen."""
+        asked = list(messages)
+        while len(asked) > 1 and asked[-1]["role"] == "assistant":
+            asked.pop()
+        if self._render(asked, True, tools) != self._render(asked, True, tools[:-1] or None):
+            self._tools_shown = True
+        elif self._tools_shown:
+            raise ValueError("the chat template does not show the `tools` in this conversation, as it does in others")
+        else:
+            raise UserError(
+                f"{whose} `tools`, which the chat template does not show: set `chat_template` to one that does"
+            )
+
+    def _differs(self, one: Messages, other: Messages, rest: Sequence[Message], tools: Tools | None) -> bool:
+        """Whether two conversations are rendered differently; with the ``rest`` behind them where the template refuses the
+        first without. One that it refuses alone is another one."""
+        for more in ([], list(rest)):
+            try:
+                text = self._render([*one, *more], False, tools)
+            except ValueError:
+                continue
+            try:
+                return text != self._render([*other, *more], False, tools)
+            except ValueError:
+                return True
+        return True  # a conversation that the template refuses: rendering it says why
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == [] or value == {} or (isinstance(value, str) and not value.strip())
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_known(role: str, field: str, value: Any) -> bool:
+    """Whether the field says what the role says, or was looked at in an assistant's turn."""
+    if role == "assistant":
+        return field in ("role", "content", *CALLS) or (field in REASONING and isinstance(value, str))
+    return field == "role" or (role == "tool" and field in _OF_TOOLS)
+
+
+def _with_shown_thoughts(message: Message, differs: Callable[[Message, Message], bool], where: str) -> Message:
+    """The turn with its thoughts under the first of their names that makes a difference, its own before others."""
+    given = {name: message[name] for name in REASONING if _is_text(message.get(name))}
+    if not given:
+        return message
+    bare = {name: value for name, value in message.items() if name not in given}
+    if len(set(given.values())) > 1:
+        raise ValueError(f"{' and '.join(f'`{name}`' for name in given)} of {where} are different; give one of them")
+    text = next(iter(given.values()))
+    for name in dict.fromkeys((*given, *REASONING)):
+        if differs({**bare, name: text}, bare):
+            return {**bare, name: text}
+    raise ValueError(
+        f"`{next(iter(given))}` of {where} is not shown by the chat template: put the thoughts into `content` as the model "
+        "writes them, or set `chat_template` to one that shows them"
+    )
+
+
+def _without_last(message: Message, field: str) -> Message:
+    """The message without its last call: a template may show the first one alone."""
+    calls = message[field]
+    several = isinstance(calls, list) and len(calls) > 1
+    return {**message, field: calls[:-1]} if several else _without(message, field)
+
+
+def _without(message: Message, field: str) -> Message:
+    return {name: value for name, value in message.items() if name != field}
