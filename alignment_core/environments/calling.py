@@ -8,11 +8,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from alignment_core.user_code.functions import is_async
+
 
 async def called(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    """Await it if it is a coroutine function; otherwise it has a thread, so that one that hangs holds nobody up."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **options)
+    """Call a function and await what it returns, if that can be awaited.
+
+    One that is not async runs in a thread, so that others do not wait where it hangs. Whether the result can be awaited is
+    known only then: a decorator may hide that a function is async.
+    """
+    if is_async(function):
+        result = function(*arguments, **options)
+    else:
+        result = await _in_thread(function, *arguments, **options)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
 from alignment_core.environments.tool_calls import Call
+from alignment_core.errors import UserError
 from alignment_core.rewards.verify import verifier_computed_by, verifier_content
 from alignment_core.user_code.failed import does_not_take
 from alignment_core.user_code.functions import function_content, load_function
@@ -31,7 +33,10 @@ class Tools:
     """
 
     def __init__(self, tools: list[str], verifier: str) -> None:
-        self._tools = {one.rpartition(":")[2]: _load(one, f"{FIELD}.tools") for one in tools}
+        self._tools = {name: _load(one, f"{FIELD}.tools") for name, one in _by_name(tools).items()}
+        for name, tool in self._tools.items():
+            if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
+                raise UserError(f"{FIELD}.tools: {name!r} yields its results; return a text, or what JSON can hold")
         self._verifier = _name_of(verifier)
 
     @staticmethod
@@ -39,7 +44,8 @@ class Tools:
         """What of the options decides a result, for stage keys. Raises UserError for functions that are not there."""
         name = _name_of(verifier)
         found = {**verifier_content(name, f"{FIELD}.verifier"), **verifier_computed_by(name)}
-        return {"tools": [function_content(one, f"{FIELD}.tools", docstrings=True) for one in tools], "verifier": found}
+        named = _by_name(tools).values()
+        return {"tools": [function_content(one, f"{FIELD}.tools", docstrings=True) for one in named], "verifier": found}
 
     def reset(self, prompt: str, label: str | None) -> None:
         """The prompt itself says which tools there are."""
@@ -59,12 +65,28 @@ class Tools:
         tool = self._tools[call.name]
         try:
             result = await called(tool, **(call.arguments or {}))
+            if isinstance(result, Iterator | AsyncIterator):
+                raise UserError(
+                    f"{FIELD}.tools: {call.name!r} returned a {type(result).__name__}; return a text, or what JSON can hold"
+                )
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except Exception as error:  # the user's code runs here
             if (refused := refusal(error)) is not None:
                 raise refused from None  # for the user to mend: no other call would do better
             how = f"; it is called as {call.name}{_signature(tool)}" if does_not_take(error, "called", "call") else ""
             return f"Error: {type(error).__name__}: {error}{how}"
+
+
+def _by_name(tools: list[str]) -> dict[str, str]:
+    """The functions by the names by which they are called. Raises UserError for two of one name."""
+    fields = defaultdict[str, list[int]](list)
+    for number, one in enumerate(tools):
+        fields[one.rpartition(":")[2]].append(number)
+    for name, numbers in fields.items():
+        if len(numbers) > 1:
+            where = " and ".join(f"{FIELD}.tools[{number}] ({tools[number]})" for number in numbers)
+            raise UserError(f"{where} are both called {name!r}; give each tool a name of its own")
+    return {name: tools[number] for name, (number,) in fields.items()}
 
 
 def _signature(tool: Callable[..., Any]) -> str:

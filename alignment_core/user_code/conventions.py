@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from alignment_core.errors import UserError
+from alignment_core.user_code.functions import is_async
 
 Rows = list[dict[str, Any]]
 OPENRLHF = ("queries", "prompts", "labels")
@@ -77,7 +78,7 @@ def _wrapped(
     function: Callable[..., Any], keywords: Callable[[Rows, dict[str, Any]], dict[str, Any]]
 ) -> Callable[..., Any]:
     """The function as one of rows; ``keywords`` makes its arguments, which may put numbers to show into their second one."""
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         async def waits(rows: Rows) -> Any:
             extra: dict[str, Any] = {}
@@ -88,9 +89,14 @@ def _wrapped(
 
     def answers(rows: Rows) -> Any:
         extra: dict[str, Any] = {}
-        return plain(function(**keywords(rows, extra)), extra)
+        answer = function(**keywords(rows, extra))
+        return _later(answer, extra) if inspect.isawaitable(answer) else plain(answer, extra)
 
     return answers
+
+
+async def _later(answer: Awaitable[Any], extra: dict[str, Any]) -> Any:
+    return plain(await answer, extra)
 
 
 def plain(answer: Any, extra: dict[str, Any]) -> Any:

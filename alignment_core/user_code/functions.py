@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,16 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{field}: {name!r} is not a function")
     return found
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes a coroutine for certain: a coroutine function, or an object with an async ``__call__``.
+
+    False does not mean that the result cannot be awaited: a decorator may return the coroutine of the function inside.
+    """
+    if inspect.iscoroutinefunction(function):
+        return True
+    return not isinstance(function, type) and inspect.iscoroutinefunction(type(function).__call__)
 
 
 def function_content(name: str, field: str, docstrings: bool = False) -> dict[str, str]:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from pathlib import Path
 from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket, socketpair
 from tempfile import TemporaryFile
@@ -33,7 +33,7 @@ from alignment_core.user_code import counted as user_code
 from alignment_core.user_code import modules as user_modules
 from alignment_core.user_code.conventions import called_with_rows
 from alignment_core.user_code.failed import Failed, does_not_take, raised
-from alignment_core.user_code.functions import load_function
+from alignment_core.user_code.functions import is_async, load_function
 
 ROOT = Path(__file__).parents[2]
 LAST_SECONDS = 1.0
@@ -258,7 +258,7 @@ def main() -> None:
         except UserError as error:
             end.sendall(_line(problem=str(error)))
             return
-        concurrent = inspect.iscoroutinefunction(function)
+        concurrent = is_async(function)
         end.sendall(_line(problem=None, concurrent=concurrent))
         if concurrent:
             asyncio.run(_serve_concurrently(function, end, sys.argv[3], float(sys.argv[4])))
@@ -279,12 +279,19 @@ def _serve(function: Any, end: socket, field: str) -> None:
         for line in asked:
             number, arguments = json.loads(line)
             try:
-                value = _plain(function(*arguments))
+                value = function(*arguments)
+                if inspect.isawaitable(value):  # of a function whose decorator hides that it is async
+                    value = asyncio.run(_awaited(value))
+                value = _plain(value)
                 user_modules.check_modules()
                 answer = _line(call=number, value=value)
             except Exception as error:  # the user's code runs here
                 answer = _raised(number, error, field)
             end.sendall(answer)
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 async def _serve_concurrently(function: Any, end: socket, field: str, timeout: float) -> None:
