@@ -43,13 +43,21 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
         return Findings(problems=list(dict.fromkeys(problems)))
     called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
+    roles = dict(_roles(todo))
+    cached = [stage for stage in plan.stages if stage.label in roles and stage.state == "cached"]
+    made_before = {stage.label for stage in cached}
+    questions = [
+        _question(plan, stage, roles.get(stage.label), stage.label not in made_before) for stage in (*read, *cached)
+    ]
     seen: dict[str, rows.Answer] = {}
-    with closing(rows.ask([_question(plan, stage) for stage in read])) as answers:
+    with closing(rows.ask(questions)) as answers:
         for answer in answers:
             seen[answer.label] = answer
             if answer.problem:
                 problems.append(f"{answer.label}: {answer.problem}")
-            elif not problems:  # the reader goes on with the next data set meanwhile
+            elif (
+                not problems and answer.label not in made_before
+            ):  # the reader goes on with the next data set meanwhile
                 functions_of_it = called.pop(answer.label, {}).values()
                 if broken := list(_broken(functions_of_it, answer.samples, timeout)):
                     return Findings(problems=broken)
@@ -132,7 +140,15 @@ def _functions_of(stage: PlannedStage, resources: ResourcesConfig) -> Iterator[t
             yield from ((prompts, one) for one in called)
 
 
-def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
+def _roles(todo: list[PlannedStage]) -> Iterator[tuple[str, str]]:
+    """The data sets whose prompts are sampled for in an environment, and the role of its answers."""
+    for stage in todo:
+        sampling = stage.config.sampling()
+        if sampling is not None and sampling.environment is not None and sampling.environment.name is not None:
+            yield from ((prompts.label, sampling.environment.role) for prompts in _prompts_of(stage))
+
+
+def _question(plan: Plan, stage: PlannedStage, role: str | None, of_rows: bool) -> rows.Question:
     config: Any = stage.config
     return rows.Question(
         label=stage.label,
@@ -140,6 +156,8 @@ def _question(plan: Plan, stage: PlannedStage) -> rows.Question:
         tokenizer=_tokenizer(plan.store, stage.inputs["tokenizer"], plan.trust_remote_code),
         context=longest_trained(_shape(plan.store, stage.inputs["tokenizer"])),
         seed=plan.seed,
+        role=role,
+        rows=of_rows,
     )
 
 

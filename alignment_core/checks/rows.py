@@ -23,6 +23,7 @@ from alignment_core.data.limits import Limits
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.template import Renderer
+from alignment_core.environments.tool_calls import Call, answers
 from alignment_core.errors import UserError
 from alignment_core.processes import inherited
 from alignment_core.recipes import DataConfig
@@ -38,6 +39,8 @@ SAMPLES = 4
 """Rows that reward functions are called on."""
 MAIN = "import gc, sys; gc.disable(); sys.path.insert(0, {root!r}); from {module} import main; main()"
 """The reader's process: it ends before looking for garbage, a quarter of the time of its imports, would find much."""
+SAID = "This is the result."
+"""An answer to a turn of the policy."""
 STAND_IN = "This is not an answer."
 """A completion where a row says no right one."""
 
@@ -61,6 +64,10 @@ class Question(BaseModel):
     context: int | None = None
     """The longest sequence that the model takes."""
     seed: int = 0
+    role: str | None = None
+    """Of the messages that answer a policy's turns, where it samples for these prompts in an environment."""
+    rows: bool = True
+    """Whether to look at the rows; otherwise only at what the chat template makes of such an answer."""
 
 
 class Answer(BaseModel):
@@ -160,6 +167,8 @@ def _answer(question: Question, look: Callable[[Question], dict[str, Any]]) -> A
 
 
 def _parse(question: Question) -> dict[str, Any]:
+    if not question.rows:
+        return {}
     config, pinned = question.dataset, [_first(source, READ) for source in question.dataset.sources]
     kind = kinds.load(config.kind)
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
@@ -179,6 +188,10 @@ def _render(question: Question) -> dict[str, Any]:
     config, kind = question.dataset, kinds.load(question.dataset.kind)
     tokenizer = _tokenizer(question.tokenizer)
     renderer = Renderer(tokenizer, config.data.chat_template)
+    if question.role is not None:
+        _check_answers(renderer, question.role)
+    if not question.rows:
+        return {}
     pinned = [_first(source, RENDERED) for source in config.sources]
     ledger = statistics.Ledger(pinned, config.data.max_bad_rows, kind)
     limits = Limits(config.data, renderer, tokenizer.bos_token_id, config.settings)
@@ -206,6 +219,21 @@ def _render(question: Question) -> dict[str, Any]:
         "used": drawn and not config.data.has_test_rows,
         "samples": [_sample(row) for row in rows[:SAMPLES]],
     }
+
+
+def _check_answers(renderer: Renderer, role: str) -> None:
+    """Raise UserError for a template that cannot show a policy's turn and the message that answers it, as an environment
+    renders them."""
+    said = {"role": role, "content": SAID}
+    messages = answers([SAID], [Call("f", {})], 1) if role == "tool" else [said]
+    try:
+        text = renderer.decode(renderer.told(messages))
+    except (UserError, ValueError) as error:
+        raise UserError(
+            f"rl.environment.role: a turn cannot be answered by a message of the role {role!r}: {error}"
+        ) from None
+    if SAID not in text:
+        raise UserError(f"rl.environment.role: the chat template does not show messages of the role {role!r}")
 
 
 def _judge(ledger: statistics.Ledger, data: DataConfig) -> None:

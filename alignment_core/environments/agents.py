@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from alignment_core.data.message_fields import REASONING
 from alignment_core.environments import tool_calls
 from alignment_core.environments.calling import called
 from alignment_core.user_code.failed import Failed
@@ -112,7 +113,7 @@ class Agent:
         known = len(self._conversation)
         if self._said:
             return "sent a request while another one was open; an episode is one conversation, one request at a time"
-        if messages[:known] != self._conversation:
+        if list(map(_without_ids, messages[:known])) != list(map(_without_ids, self._conversation)):
             return "changed earlier messages; an episode is one conversation that only grows"
         if not messages[known:]:
             return "requested another turn without a new message"
@@ -133,7 +134,7 @@ def _messages(body: dict[str, Any]) -> list[Message]:
 
 
 def _canonical(message: Message) -> Message:
-    """A message as it is compared and rendered: content as text, arguments as objects, nothing that says nothing."""
+    """A message as it is rendered: content as text, arguments as objects, no empty fields, and none of unknown meaning."""
     content = message.get("content") or ""
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
@@ -142,10 +143,20 @@ def _canonical(message: Message) -> Message:
     if not isinstance(content, str):
         raise Refused("`content` must be a text, or a list of parts with a `text`")
     found: Message = {"role": message["role"], "content": content}
-    found |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    found |= {key: message[key] for key in ("name", "tool_call_id", *REASONING) if message.get(key)}
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [{"type": "function", "function": _function(call)} for call in calls]
+        found["tool_calls"] = [{"type": "function", "function": _function(call), **_id(call)} for call in calls]
     return found
+
+
+def _id(call: dict[str, Any]) -> dict[str, str]:
+    return {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+
+
+def _without_ids(message: Message) -> Message:
+    """A message as it is compared: an agent may leave out the ids of calls."""
+    calls = [{name: value for name, value in call.items() if name != "id"} for call in message.get("tool_calls", ())]
+    return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def _function(call: Any) -> dict[str, Any]:
@@ -159,14 +170,14 @@ def _function(call: Any) -> dict[str, Any]:
 def _reply(text: str, place: int, has_tools: bool) -> Message:
     """The policy's turn as message number ``place``; with tools, calls as such, if they are well formed.
 
-    Some templates show the ids of calls: these are equal in equal episodes, and of the nine digits that Mistral's wants.
+    Calls inside its thoughts do not count.
     """
     rest, calls = tool_calls.parse(text)
     if not has_tools or not calls or any(call.problem for call in calls):
         return {"role": "assistant", "content": text}
     found = [
         {
-            "id": f"{place:05}{number:04}",
+            "id": tool_calls.call_id(place, number),
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
         }

@@ -14,7 +14,7 @@ from typing import Any
 from alignment_core.data.template import Renderer
 from alignment_core.environments.calls import AGENT, FIELD, options_content
 from alignment_core.environments.episode import NO_ROOM, Episode
-from alignment_core.environments.tool_calls import TAGS
+from alignment_core.environments.tool_calls import TAGS, answers, parse
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.failures import failure_of
@@ -136,7 +136,7 @@ class Environments:
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
-        text = self._tokenizer.decode([one for one in turn if one not in self._hidden])
+        text = self._text(turn)
         return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
     def _answered(self, episode: Episode, answer: Any) -> None:
@@ -194,7 +194,7 @@ class Environments:
             if episode.room <= 0:
                 raise Failed("wrong_shape", "leaves no room for a turn (rl.generation.max_completion_length)")
             return
-        messages = observation["messages"] if isinstance(observation, dict) else self._messages(observation)
+        messages = observation["messages"] if isinstance(observation, dict) else self._messages(observation, episode)
         ended_by = int(episode.ids[-1]) if episode.finish_reason == "stop" else None
         ids = self._renderer.told(messages, ended_by)
         if len(episode.ids) + len(ids) < episode.room:
@@ -208,10 +208,19 @@ class Environments:
             return self._renderer.asked(observation["messages"], observation["tools"])
         if not observation:
             return []
-        return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation))
+        return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation, episode))
 
-    def _messages(self, texts: str | list[str]) -> list[dict[str, str]]:
-        return [{"role": self.config.role, "content": one} for one in ([texts] if isinstance(texts, str) else texts)]
+    def _text(self, turn: list[int]) -> str:
+        """A turn as its environment reads it."""
+        return str(self._tokenizer.decode([one for one in turn if one not in self._hidden]))
+
+    def _messages(self, texts: str | list[str], episode: Episode) -> list[dict[str, Any]]:
+        """Answers to the policy's last turn; those of tools say which of its calls they answer."""
+        texts = [texts] if isinstance(texts, str) else texts
+        if self.config.role == "tool":
+            _, calls = parse(self._text(episode.ids[episode.turn_start :].tolist()))
+            return answers(texts, calls, episode.turns)
+        return [{"role": self.config.role, "content": one} for one in texts]
 
     def close(self) -> None:
         """End all processes."""

@@ -1,15 +1,20 @@
-"""Tool calls in what a policy says: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen write them."""
+"""Tool calls in a policy's turn: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes and Qwen write them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-TAGS = ("<tool_call>", "</tool_call>")
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THOUGHTS = {f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think")} | {"[THINK]": "[/THINK]"}
+"""Marks around thoughts: of Qwen and DeepSeek, of Claude's imitators, of Seed-OSS and of Magistral."""
+TAGS = (OPEN, CLOSE, *THOUGHTS, *THOUGHTS.values())
 """Text that stays in a turn also where a tokenizer has it as special tokens."""
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_NEXT = re.compile("|".join(map(re.escape, (OPEN, *THOUGHTS))))
+_JSON = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,77 @@ class Call:
 
 
 def parse(text: str) -> tuple[str, list[Call]]:
-    """What a turn says beside its calls, and these in their order."""
-    return _CALL.sub("", text).strip(), [_call(found) for found in _CALL.findall(text)]
+    """The text of a turn without its calls, and these in their order.
+
+    Calls inside thoughts do not count. A thought may have been opened by the prompt: then the turn only closes it.
+    """
+    place = _end_of_opened_thought(text)
+    said, calls = [text[:place]], []
+    while found := _NEXT.search(text, place):
+        said.append(text[place : found.start()])
+        place = found.end()
+        if found[0] in THOUGHTS:
+            close = THOUGHTS[found[0]]
+            end = text.find(close, place)
+            place = len(text) if end < 0 else end + len(close)
+            said.append(text[found.start() : place])
+        elif body := _body(text, place):
+            calls.append(_call(body[0]))
+            place = body[1]
+        else:  # words about calls
+            said.append(found[0])
+    return "".join([*said, text[place:]]).strip(), calls
+
+
+def call_id(turn: int, number: int) -> str:
+    """The id of a call: nine digits, the form that Mistral's templates take; equal in equal episodes."""
+    return f"{turn:05}{number:04}"
+
+
+def answers(texts: Sequence[str], calls: Sequence[Call], turn: int) -> list[dict[str, Any]]:
+    """A message of the role ``tool`` for each text that answers a turn, with the id and the name of its call.
+
+    Names are those of ``calls`` where each has its answer.
+    """
+    names = [call.name for call in calls] if len(calls) == len(texts) else [""] * len(texts)
+    return [
+        {
+            "role": "tool",
+            "content": text,
+            "tool_call_id": call_id(turn, number),
+            **({"name": name} if name else {}),
+        }
+        for number, (text, name) in enumerate(zip(texts, names, strict=True))
+    ]
+
+
+def _end_of_opened_thought(text: str) -> int:
+    """Where the turn's first words begin, behind a thought that it closes without having opened it."""
+    ends = [0]
+    for mark, close in THOUGHTS.items():
+        end = text.find(close)
+        if end >= 0 and mark not in text[:end]:
+            ends.append(end + len(close))
+    return max(ends)
+
+
+def _body(text: str, start: int) -> tuple[str, int] | None:
+    """What stands in a call that is opened before ``start``, and where the text goes on; None where no call follows.
+
+    A call may lack its end, where it was truncated or another one follows; its arguments may contain the tags.
+    """
+    begin = start + len(text[start:]) - len(text[start:].lstrip())
+    try:
+        _, end = _JSON.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        end = start
+    close, following = text.find(CLOSE, end), text.find(OPEN, end)
+    if close >= 0 and not 0 <= following < close:
+        return text[start:close], close + len(CLOSE)
+    if text[begin : begin + 1] not in ("{", "["):
+        return None
+    end = len(text) if following < 0 else following
+    return text[start:end], end
 
 
 def _call(text: str) -> Call:

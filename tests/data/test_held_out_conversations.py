@@ -111,7 +111,7 @@ def test_fields_that_no_model_reads_do_not_tell_prompts_apart(built: Build, json
             "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
         }
 
-    shows = "{{ tools }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    shows = "{{ tools }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}"
     shows += "{{ '[assistant]' if add_generation_prompt }}"
     rows = [called(number, f"{number}{copy}") for number in range(10) for copy in "xy"]
     data = built(jsonl(rows), "demonstrations", test_rows=4, chat_template=shows)

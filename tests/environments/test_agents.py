@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.environments.agents import _canonical, _reply
 from alignment_core.environments.environments import Environments, environment_content
 from alignment_core.environments.episode import Episode
+from alignment_core.errors import UserError
 from alignment_core.inference.engine import Completion
-from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 
 AGENTS = """
@@ -117,9 +119,9 @@ def environments(tmp_path: Path) -> Iterator[Callable[..., Environments]]:
     (tmp_path / "agents.py").write_text(AGENTS)
     made: list[Environments] = []
 
-    def make(name: str, timeout: float = 30, **fields: Any) -> Environments:
+    def make(name: str, timeout: float = 30, template: str | None = None, **fields: Any) -> Environments:
         config = EnvironmentConfig(agent=f"{tmp_path / 'agents.py'}:{name}", **fields)
-        made.append(Environments(config, byte_tokenizer(), processes=1, timeout=timeout))
+        made.append(Environments(config, byte_tokenizer(template), processes=1, timeout=timeout))
         return made[-1]
 
     yield make
@@ -164,8 +166,12 @@ def test_sampled_ids_stay_as_they_are_and_only_new_messages_are_told(environment
 
 def test_the_package_of_openai_drives_it_and_reads_tool_calls(environments: Any) -> None:
     pytest.importorskip("openai")
-    one, places = episode(), environments("with_openai")
+    template = "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}" + CHAT_TEMPLATE
+    one, places = episode(), environments("with_openai", template=template)
     places.answer_all([one])
+    assert byte_tokenizer().decode(one.opening) == "(add)<user>1+2<assistant>", (
+        "the agent's request replaces the prompt"
+    )
     say(one, turn('adding <tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'))
     places.answer_all([one])
     assert byte_tokenizer().decode(one.ids).endswith("<eos><user>3<assistant>"), one.failure
@@ -177,6 +183,30 @@ def test_the_package_of_openai_drives_it_and_reads_tool_calls(environments: Any)
     say(one, turn("well"))
     places.answer_all([one])
     assert (one.reward, one.failure) == (8.0, None)
+
+
+def test_tools_of_an_agent_that_the_template_does_not_show_end_the_run(environments: Any) -> None:
+    with pytest.raises(UserError, match="the agent offers `tools`, which the chat template does not show"):
+        environments("with_openai").answer_all([episode()])
+
+
+def test_a_call_that_a_policy_only_thinks_about_is_no_call_for_an_agent() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"of": [1]}}</tool_call>'
+    thought = f"<think>shall I {call}?</think>no"
+    assert _reply(thought, 2, has_tools=True) == {"role": "assistant", "content": thought}
+    reply = _reply(f"<think>{call}</think>{call}", 2, has_tools=True)
+    assert (reply["content"], [one["id"] for one in reply["tool_calls"]]) == (f"<think>{call}</think>", ["000020000"])
+
+
+def test_the_first_request_of_an_agent_keeps_what_a_template_may_show() -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    told: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "3", "tool_call_id": "abcdefghi"},
+    ]
+    first, second = map(_canonical, told)
+    assert (first["tool_calls"][0]["id"], first["reasoning_content"]) == ("abcdefghi", "hm")
+    assert second == told[1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""The chat template can show what an environment answers: said before a run starts, not while it samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from alignment.flows.planning import plan
+from alignment_core.artifacts import Store
+from alignment_core.checks.findings import check
+from alignment_core.recipes import parse_recipe
+from tests.checks.recipes import look, rl
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+REFUSED = (
+    "rl/prompts: rl.environment.role: a turn cannot be answered by a message of the role 'tool': the chat template"
+)
+
+
+def with_tools(rows: Path, folder: Path, **prompts: Any) -> dict[str, Any]:
+    (folder / "tools.py").write_text("def add(a, b):\n    return a + b\n")
+    recipe = rl(rows, {"environment": True})
+    recipe["rl"]["environment"] = {
+        "name": "alignment_core.environments.tools:Tools",
+        "options": {"tools": [f"{folder / 'tools.py'}:add"], "verifier": "task"},
+        "role": "tool",
+    }
+    recipe["rl"]["prompts"] |= prompts
+    return recipe
+
+
+def test_a_template_without_the_role_of_the_answers_is_refused(store: Store, rows: Path, tmp_path: Path) -> None:
+    """The byte tokenizer's own template raises for roles other than system, user and assistant."""
+    (problem,) = look(store, with_tools(rows, tmp_path)).problems
+    assert problem.startswith(REFUSED)
+    assert look(store, with_tools(rows, tmp_path, chat_template=TEMPLATE)).problems == []
+
+
+def test_it_is_refused_also_where_the_prompts_are_there_from_an_earlier_run(
+    store: Store, rows: Path, tmp_path: Path
+) -> None:
+    parsed = parse_recipe(with_tools(rows, tmp_path))
+    planned = plan(parsed, store)
+    planned.stages = [replace(one, state="cached") if one.stage == "dataset" else one for one in planned.stages]
+    (problem,) = check(planned, parsed.resources).problems
+    assert problem.startswith(REFUSED)

@@ -1,0 +1,271 @@
+"""Calls in a policy's turn: which count, how they are numbered, and which functions can answer them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.checks.rows import Question, TokenizerSource, answers_to
+from alignment_core.data.pin import pin
+from alignment_core.environments.calling import called
+from alignment_core.environments.environments import Environments, environment_content
+from alignment_core.environments.episode import Episode
+from alignment_core.environments.tool_calls import Call, answers, call_id, parse
+from alignment_core.environments.tools import Tools
+from alignment_core.errors import UserError
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes.sections.data import DataConfig
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+from alignment_core.stages.dataset import DatasetConfig
+from alignment_core.user_code.process import FunctionProcess
+from tests.environments.test_tools import TEMPLATE, call, say
+
+CHARGE = call('{"name": "charge", "arguments": {"euros": 5}}')
+CALLS = [Call("charge", {"euros": 5})]
+IDS = re.compile(r"[a-zA-Z0-9]{9}")
+"""What Mistral's templates ask for: `Tool call IDs should be alphanumeric strings with length 9!`"""
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "[TOOL_RESULTS]{{ m.tool_call_id }}{{ m.name }}:{{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}<eos>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("turn", "rest", "calls"),
+    [
+        (f"<think>Or {CHARGE}?</think>The answer is 4.", f"<think>Or {CHARGE}?</think>The answer is 4.", []),
+        (f"<think>Or {CHARGE}?</think>{CHARGE}", f"<think>Or {CHARGE}?</think>", CALLS),
+        (f"Or {CHARGE}?</think>4", f"Or {CHARGE}?</think>4", []),  # the prompt opened the thought
+        (f"<think>Or {CHARGE}", f"<think>Or {CHARGE}", []),  # it was truncated
+        (f"[THINK]{CHARGE}[/THINK]4", f"[THINK]{CHARGE}[/THINK]4", []),
+        (f"<think>a</think>{CHARGE}<think>{CHARGE}</think>{CHARGE}", f"<think>a</think><think>{CHARGE}</think>", CALLS * 2),
+        ("Use <tool_call> to call. The answer is 4.", "Use <tool_call> to call. The answer is 4.", []),
+        (f"Use <tool_call> so: {CHARGE}", "Use <tool_call> so:", CALLS),
+        (
+            call('{"name": "write", "arguments": {"text": "</tool_call><think>"}}'),
+            "",
+            [Call("write", {"text": "</tool_call><think>"})],
+        ),
+        ('<tool_call>\n{"name": "f"}\n<tool_call>{"name": "g"}', "", [Call("f", {}), Call("g", {})]),
+    ],
+)  # fmt: skip
+def test_calls_count_outside_of_thoughts(turn: str, rest: str, calls: list[Call]) -> None:
+    """vLLM, too, takes the reasoning off before it looks for calls."""
+    assert parse(turn) == (rest, calls)
+
+
+def test_a_malformed_call_is_still_one() -> None:
+    for turn in (call("charge(5)"), '<tool_call>{"name": "charge", "argu', call('{"name": "charge"} please')):
+        assert [bool(one.problem) for one in parse(turn)[1]] == [True]
+
+
+TOOLS = """
+import functools
+
+def wrapped(function):
+    def inner(*arguments, **options):
+        return function(*arguments, **options)
+    return inner
+
+CHARGED = []
+
+def charge(euros):
+    CHARGED.append(euros)
+    return f"charged {sum(CHARGED)}"
+
+@wrapped
+async def decorated(x):
+    return f"decorated {x}"
+
+class Asks:
+    async def __call__(self, x):
+        return f"object {x}"
+
+asks = Asks()
+partial = functools.partial(asks, x=3)
+
+def yields(x):
+    yield x
+
+@wrapped
+def hidden(x):
+    yield x
+
+def maps(x):
+    return map(str, [x])
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return lambda *names: {"tools": [f"{tmp_path / 'tools.py'}:{name}" for name in names], "verifier": "task"}
+
+
+@pytest.fixture(params=["plain", "special"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """Of bytes; also one that has the marks of thoughts as special tokens."""
+    made = byte_tokenizer(TEMPLATE)
+    if request.param == "special":
+        made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    return made
+
+
+def opened(options: dict[str, Any], tokenizer: Any, role: Any = "tool") -> Environments:
+    config = EnvironmentConfig(name="alignment_core.environments.tools:Tools", options=options, role=role)
+    return Environments(config, tokenizer, processes=1, timeout=20)
+
+
+def answered(environments: Environments, tokenizer: Any, *turns: str) -> Episode:
+    episode = Episode(0, 0, 0, {"prompt": "?", "label": "4", "prompt_ids": []}, most_tokens=4000)
+    environments.answer_all([episode])
+    for turn in turns:
+        say(episode, tokenizer, turn)
+        environments.answer_all([episode])
+    return episode
+
+
+def test_a_call_in_a_thought_is_not_executed_and_the_turn_with_the_answer_is_scored(
+    tools: Callable[..., dict[str, Any]], tokenizer: Any
+) -> None:
+    with closing(opened(tools("charge"), tokenizer)) as made:
+        episode = answered(made, tokenizer, f"<think>Or {CHARGE}?</think>{CHARGE}", f"<think>{CHARGE}</think>4")
+    told = tokenizer.decode(episode.ids[~episode.mask])
+    assert told == "<tool>charged 5<assistant>", "once"
+    assert (episode.over, episode.failure) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("decorated", "decorated 1"), ("asks", "object 1"), ("partial", "object 1")]
+)
+def test_a_tool_is_awaited_however_it_is_async(tools: Callable[..., dict[str, Any]], name: str, says: str) -> None:
+    tokenizer = byte_tokenizer(TEMPLATE)
+    with closing(opened(tools(name), tokenizer)) as made:
+        episode = answered(made, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
+    assert tokenizer.decode(episode.ids[~episode.mask]) == f"<tool>{says}<assistant>"
+
+
+@pytest.mark.parametrize("name", ["hidden", "maps"])
+def test_a_tool_that_returns_an_iterator_fails_the_episode_and_tells_the_policy_nothing(
+    tools: Callable[..., dict[str, Any]], name: str
+) -> None:
+    tokenizer = byte_tokenizer(TEMPLATE)
+    with closing(opened(tools(name), tokenizer)) as made:
+        episode = answered(made, tokenizer, call(json.dumps({"name": name, "arguments": {"x": 1}})))
+    assert not len(episode.ids[~episode.mask])
+    assert re.search(rf"'{name}' returned a (generator|map); return a text", str(episode.failure))
+
+
+def test_a_generator_is_refused_as_a_tool(tools: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match=r"rl\.environment\.options\.tools: 'yields' yields its results"):
+        Tools(**tools("charge", "yields"))
+
+
+def test_two_tools_of_one_name_are_refused_with_both_fields(tools: Callable[..., dict[str, Any]]) -> None:
+    options = tools("charge", "yields", "charge")
+    config = EnvironmentConfig(name="alignment_core.environments.tools:Tools", options=options)
+    for refuse in (lambda: Tools(**options), lambda: environment_content(config)):
+        with pytest.raises(
+            UserError, match=r"options\.tools\[0\] \(.*\) and .*tools\[2\] \(.*\) are both called 'charge'"
+        ):
+            refuse()
+
+
+def test_an_object_with_an_async_call_is_awaited_and_a_class_is_not() -> None:
+    class Adds:
+        def __init__(self, to: int) -> None:
+            self.to = to
+
+        async def __call__(self, x: int) -> int:
+            return self.to + x
+
+    made = asyncio.run(called(Adds, 1))
+    assert asyncio.run(called(made, 2)) == 3
+    assert asyncio.run(called(lambda x: made(x), 2)) == 3
+
+
+REWARDS = """
+def wrapped(function):
+    return lambda *arguments, **options: function(*arguments, **options)
+
+@wrapped
+async def decorated(rows):
+    return [0.5 for _ in rows]
+
+class Scores:
+    async def __call__(self, rows):
+        return [0.25 for _ in rows]
+
+scores = Scores()
+
+async def trl(completions, prompts, **_):
+    return [0.75 for _ in completions]
+
+def hides(completions, prompts, **columns):
+    return trl(completions, prompts, **columns)
+"""
+
+
+@pytest.mark.parametrize(("name", "reward"), [("decorated", 0.5), ("scores", 0.25), ("hides", 0.75)])
+def test_a_reward_function_is_awaited_however_it_is_async(tmp_path: Path, name: str, reward: float) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    rows = [{"prompt": "a", "completion": "b", "messages": None}]
+    with FunctionProcess(f"{tmp_path / 'rewards.py'}:{name}", 20, "rl.rewards.0.function") as process:
+        assert [answer for _, answer in process.answers([[rows]])] == [[reward]]
+
+
+def test_answers_say_which_call_they_answer_in_the_form_that_mistral_takes() -> None:
+    told = answers(["1", "2"], [Call("f", {}), Call(problem="no JSON")], turn=3)
+    assert [IDS.fullmatch(one["tool_call_id"]) is not None for one in told] == [True, True]
+    assert [one.get("name") for one in told] == ["f", None]
+    assert len({call_id(turn, number) for turn in range(20) for number in range(20)}) == 400
+    assert [one.get("name") for one in answers(["of both"], [Call("f", {}), Call("g", {})], 1)] == [None]
+
+
+def test_a_template_that_asks_for_ids_gets_them(tools: Callable[..., dict[str, Any]]) -> None:
+    tokenizer = byte_tokenizer(MISTRAL)
+    with closing(opened(tools("charge"), tokenizer)) as made:
+        episode = answered(made, tokenizer, CHARGE)
+    assert episode.failure is None
+    assert tokenizer.decode(episode.ids[~episode.mask]) == "[TOOL_RESULTS]000010000charge:charged 5[/TOOL_RESULTS]"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[..., Iterator[Any]]:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+
+    def ask(template: str, role: str, rows: bool = True) -> Any:
+        data = DataConfig.model_validate({"sources": [str(path)], "chat_template": template})
+        dataset = DatasetConfig(data=data, sources=(pin(data.sources[0]),), kind="prompts")
+        question = Question(label="rl/prompts", dataset=dataset, tokenizer=TokenizerSource(), role=role, rows=rows)
+        (answer,) = answers_to([question])
+        return answer.problem
+
+    return ask
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_the_check_before_a_run_renders_a_turn_with_its_answer(asked: Callable[..., Any], rows: bool) -> None:
+    assert asked(MISTRAL, "tool", rows) is None
+    assert asked(TEMPLATE, "user", rows) is None
+    other = MISTRAL.replace("length != 9", "length != 8")
+    assert "rl.environment.role: a turn cannot be answered by a message of the role 'tool'" in asked(
+        other, "tool", rows
+    )
+    assert "Tool call IDs should be alphanumeric" in asked(other, "tool", rows)
+    silent = TEMPLATE.replace("<{{ m.role }}>{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}")
+    assert (
+        asked(silent, "tool", rows)
+        == "rl.environment.role: the chat template does not show messages of the role 'tool'"
+    )
