@@ -227,7 +227,7 @@ def _check_answers(renderer: Renderer, role: str) -> None:
     said = {"role": role, "content": SAID}
     messages = answers([SAID], [Call("f", {})], 1) if role == "tool" else [said]
     try:
-        text = renderer.decode(renderer.told(messages))
+        text = renderer.decode(renderer.told(messages, renderer.turn_end.token_id))
     except (UserError, ValueError) as error:
         raise UserError(
             f"rl.environment.role: a turn cannot be answered by a message of the role {role!r}: {error}"

@@ -119,8 +119,8 @@ def account(summary: Mapping[str, Any]) -> str:
 
 
 def losses(summary: Mapping[str, Any], mixing: str, test_rows: int = 0) -> list[str]:
-    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn, for each field that
-    nothing reads, and one where fewer than half of ``test_rows`` could be held out."""
+    """A sentence for each source of which more than ``WARNING_SHARE`` was dropped, shortened or never drawn, for each field
+    that is not read, and one where fewer than half of ``test_rows`` could be held out."""
     kind = kinds.load(summary["kind"])
     warnings, reasons = not_read(summary.get("unread", {})), {**REASONS, **kind.reasons}
     if 2 * summary["rows"]["test"] < test_rows:

@@ -132,7 +132,7 @@ def _shard(directory: Path, number: int) -> Path:
 SHOWS = {"completions": "completions"}
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "context messages template turn_end"),
+    *below("alignment_core.data", "context message_fields messages template turn_end"),
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines options weights"),
     "alignment_core.losses.logprobs",
