@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 Messages = list[dict[str, Any]]
@@ -22,6 +23,18 @@ def assistant(text: str) -> Messages:
 def as_messages(value: str | Messages, role: str) -> Messages:
     """A text as one message of ``role``; messages as they are."""
     return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def answered_calls(messages: Messages) -> list[dict[str, Any]]:
+    """Calls that the messages of tools at the beginning of ``messages`` may answer, without arguments."""
+    return [
+        {
+            "id": message.get("tool_call_id", ""),
+            "type": "function",
+            "function": {"name": message.get("name", "tool"), "arguments": {}},
+        }
+        for message in takewhile(lambda message: message["role"] == "tool", messages)
+    ]
 
 
 def as_given(row: Mapping[str, Any]) -> str | Messages | None:

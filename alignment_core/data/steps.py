@@ -51,9 +51,13 @@ class StepLayout:
                 raise ValueError(
                     f"a step contains the separator {self.separator!r}, at which answers are cut into steps: {step[:40]!r}"
                 )
-        prompt_ids, answer, ends = renderer.continued(prompt, [step + self.separator for step in steps])
-        ids = [token for first, end in pairwise([0, *ends]) for token in [*answer[first:end], *mark]]
-        return prompt_ids, ids, [end + number * len(mark) - 1 for number, end in enumerate(ends, start=1)]
+        parts = [step + self.separator + (self.placeholder or "") for step in steps]
+        prompt_ids, ids, ends = renderer.continued(prompt, parts)
+        if mark and any(ids[end - 1 : end] != mark for end in ends):  # it merges with its neighbours
+            prompt_ids, answer, ends = renderer.continued(prompt, [step + self.separator for step in steps])
+            ids = [token for first, end in pairwise([0, *ends]) for token in [*answer[first:end], *mark]]
+            ends = [end + number for number, end in enumerate(ends, start=1)]
+        return prompt_ids, ids, [end - 1 for end in ends]
 
 
 def one_token(renderer: Renderer, text: str, field: str) -> int:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alignment_core.data.message_fields import ShownFields
-from alignment_core.data.messages import Messages, as_messages, assistant, user
+from alignment_core.data.messages import Messages, answered_calls, as_messages, assistant, user
 from alignment_core.data.turn_end import ANSWER, QUESTION, ClosingTokens, turn_end
 from alignment_core.errors import UserError
 
@@ -60,11 +60,8 @@ class Renderer:
             raise UserError("the tokenizer has no end-of-sequence token, so a model could not learn where to stop")
         self._tokenizer: Any = tokenizer
         self.template = chat_template or tokenizer.chat_template
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        """Five times as fast as the call around it, which resets the truncation and padding that a tokenizer.json may hold."""
-        if self._backend is not None:
-            self._backend.no_truncation()
-            self._backend.no_padding()
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        """Five times as fast as the call around it."""
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
         bos = tokenizer.bos_token_id
         self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
@@ -122,14 +119,7 @@ class Renderer:
         ``ended_by`` is the stop token that ended the turn, None for a truncated turn, which is closed here. Raises UserError if
         the template renders a turn differently once another follows; only its end may differ.
         """
-        if not self.template:
-            tail = "".join(message["content"] for message in messages)
-        else:
-            turn = [*user(QUESTION), *assistant(ANSWER)]
-            alone, _, _ = self._render(turn, add_generation_prompt=False).partition(ANSWER)
-            before, _, tail = self._render([*turn, *messages], add_generation_prompt=True).partition(ANSWER)
-            if before != alone:
-                raise UserError("the chat template renders an assistant turn differently once a reply follows")
+        tail = self._behind_turn(messages)
         if ended_by is None:
             return self._encode_behind(ANSWER, tail)
         end = self.turn_end.text
@@ -138,6 +128,25 @@ class Renderer:
         tail = tail.removeprefix(end)
         ids = self._encode_behind(self._tokenizer.convert_ids_to_tokens(ended_by), tail)
         return ids[1:] if ids[:1] == [ended_by] else ids  # a turn that ends where the next one begins
+
+    def _behind_turn(self, messages: Messages) -> str:
+        """The template's text behind an answer that ``messages`` follow, up to the next turn; it begins with the turn's end."""
+        if not self.template:
+            return "".join(message["content"] for message in messages)
+        turn = [*user(QUESTION), *assistant(ANSWER)]
+        try:
+            before, _, tail = self._render([*turn, *messages], add_generation_prompt=True).partition(ANSWER)
+            unchanged = before == self._render(turn, add_generation_prompt=False).partition(ANSWER)[0]
+        except ValueError:
+            if not (calls := answered_calls(messages)):
+                raise
+            turn[-1] = {"role": "assistant", "content": "", "tool_calls": calls}
+            alone = self._render(turn, add_generation_prompt=False)
+            after, end = self._render([*turn, *messages], add_generation_prompt=True), self.split_end(alone)[1]
+            unchanged, tail = after.startswith(alone), after[alone.rindex(end) if end else len(alone) :]
+        if not unchanged:
+            raise UserError("the chat template renders an assistant turn differently once a reply follows")
+        return tail
 
     def told_first(self, prompt: str, messages: Messages) -> Ids:
         """The ids of a rendered ``prompt`` (which waits for an answer) where others speak before it is answered.
@@ -156,8 +165,15 @@ class Renderer:
     def encode(self, text: str) -> Ids:
         """Ids of a text, without anything that the tokenizer would add around it."""
         if self._backend is not None:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return list(self._encoding(text).ids)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _encoding(self, text: str) -> Any:
+        """Of ``tokenizers``, without the truncation and padding that a tokenizer.json or an earlier call may have left."""
+        if self._backend.truncation or self._backend.padding:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        return self._backend.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Ids) -> str:
         """Text of ids, special tokens included."""
@@ -172,7 +188,7 @@ class Renderer:
             ids = self.encode(text)
             counts = [common_prefix(self.encode(text[:place]), ids) for part in parts for place in part]
             return ids, list(zip(counts[::2], counts[1::2], strict=True))
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         tokens = zip(encoding.ids, encoding.offsets, strict=True)
         ends = [len(text[:end].rstrip()) if token in self._rstrip else end for token, (_, end) in tokens]
         ends = list(accumulate(ends, max))
@@ -222,15 +238,19 @@ class Renderer:
 
         The targets are answers and the ends of their turns. The last one ends with EOS if it has no end of its own.
         """
-        text, parts, end = prompt, list[tuple[int, int]](), ""
+        text, parts, ends, end = prompt, list[tuple[int, int]](), list[str](), ""
         for number, (span, target) in enumerate(spans, start=1):
             said, end = self.split_end(span)
             if target:
                 parts.append((len(text), len(text) + len(said) + len(end)))
+                ends.append(end)
             text += said + end if number == len(spans) else span
         ids, places = self.encode_parts(text, parts)
+        if parts[0][0] == len(prompt):  # an answer may change the prompt's last tokens
+            places[0] = (min(places[0][0], common_prefix(self.encode(prompt), ids)), places[0][1])
         mask = [0] * len(ids)
-        for first, last in places:
+        for (first, last), own in zip(places, ends, strict=True):
+            last += not own and ids[last : last + 1] == [self._eos_id]  # some templates write EOS only between turns
             mask[first:last] = [1] * (last - first)
         if not end:
             ids, mask, text = [*ids, self._eos_id], [*mask, 1], text + self._eos
