@@ -182,9 +182,9 @@ class PolicyTrainer:
         rate = learning_rate(learner.training, self.step, self.section.steps, self._first_step(name))
         loss = self._policy_loss if name == "policy" else self._value_loss
         for epoch in range(training.num_train_epochs):
-            order = self.data.order(derive_seed(self.job.seed, "step", self.step), epoch)
-            for first in range(0, len(rows), training.batch_size):
-                batch = [rows[number] for number in order[first : first + training.batch_size]]
+            seed = derive_seed(self.job.seed, "step", self.step)
+            for numbers in self.data.batches(seed, epoch, training.batch_size):
+                batch = [rows[number] for number in numbers]
                 torch.manual_seed(derive_seed(self.job.seed, name, learner.steps, self.rank))
                 terms = [Term(batch, loss, self._normaliser(batch), reports[name], temperature=self.temperature)]
                 if mixed:

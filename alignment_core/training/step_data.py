@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -67,6 +68,15 @@ class StepData:
             rows.setdefault(group, []).append(row)
         of_prompt = list(rows.values())
         return [row for number in epoch_order(len(of_prompt), seed, epoch) for row in of_prompt[number]]
+
+    def batches(self, seed: int, epoch: int, batch_size: int) -> list[list[int]]:
+        """The rows of each optimiser step of an epoch, in their :meth:`order`: at most ``batch_size``, in sizes that differ by
+        one at most. Failed rewards and filters leave any number of rows, and each step of Adam moves the weights about as far:
+        a single row that is left over would count as much as a whole batch."""
+        order = self.order(seed, epoch)
+        steps = -(-len(order) // batch_size)
+        ends = [len(order) * step // steps for step in range(steps + 1)]
+        return [order[start:end] for start, end in pairwise(ends)]
 
     def places_K(self, rows: Seq[Row]) -> np.ndarray:
         """Where the numbers of these rows are, in their order."""
