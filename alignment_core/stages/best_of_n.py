@@ -15,6 +15,7 @@ from alignment_core.rollout.records import read_scores
 SECTION = "section.md"
 """The file of an artifact of the kind ``section`` that the reports of runs show."""
 ORACLE = "any right one"
+NOTHING = "no completion has both an answer of the verifier and all rewards"
 
 
 class BestOfNConfig(StageConfig):
@@ -42,6 +43,8 @@ def run(context: StageContext, config: BestOfNConfig) -> dict[str, Any]:
     (context.output / "best_of_n.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     (context.output / SECTION).write_text(_markdown(found, sizes, len(prompts)))
     metrics: dict[str, Any] = {"prompts": len(prompts), "n": sizes[-1] if sizes else 0}
+    if not sizes:
+        return {**metrics, "warnings": [f"{NOTHING}: nothing was measured"]}
     for number, name in enumerate(config.rewards):
         metrics[f"best_{number}"] = found[name][sizes[-1]].mean
     return metrics
@@ -62,6 +65,8 @@ def _measured(prompts: list[list[dict[str, Any]]], reward: int | None, size: int
 
 
 def _markdown(found: dict[str, dict[int, Interval]], sizes: list[int], prompts: int) -> str:
+    if not sizes:
+        return f"## Best of n\n\n{NOTHING.capitalize()}.\n"
     head = ["chosen by", *(f"best of {size}" for size in sizes)]
     lines = ["## Best of n", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, row in found.items():
