@@ -65,6 +65,15 @@ class Account:
         self.failed: Counter[Reason] = Counter()
         self.window, self._recent = window, deque[bool](maxlen=window)
 
+    @property
+    def recent(self) -> str:
+        """Which of the last ``window`` rows failed, a digit 0 or 1 for each: plain data for a checkpoint."""
+        return "".join(str(int(failed)) for failed in list(self._recent))
+
+    def restore(self, recent: str) -> None:
+        """Continue with the last rows of the run that wrote :attr:`recent`."""
+        self._recent.extend(digit == "1" for digit in recent)
+
     def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[float | Failed]:
         """A finite number for each row of rollouts, or why there is none, which is logged with the row.
 

@@ -99,6 +99,16 @@ class RewardSources:
         return self._accounts[number].settle(rows, self._sources[number](rows))
 
     @property
+    def recent(self) -> list[str]:
+        """For each reward, which of the last rows failed."""
+        return [account.recent for account in self._accounts]
+
+    def restore(self, recent: Sequence[str]) -> None:
+        """Continue with the last rows of the run that wrote :attr:`recent`."""
+        for account, digits in zip(self._accounts, recent, strict=True):
+            account.restore(digits)
+
+    @property
     def failed(self) -> Counter[str]:
         """Rewards that were not given since this was opened, by reason."""
         counts: Counter[str] = Counter()

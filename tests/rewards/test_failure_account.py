@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from alignment_core.errors import DataError
@@ -22,6 +24,29 @@ def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
     )
     with pytest.raises(DataError, match="2 of 8 completions may lack a reward"):
         account.settle(rows, answers(1))
+
+
+def test_a_resumed_run_counts_the_rows_before_it() -> None:
+    """Of the last 8 rows 2 may fail. By hand: 2 of 4 before the checkpoint and 1 of 4 after it are 3, as in a run that was not
+    interrupted; of rows before the last 8 nothing is left."""
+    rows = [{"source": f"rows:{number}", "prompt_text": "?"} for number in range(4)]
+
+    def answers(failed: int) -> Answers:
+        yield from ((number, None if number < failed else 1.0) for number in range(4))
+
+    def account() -> Account:
+        return Account("the judge", max_failed=0.25, field="f", window=8)
+
+    before = account()
+    before.settle(rows, answers(2))
+    assert before.recent == "1100"
+    after = account()
+    after.restore(json.loads(json.dumps(before.recent)))
+    with pytest.raises(DataError, match="2 of 8 completions may lack a reward"):
+        after.settle(rows, answers(1))
+    for failed in (0, 2):
+        before.settle(rows, answers(failed))
+    assert before.recent == "00001100"
 
 
 @pytest.mark.parametrize("answer", [1e31, -1e39, 1e300, 10**400, float("nan")])

@@ -19,6 +19,7 @@ from alignment_core.inference.engines import Engines
 from alignment_core.losses.kl import adapted_coefficient
 from alignment_core.models.saving import ADAPTER
 from alignment_core.recipes.sections.rl import RlConfig
+from alignment_core.rewards.sources import RewardSources
 from alignment_core.rollout.ahead import Ahead
 from alignment_core.rollout.experience import add_advantages, step_data, step_rewards
 from alignment_core.rollout.in_step import InStep
@@ -45,6 +46,7 @@ class Driver:
     sampler: InStep | Ahead
     """Draws prompts and has them answered and rewarded."""
     rewarding: Rewarding
+    sources: RewardSources
     best: Best | None
     trajectories: Trajectories
     watch: Stopwatch
@@ -117,6 +119,8 @@ class Driver:
         """Go on with what :meth:`_state` gave."""
         self.sampler.restore(state["sampler"])
         self.rewarding.restore(state["running"])
+        if "failures" in state:
+            self.sources.restore(state["failures"])
         self.kl_coefficient = state["kl_coefficient"]
         self.values.restore(state["returns"])
 
@@ -243,12 +247,14 @@ class Driver:
 
     def _state(self) -> dict[str, Any]:
         """All that a run that goes on needs to know beside what its trainers save."""
-        state = {
+        state: dict[str, Any] = {
             "sampler": self.sampler.state,
             "running": self.rewarding.state,
             "kl_coefficient": self.kl_coefficient,
             "returns": self.values.state,
         }
+        if not state["sampler"]["pending"]:  # these are rewarded again, and would count twice
+            state["failures"] = self.sources.recent
         return state | ({"best": self.best.state, "looked": self.best.looked} if self.best else {})
 
     def _save(self, step: int, state: dict[str, Any]) -> None:

@@ -76,7 +76,9 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewarding)) as sampler, _ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)
-            driver = Driver(context, section, engines, ranks, sampling, sampler, rewarding, best, trajectories, watch)
+            driver = Driver(
+                context, section, engines, ranks, sampling, sampler, rewarding, sources, best, trajectories, watch
+            )
             metrics = driver.run()
     if warnings:
         metrics["warnings"] = [*warnings, *metrics.get("warnings", ())]
