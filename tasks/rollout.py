@@ -53,11 +53,13 @@ def score(
     temperature at which they were sampled, which is that of the ``reference``, too."""
     config = ScoreConfig(rewards=rewards.configs, field=rewards.field)
     if verifying is not None:
-        rules: dict[str, Any] = {"verifier": verifying.verifier, "max_failed_rewards": verifying.max_failed_rewards}
+        rules: dict[str, Any] = {
+            name: getattr(verifying, name) for name in ("verifier", "max_failed_rewards", "skip_special_tokens")
+        }
         if reference is not None:
             rules["temperature"] = verifying.generation.temperature
         config = config.model_copy(update=rules)
-    tokenizer = policy if rewards.configs else None
+    tokenizer = policy if rewards.configs or not config.skip_special_tokens else None
     inputs = {"rollouts": rollouts, "tokenizer": tokenizer, "reference": reference, **rewards.models}
     return submit("score", label, config, inputs)
 

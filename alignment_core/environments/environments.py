@@ -18,6 +18,7 @@ from alignment_core.environments.tool_calls import TAGS, answers, parse
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.failures import failure_of
+from alignment_core.rewards.texts import SpecialTokenText
 from alignment_core.rewards.verify import Verifier
 from alignment_core.source_code import PACKAGE
 from alignment_core.user_code.counted import COUNTED
@@ -80,7 +81,8 @@ class Environments:
         self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, chat_template)
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
-        """Special tokens, which an environment is not shown."""
+        """Special tokens, which an environment is not shown unless its configuration says so."""
+        self._special_token_text = SpecialTokenText(tokenizer)
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
         self._timeout, self._files = timeout, COUNTED.get({})  # verifiers are made by threads, which have no context
         self._verifiers: dict[tuple[int, str], Verifier] = {}
@@ -136,7 +138,7 @@ class Environments:
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
-        text = self._text(turn)
+        text = self._text(turn) if config.skip_special_tokens else self._special_token_text(turn, episode.finish_reason)
         return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
     def _answered(self, episode: Episode, answer: Any) -> None:

@@ -23,6 +23,10 @@ from alignment_core.rewards.base import Opening, Rows, Scores
 from alignment_core.rewards.failures import Answers, Given
 from alignment_core.user_code.failed import Failed
 
+REPLACEMENT = "\ufffd"
+"""What a decoder gives for bytes that are no whole character."""
+LONGEST_RUN = 32
+"""Tokens that are decoded together although they end within a character, as bytes may that are no text."""
 Aggregate = Literal["min", "product", "last", "mean"]
 StepForm = Literal["sum", "min"]
 
@@ -72,14 +76,21 @@ class StepJudge:
         close: Callable[[], None] = lambda: None,
         form: StepForm | None = None,
         tokenizer: Any = None,
+        skip_special_tokens: bool = True,
     ) -> None:
-        """``close`` ends its actors; with a ``form`` it rewards steps at tokens of the policy's ``tokenizer``."""
+        """``close`` ends its actors; with a ``form`` it rewards steps at tokens of the policy's ``tokenizer``.
+        ``skip_special_tokens`` says whether the texts of rows are without special tokens."""
         self._steps, self._scores, self._how, self.close = steps, scores, how, close
-        self._form, self._tokenizer = form, tokenizer
+        self._form, self._tokenizer, self._skip_special_tokens = form, tokenizer, skip_special_tokens
 
     @classmethod
     def open(
-        cls, opening: Opening, given: StepsConfig | None, how: Aggregate, per_step: StepForm | None = None
+        cls,
+        opening: Opening,
+        given: StepsConfig | None,
+        how: Aggregate,
+        per_step: StepForm | None = None,
+        skip_special_tokens: bool = True,
     ) -> StepJudge:
         """Raises UserError for a model that cannot judge steps."""
         assert opening.model is not None
@@ -88,7 +99,7 @@ class StepJudge:
         held = ExitStack()
         name = f"reward-{opening.field.rpartition('.')[2]}"
         scores = held.enter_context(opening.scores(opening.model, name, steps.verdicts))
-        return cls(steps, scores, how, held.close, per_step, opening.tokenizer)
+        return cls(steps, scores, how, held.close, per_step, opening.tokenizer, skip_special_tokens)
 
     def __call__(self, rows: Rows) -> Answers:
         read = [self._steps.pairs(row) for row in rows]
@@ -108,20 +119,41 @@ class StepJudge:
         The last step ends with the completion; a completion without steps is one that is wrong for certain."""
         if not len(row["completion_ids"]):
             return ()
-        ends = token_ends(self._tokenizer, list(row["completion_ids"]), self._steps.ends(row["completion_text"]))
-        ends[-1:] = [len(row["completion_ids"]) - 1]
+        ids = [int(number) for number in row["completion_ids"]]
+        ends = token_ends(self._tokenizer, ids, self._steps.ends(row["completion_text"]), self._skip_special_tokens)
+        ends[-1:] = [len(ids) - 1]
         chances = [aggregated([one], "last") for one in log_odds] or [0.0]
         found = tuple(zip(ends, chances, strict=True))
         return found if self._form == "sum" else (min(found, key=itemgetter(1)),)
 
 
-def token_ends(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+def token_ends(tokenizer: Any, ids: Sequence[int], ends: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
     """For each beginning of the text that ``ids`` stand for, in characters, the token with which it is complete, from 0."""
+    lengths = text_lengths(tokenizer, ids, skip_special_tokens)
+    return [min(bisect_left(lengths, end), len(ids) - 1) for end in ends]
 
-    def characters(count: int) -> int:
-        return len(tokenizer.decode(ids[:count], skip_special_tokens=True))
 
-    return [min(bisect_left(range(1, len(ids) + 1), end, key=characters), len(ids) - 1) for end in ends]
+def text_lengths(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+    """Characters of the text up to and with each token; a character of several tokens counts from its last one on.
+
+    Each token is decoded with the few before it, as streaming detokenizers do, because a token may be part of a character, or
+    begin with a space only behind another one.
+    """
+    added = tokenizer.added_tokens_decoder.items() if skip_special_tokens else ()
+    skipped = {number for number, token in added if token.special}
+    lengths: list[int] = []
+    total, complete = 0, 0
+    window: list[int] = []  # the last tokens, of which the first ``complete`` ones are counted
+    for number in ids:
+        if number not in skipped:
+            window.append(number)
+            known = len(tokenizer.decode(window[:complete], skip_special_tokens=skip_special_tokens))
+            text = tokenizer.decode(window, skip_special_tokens=skip_special_tokens)
+            if not text.endswith(REPLACEMENT) or len(window) - complete >= LONGEST_RUN:
+                total += max(0, len(text) - known)
+                window, complete = window[complete:], len(window) - complete
+        lengths.append(total)
+    return lengths
 
 
 class Steps:

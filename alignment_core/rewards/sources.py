@@ -14,6 +14,7 @@ from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
 from alignment_core.rewards.failures import Account
+from alignment_core.rewards.texts import SpecialTokenText, with_special_tokens
 from alignment_core.user_code.failed import Failed
 
 
@@ -43,6 +44,9 @@ class RewardSources:
             Account(kind.who(reward), reward.max_failed, f"{one.field}.max_failed", step)
             for kind, reward, one in zip(self._kinds, rewards, self._openings, strict=True)
         ]
+        self._texts: SpecialTokenText | None = None
+        if not all(reward.skip_special_tokens for reward in rewards):
+            self._texts = SpecialTokenText(opening.tokenizer)
         self._sources: dict[int, Source] = {}
         self._open = ExitStack()
         try:
@@ -96,6 +100,8 @@ class RewardSources:
             return [one.result() for one in asked]
 
     def _ask(self, number: int, rows: Rows) -> list[float | Failed]:
+        if self._texts and not self._rewards[number].skip_special_tokens:
+            rows = with_special_tokens(rows, self._texts)
         return self._accounts[number].settle(rows, self._sources[number](rows))
 
     @property

@@ -18,6 +18,7 @@ from alignment_core.rewards.base import Opening
 from alignment_core.rewards.failures import extras, numbers, reasons
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, pairs_of
 from alignment_core.rewards.sources import RewardSources
+from alignment_core.rewards.texts import SpecialTokenText, with_special_tokens
 from alignment_core.rewards.totals import RunningMean, total_rewards
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
@@ -25,7 +26,7 @@ from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, 
 
 class ScoreConfig(StageConfig):
     """Which scores. Inputs are the ``reference``, the reward models (``reward-<number of the reward>``), and where there are
-    rewards, whose ``tokenizer`` made the completions."""
+    rewards or the verifier sees special tokens, whose ``tokenizer`` made the completions."""
 
     rewards: tuple[Reward, ...] = ()
     """Their weighted sum is the column ``reward``."""
@@ -34,6 +35,8 @@ class ScoreConfig(StageConfig):
     verifier: str | None = None
     max_failed_rewards: float = 0.0
     """Share of the completions that the verifier may leave without a reward."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text that the verifier sees."""
     temperature: float = 1.0
     """Of the reference's distribution over tokens: that at which the completions were sampled, so that both log-probabilities
     are of distributions at one temperature."""
@@ -43,6 +46,8 @@ class ScoreConfig(StageConfig):
         if self.verifier is None:
             return {**listed, "verifier": None}
         verifier = {"verifier": verifier_content(self.verifier), "max_failed_rewards": self.max_failed_rewards}
+        if not self.skip_special_tokens:
+            verifier["skip_special_tokens"] = False
         return {**listed, **verifier}
 
     def code_used(self) -> tuple[str, ...]:
@@ -75,9 +80,12 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             columns["reference_logp"] = _logps(passes, context.model("reference"), rollouts, config.temperature)
     if config.verifier:
         resources, most = context.resources, config.max_failed_rewards
+        shown = rollouts
+        if not config.skip_special_tokens:
+            shown = with_special_tokens(rollouts, SpecialTokenText(context.model("tokenizer").tokenizer()))
         columns["verifier"] = verify(
             config.verifier,
-            rollouts,
+            shown,
             resources.reward_timeout_seconds,
             most,
             processes=resources.reward_processes,
@@ -176,7 +184,7 @@ CODE = (
     *below(
         "alignment_core.models", "attention flex_trees four_bits handle loading microbatch packed prefix_tree saving"
     ),
-    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
+    *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),

@@ -29,6 +29,10 @@ class EvaluationConfig(Config):
     (the program passes the label's tests), `reasoning_gym` (that library's own score), `module:function` or
     `file.py:function`. It is called with prompt, completion and label, and returns a number in [0, 1]; their mean is the
     metric `accuracy`."""
+    skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
+    """Whether special tokens are left out of the text that `verifier` sees. With `false` it sees those that the policy sampled,
+    such as `<think>` where the tokenizer has it as a special token; the token that ends a turn is never shown. `rewards` have
+    this field each."""
     rewards: tuple[Reward, ...] = ()
     """Rewards of a completion; the mean of their weighted sum is the metric `reward`, and `win_rate` compares it. They are
     clipped but not normalised, because normalised rewards of two policies could not be compared. Default: the reward
@@ -57,6 +61,8 @@ class EvaluationConfig(Config):
     def _verifies_its_prompts(self) -> EvaluationConfig:
         self.check_verifier(self.prompts, "prompts")
         check_rewards(self.rewards, "rewards", self.prompts, "prompts")
+        if self.verifier is None:
+            self.refuse_unused(("skip_special_tokens",), "without a `verifier`")
         if self.pass_at and self.verifier is None:
             raise ValueError("`pass_at` needs a `verifier`, which says what is right")
         if max(self.pass_at, default=0) > self.generation.num_generations:

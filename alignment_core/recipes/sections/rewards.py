@@ -47,6 +47,10 @@ class RewardConfig(Config):
     (`model`; before `clip`)."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
     """Largest share of a step's completions that may lack this reward; they are counted and left out."""
+    skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
+    """Whether special tokens are left out of the text of a completion that is rewarded. With `false` the reward sees those
+    that the policy sampled, such as `<think>` where the tokenizer has it as a special token; the token that ends a turn is
+    never shown. Models that read the policy's token ids see all tokens in any case."""
 
     @property
     def model(self) -> Literal["ours"] | ModelConfig | None:
@@ -70,6 +74,12 @@ class RewardConfig(Config):
     def _has_ordered_bounds(self) -> RewardConfig:
         if self.clip and self.clip[0] >= self.clip[1]:
             raise ValueError("`clip` needs a lower and then an upper bound")
+        if self.of_environment:
+            self.refuse_unused(
+                ("skip_special_tokens",),
+                "here",
+                "set `rl.environment.skip_special_tokens`, which the environment's text follows",
+            )
         if self.normalise == "model" and self.KEY != "reward_model":
             raise ValueError(
                 "`normalise: model` is for a `reward_model`, which knows the mean and deviation of its rewards"

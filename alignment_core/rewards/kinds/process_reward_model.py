@@ -51,7 +51,7 @@ def _content(reward: ProcessReward, field: str) -> dict[str, Any]:
 def _open(reward: ProcessReward, opening: Opening) -> Any:
     from alignment_core.rewards.process_reward import StepJudge
 
-    return StepJudge.open(opening, reward.steps, reward.aggregate, reward.per_step)
+    return StepJudge.open(opening, reward.steps, reward.aggregate, reward.per_step, reward.skip_special_tokens)
 
 
 REWARD = RewardKind(

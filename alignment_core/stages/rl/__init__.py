@@ -80,7 +80,7 @@ CODE = (
         "alignment_core.models",
         "adapters attention buckets flex_trees four_bits handle loading microbatch packed padding prefix_tree saving",
     ),
-    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
+    *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories values"),
     *below(

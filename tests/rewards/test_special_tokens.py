@@ -1,0 +1,180 @@
+"""The text that rewards and environments see: special tokens only where the recipe asks for them, and never the end of a turn.
+
+The expected texts are what was encoded, written out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.environments.environments import Environments
+from alignment_core.environments.episode import Episode
+from alignment_core.execution.base import StageContext
+from alignment_core.inference.engine import Completion
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.sections.rewards import CHOICE
+from alignment_core.recipes.sections.rl import EnvironmentConfig
+from alignment_core.rewards.base import Opening
+from alignment_core.rewards.sources import RewardSources
+from alignment_core.rewards.texts import SpecialTokenText
+from alignment_core.rollout.records import read_scores, rollout_schema, shard_rows, write_table
+from alignment_core.stages import score
+from tests.flows.test_compositions import EVALUATION, compose, composed
+
+__all__ = ["composed"]
+
+SOURCE = """
+def thinks(prompt, completion, label):
+    return float(completion == "<think>2+2</think>4")
+
+def plain(prompt, completion, label):
+    return float(completion == "2+24")
+
+def group(rows):
+    return [thinks("", row["completion"], None) for row in rows]
+
+class Echo:
+    def reset(self, prompt, label):
+        return None
+    def step(self, completion):
+        return {"observation": completion, "reward": 0.0, "done": False}
+"""
+THOUGHT = "<think>2+2</think>4"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    return tmp_path / "mine.py"
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    tokenizer = byte_tokenizer("{% for m in messages %}<user>{{ m.content }}{% endfor %}")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<end>"]})
+    return tokenizer
+
+
+def completion(tokenizer: Any, text: str, end: str = "<eos>") -> Completion:
+    ids = np.array(tokenizer(text + end)["input_ids"], np.int32)
+    return Completion(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32), "stop" if end else "length")
+
+
+def prompt() -> dict[str, Any]:
+    return {"prompt": "?", "label": "4", "task": None, "source": "p:1", "prompt_ids": [63]}
+
+
+def episode(tokenizer: Any, *turns: tuple[str, str]) -> Episode:
+    found = Episode(0, 0, 0, prompt(), most_tokens=1000)
+    for text, end in turns:
+        if found.turns:
+            found.append_observation(tokenizer("<user>and?<think>")["input_ids"])
+        found.take(completion(tokenizer, text, end))
+    return found
+
+
+def rewarded(tokenizer: Any, rows: list[dict[str, Any]], *configs: dict[str, Any]) -> list[list[Any]]:
+    opening = Opening("rl.rewards", ResourcesConfig(reward_timeout_seconds=60), tokenizer=tokenizer)
+    with RewardSources([CHOICE.validate(one) for one in configs], opening) as sources:
+        return sources(rows)
+
+
+@pytest.mark.parametrize("end", ["<eos>", "<end>"])  # an end of turn that is not EOS, as ChatML has on a base model
+def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path, tokenizer: Any, end: str) -> None:
+    asked = {"skip_special_tokens": False}
+    configs = [
+        {"verifier": f"{file}:plain"},
+        {"verifier": f"{file}:thinks"},
+        {"verifier": f"{file}:thinks", **asked},
+        {"function": f"{file}:group", **asked},
+    ]
+    row = episode(tokenizer, (THOUGHT, end)).row(tokenizer, "policy")
+    assert rewarded(tokenizer, [row], *configs) == [[1.0], [0.0], [1.0], [1.0]]
+    (sampled,) = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT, end)], tokenizer, "policy")
+    assert rewarded(tokenizer, [sampled | {"group": 0}], *configs) == [[1.0], [0.0], [1.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("turns", "text"),
+    [
+        ([("<think>a</think>", "")], "<think>a</think>"),  # truncated: its last token ends no turn
+        ([("<think>a</think>", "<eos>")], "<think>a</think>"),
+        ([("", "<eos>")], ""),
+        ([("<think>a</think>b", "<end>"), ("c</think>", "<eos>")], "<think>a</think>bc</think>"),
+        ([("a", "<end>"), ("<think>c", "")], "a<think>c"),
+    ],
+)
+def test_no_end_of_a_turn_and_no_observation_is_in_the_text(
+    turns: list[tuple[str, str]], text: str, tokenizer: Any
+) -> None:
+    row = episode(tokenizer, *turns).row(tokenizer, "policy")
+    assert SpecialTokenText(tokenizer)(row["completion_ids"], row["finish_reason"], row["mask"]) == text
+
+
+@pytest.mark.parametrize(("skips", "seen"), [(True, "2+24"), (False, THOUGHT)])
+def test_an_environment_sees_special_tokens_only_where_it_asks_for_them(
+    file: Path, tokenizer: Any, skips: bool, seen: str
+) -> None:
+    config = EnvironmentConfig(name=f"{file}:Echo", skip_special_tokens=skips)
+    environments = Environments(config, tokenizer, processes=1, timeout=60)
+    try:
+        one = Episode(0, 0, 0, prompt(), most_tokens=1000)
+        environments.answer_all([one])
+        one.take(completion(tokenizer, THOUGHT))
+        environments.answer_all([one])
+    finally:
+        environments.close()
+    observation = tokenizer.decode(one.ids[~one.mask].tolist())
+    assert observation.endswith(f"<user>{seen}")
+
+
+@pytest.mark.parametrize(("skips", "score_of"), [(True, 0.0), (False, 1.0)])
+def test_the_verifier_of_an_evaluation_sees_them_only_where_it_asks_for_them(
+    file: Path, tokenizer: Any, skips: bool, score_of: float, tmp_path: Path
+) -> None:
+    folders = {name: tmp_path / name for name in ("rollouts", "tokenizer", "scores")}
+    for folder in folders.values():
+        folder.mkdir()
+    tokenizer.save_pretrained(folders["tokenizer"])
+    rows = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT)], tokenizer, "policy")
+    write_table(rows, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
+    machines: Any = SimpleNamespace(elsewhere=None)
+    context = StageContext(
+        inputs={name: folders[name] for name in ("rollouts", "tokenizer")},
+        references=dict.fromkeys(("rollouts", "tokenizer"), Reference(kind="model", digest="a" * 64)),
+        outputs={"scores": folders["scores"]},
+        progress=tmp_path,
+        seed=0,
+        resources=ResourcesConfig(reward_timeout_seconds=60),
+        machines=machines,
+        reporter=lambda *_: None,
+    )
+    score.run(context, score.ScoreConfig(verifier=f"{file}:thinks", skip_special_tokens=skips))
+    assert [row["verifier"] for row in read_scores(folders["scores"])] == [score_of]
+
+
+def test_the_stage_that_verifies_is_given_the_tokenizer_and_another_key(composed: Any) -> None:
+    compose(composed, "sft", evaluation={**EVALUATION, "skip_special_tokens": False})
+    assert composed.roles("sft/evaluation/score")["tokenizer"] == "sft"
+    asked = composed.configs["sft/evaluation/score"]
+    assert asked.content()["skip_special_tokens"] is False
+    assert "skip_special_tokens" not in asked.model_copy(update={"skip_special_tokens": True}).content()
+
+
+def test_where_nobody_asks_keys_are_those_of_before_and_where_it_has_no_effect_it_is_refused() -> None:
+    assert "skip_special_tokens" not in CHOICE.validate({"verifier": "task"}).model_dump(mode="json")
+    assert "skip_special_tokens" not in EnvironmentConfig(name="a:B").model_dump(mode="json")
+    token = REFUSES_UNUSED.set(True)
+    try:
+        with pytest.raises(ValueError, match=r"`skip_special_tokens` has no effect here: set `rl\.environment\.skip"):
+            CHOICE.validate({"environment": True, "skip_special_tokens": False})
+    finally:
+        REFUSES_UNUSED.reset(token)
