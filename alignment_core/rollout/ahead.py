@@ -285,10 +285,11 @@ class Ahead:
                 groups = {draw: self._groups.pop(draw) for draw in self._sampled}
                 self._sampled.clear()
             rows = self.sampling.rows([episode for group in groups.values() for episode in group])
-            rewarded = self.reward(rows)
+            rewarded: dict[int, Samples] = {draw: [] for draw in groups}
+            for row in self.reward(rows):
+                rewarded[row["group"]].append(row)
             with self._changed:
-                for draw in groups:
-                    self._ready[draw] = [row for row in rewarded if row["group"] == draw]
+                self._ready |= rewarded
                 self._changed.notify_all()
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:

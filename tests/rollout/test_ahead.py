@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,3 +65,36 @@ def test_a_group_goes_on_once_also_where_two_environments_end_its_last_episodes_
     assert not ahead._sampled, "the other is over too, but its thread has not said so"
     ahead._answered(group[1])
     assert list(ahead._sampled) == [7]
+
+
+class CountingRow(dict[str, Any]):
+    """A row that counts how often its group is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, name: str) -> Any:
+        CountingRow.looks += name == "group"
+        return super().__getitem__(name)
+
+
+def test_rewarded_rows_reach_their_draws_in_one_pass() -> None:
+    """60 draws of 4 rows: each row is looked at once, where a search for each draw looks 60 times at each."""
+    rows = [CountingRow(group=draw, sample=sample) for sample in range(4) for draw in range(60)]
+    sampling: Any = SimpleNamespace(
+        engines=SimpleNamespace(size=1, timeout=20),
+        environments=None,
+        draws=None,
+        rows=lambda _: rows,
+        check=lambda: None,
+    )
+    ahead = Ahead(sampling, lambda rows: rows, prompts_per_step=2, steps=9, max_staleness=1, partial=True)
+    ahead._groups, CountingRow.looks = {draw: [] for draw in range(60)}, 0
+    ahead._sampled.extend(range(60))
+    thread = threading.Thread(target=ahead._ask_for_rewards)
+    thread.start()
+    with ahead._changed:
+        ahead._wait_for(lambda: len(ahead._ready) == 60, "rewards")
+    ahead.close()
+    thread.join()
+    assert CountingRow.looks == len(rows)
+    assert ahead._ready[7] == [{"group": 7, "sample": sample} for sample in range(4)]
