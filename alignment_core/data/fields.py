@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from alignment_core.data.message_fields import in_text, untrained, without_weights
@@ -140,9 +141,13 @@ class Fields:
         return self.text(role) if self.has(role) else None
 
     def label(self) -> str | None:
+        """The role ``label`` as text. A number is written out in decimal digits, a whole one without a point: 18.0, as a column
+        of whole numbers with gaps holds 18, is "18"."""
         value = self._get("label")
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
         return self.optional_text("label")
 
     def truth(self, role: str) -> bool:
