@@ -90,7 +90,7 @@ def rewarded(tokenizer: Any, rows: list[dict[str, Any]], *configs: dict[str, Any
 @pytest.mark.parametrize("end", ["<eos>", "<end>"])  # an end of turn that is not EOS, as ChatML has on a base model
 def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path, tokenizer: Any, end: str) -> None:
     asked = {"skip_special_tokens": False}
-    configs = [
+    configs: list[dict[str, Any]] = [
         {"verifier": f"{file}:plain"},
         {"verifier": f"{file}:thinks"},
         {"verifier": f"{file}:thinks", **asked},

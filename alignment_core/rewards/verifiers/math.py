@@ -10,14 +10,19 @@ FINAL = "####"
 """What comes before the final answer of GSM8K."""
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-FORMULA = re.compile(r"(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)", re.DOTALL)
-SCIENTIFIC = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])")
-DATE = r"\d+([-/.])\d+(?:\1\d+)+|\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?m\.?)?"
+FORMULA = re.compile(r"(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+AS_LATEX = (
+    (re.compile(r"(?<=\d)[ \u00a0\u202f](?=\d{3}(?!\d))"), ""),  # 1 000
+    (re.compile(r"(?<![\d.,])(\d+) (\d+)/(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),  # 1 1/2
+    (re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),  # 1e-3
+)
+"""Ways to write numbers that LaTeX reads as products, and what they mean."""
+DATE = r"\d+([-/.:])\d+(?:\1\d+)+|\d{1,2}:\d{2}(?:\s*[ap]\.?m\.?)?"
 """Dates, times, versions and other numbers with separators, such as 2024-01-02, 10:30 and 192.168.0.1: no arithmetic."""
-CODE = r"[^\W\d_]+\d\w*"
+CODE = r"[^\W\d_]+\d\w*|\d+(?!e\d+$)[^\W\d_]+\d\w*|0x[\da-f]+"
 """Such as B2, which is not 2B."""
-RANGE = r"\d+(?:\.\d+)?\s*[-–—]\s*\d+(?:\.\d+)?"
-"""As a label: 3-1 is no sum that was left to do."""
+RANGE = r"\d+(?:\.\d+)?[-:]\d+(?:\.\d+)?"
+"""Ranges and ratios; as a label, 3-1 is no difference that was left to do."""
 DATE_IN_TEXT = re.compile(r"(?<![\w.+*/-])\d{4}-\d{1,2}-\d{1,2}(?![\w*/-])")
 OPERATORS = set("+-*/^=<>()[]{}|!%\\")
 
@@ -27,8 +32,8 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
 
     The final answer follows the last ``####``, or is in the last box that is closed, or is what math-verify finds: the last
     formula or number. One that cannot be shown to equal the label's within math-verify's five seconds is wrong. A label of
-    words, a date, a time or a code is compared as text, without regard to case and white space; ``$…$`` around a label makes
-    it a formula. Raises ValueError for a label without an answer.
+    words, a date, a time, a range, a ratio or a code is compared as text, without regard to case and white space; ``$…$``
+    around a label makes it a formula. Raises ValueError for a label without an answer.
     """
     import math_verify
 
@@ -36,12 +41,10 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
     if not expected:
         raise ValueError(f"the label {label!r} has no answer to compare with")
     answer, is_marked = _final(completion)
-    if _is_text(expected):
+    gold = [] if _is_text(expected) else math_verify.parse(_as_formula(expected))
+    if all(isinstance(one, str) for one in gold):  # what math-verify cannot read, too
         formulas = [] if is_marked else FORMULA.findall(answer)
         return float(_as_text("".join(formulas[-1]) if formulas else answer) == _as_text(expected))
-    gold = math_verify.parse(_as_formula(expected))
-    if not gold:
-        raise ValueError(f"the label {label!r} has no answer to compare with")
     if re.fullmatch(f"{DATE}|{CODE}", _as_text(answer)):
         return 0.0
     found = math_verify.parse(_as_formula(answer) if is_marked else DATE_IN_TEXT.sub(" ", answer))
@@ -82,14 +85,16 @@ def _is_text(answer: str) -> bool:
 
 
 def _as_text(answer: str) -> str:
-    """Without LaTeX's marks of text, dollars, a full stop, case and repeated white space."""
+    """Without LaTeX's marks of text, dollars, a full stop, case, repeated white space and that around separators."""
     plain = WORDS_IN_LATEX.sub(r"\1", answer).replace("$", " ").replace("\\ ", " ").replace("~", " ")
-    return " ".join(plain.split()).removesuffix(".").casefold()
+    return re.sub(r"\s*([-/:])\s*", r"\1", re.sub("[–—]", "-", " ".join(plain.split()))).removesuffix(".").casefold()
 
 
 def _as_formula(answer: str) -> str:
     """LaTeX that math-verify reads as a whole, not only the last number in it."""
-    latex = SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", answer)
+    latex = answer
+    for pattern, meaning in AS_LATEX:
+        latex = pattern.sub(meaning, latex)
     return latex if FORMULA.search(latex) else rf"\boxed{{{latex}}}"
 
 
