@@ -12,6 +12,8 @@ from alignment_core.recipes.sections.rl import FilterConfig, ShapingConfig
 
 EPSILON = 1e-4
 """Added to each deviation that rewards are divided by, as in TRL: rewards that differ by rounding alone stay almost 0."""
+ROUNDING = 1e-6
+"""Rewards are equal if they differ by no more, absolutely or relatively: sums of numbers in single precision do."""
 
 
 class RunningMean:
@@ -89,13 +91,14 @@ def length_penalties(lengths_S: np.ndarray, truncated_S: np.ndarray, longest: in
 def teaching(
     raw_SR: np.ndarray, groups_S: np.ndarray, configs: Sequence[RewardConfig], bounds: FilterConfig
 ) -> set[int]:
-    """The groups whose weighted rewards differ, and whose mean lies within the ``bounds``, ends excluded: Yu et al. 2025,
-    "DAPO", equation 11."""
+    """The groups whose weighted rewards differ by more than rounding, and whose mean lies within the ``bounds``, ends excluded:
+    Yu et al. 2025, "DAPO", equation 11."""
     total_S = rewards_as_given(raw_SR, configs)
     low = -math.inf if bounds.low is None else bounds.low
     high = math.inf if bounds.high is None else bounds.high
     rewards = {int(group): total_S[groups_S == group] for group in np.unique(groups_S)}
-    return {group for group, one in rewards.items() if np.ptp(one) > 0 and low < one.mean() < high}
+    differ = {group for group, one in rewards.items() if not np.allclose(one, one[0], rtol=ROUNDING, atol=ROUNDING)}
+    return {group for group in differ if low < rewards[group].mean() < high}
 
 
 def _normalised(values_S: np.ndarray, groups_S: np.ndarray) -> np.ndarray:

@@ -48,6 +48,15 @@ def test_a_gate_on_kl_is_refused_where_sampling_excludes_tokens(
     assert "`promotion.gates.0`: `kl` is estimated from samples of the unmodified policy" in said
 
 
+@pytest.mark.parametrize(("temperature", "is_taken"), [(0, True), (0.005, False), (0.01, True), (1.5, True)])
+def test_a_temperature_that_vllm_would_raise_is_refused(temperature: float, is_taken: bool, load: Load) -> None:
+    recipe = SFT | {"evaluation": EVALUATION | {"generation": {"temperature": temperature}}}
+    if is_taken:
+        assert load(recipe)
+    else:
+        assert "vLLM raises temperatures below 0.01 to it" in refusal(load, recipe)
+
+
 def test_a_sweep_is_not_ranked_by_kl_where_sampling_excludes_tokens(load: Load) -> None:
     sweep = {"method": "sweep", "base": SFT, "sweep": {"seed": [0, 1]}, "rank_by": "kl"}
     said = refusal(load, sweep | {"evaluation": EVALUATION | {"generation": {"top_p": 0.9}}})

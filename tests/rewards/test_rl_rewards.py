@@ -83,6 +83,9 @@ def test_long_completions_lose_more_and_more_and_cut_ones_once_more() -> None:
         ([-7.5, -3.0], True),  # a reward model's scores know no bounds
         ([4.0, 9.0], True),
         ([3.3, 3.3], False),
+        ([0.1 + 0.2, 0.3], False),  # which differ in the last bit
+        ([8.0, 8.0 + 5e-7], False),  # as a reward model's scores of one answer in two batches
+        ([0.5, 0.501], True),
         ([0.7], False),  # the others have no reward
     ],
 )

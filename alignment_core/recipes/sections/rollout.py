@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from alignment_core.recipes.base import Config
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.recipes.sections.preference import DpoLossConfig
 from alignment_core.recipes.sections.rewards import Reward, RewardConfig, check_rewards
 from alignment_core.recipes.sections.training import LOOKS, TrainingConfig
+
+LOWEST_TEMPERATURE = 0.01
+"""Of those above 0, the lowest at which vLLM samples (``_MAX_TEMP`` of its ``sampling_params``)."""
 
 
 class GenerationConfig(Config):
@@ -22,7 +25,7 @@ class GenerationConfig(Config):
     max_completion_length: int = Field(256, ge=1)
     """Maximum length of a completion in tokens."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature; 0 is greedy decoding."""
+    """Sampling temperature: 0 (greedy decoding), or 0.01 and above."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to this."""
     top_k: int = Field(0, ge=0)
@@ -31,6 +34,16 @@ class GenerationConfig(Config):
     """Exclude tokens whose probability is below this fraction of the most likely token's."""
     shard_size: int = Field(64, ge=1)
     """Prompts per shard, the unit of work that is either complete or absent after a crash."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_one_that_vllm_samples_at(cls, temperature: float) -> float:
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"vLLM raises temperatures below {LOWEST_TEMPERATURE:g} to it: give {LOWEST_TEMPERATURE:g} or more, or 0 for "
+                "greedy decoding"
+            )
+        return temperature
 
     @property
     def samples_all_tokens(self) -> bool:
