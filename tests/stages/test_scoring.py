@@ -25,7 +25,7 @@ from alignment_core.rewards.base import Opening, Rows
 from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.model_reward import Judge
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rollout.records import read_scores, rollout_schema, write_table
+from alignment_core.rollout.records import read_rollouts, read_scores, rollout_schema, write_table
 from alignment_core.stages import score, select_pairs
 from alignment_core.stages.score import ScoreConfig
 from tests.rewards.other_tokenizer import rendered, reward_model_with_another_tokenizer, score_of
@@ -166,6 +166,29 @@ def test_two_reward_models_a_verifier_a_function_and_an_endpoint_make_one_weight
     select_pairs.run(of_pairs, select_pairs.SelectPairsConfig(selection=SelectionConfig()))
     (pair,) = pq.read_table(tmp_path / "pairs" / "train.parquet").to_pylist()
     assert (pair["chosen"], pair["rejected"]) == (("4", "5") if total[0] > total[1] else ("5", "4"))
+
+
+def test_the_reference_is_asked_at_the_temperature_of_the_samples(
+    machines: Any, tiny_model: Any, rollouts: Path, tmp_path: Path
+) -> None:
+    """By plain ``transformers``: the sum of the log-softmax of the logits over the temperature, at the completion's tokens."""
+    import torch
+    import transformers
+
+    shutil.copytree(tiny_model(), tmp_path / "reward-model")
+    context = context_of(machines, tmp_path, rollouts)
+    context.inputs["reference"], context.references["reference"] = tiny_model(), context.references["tokenizer"]
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(tiny_model()).eval(), {}
+    for temperature in (1.0, 0.5):
+        score.run(context, ScoreConfig(temperature=temperature))
+        found[temperature] = [row["reference_logp"] for row in read_scores(context.output)]
+        for row, logp in zip(read_rollouts(rollouts), found[temperature], strict=True):
+            ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]], dtype=torch.long)
+            with torch.no_grad():
+                logps = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
+            by_hand = logps.gather(-1, ids[0, 1:, None])[len(row["prompt_ids"]) - 1 :].sum()
+            assert logp == pytest.approx(float(by_hand), abs=1e-4)
+    assert found[1.0] != pytest.approx(found[0.5], abs=1e-3)
 
 
 def test_a_reward_may_ask_a_model_in_pieces_and_two_may_call_theirs_the_same(
