@@ -32,7 +32,7 @@ def merge(recipe: MergeRecipe) -> Outputs:
         density=section.density if section.merge_method == "ties" else None,
         scale=section.scale if section.merge_method == "ties" else None,
     )
-    policy = submit("merge", "merge", config, {**models, BASE: start if section.merge_method == "ties" else None})
+    policy = submit("merge", "merge", config, {**models, BASE: start if section.merge_method != "linear" else None})
     evaluations = Evaluations(recipe, base, None)
     for label, one_of_all in {"start": start, **models, "merge": policy}.items():
         evaluations.add(label, one_of_all)

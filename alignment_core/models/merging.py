@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,33 +25,38 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return merged
 
 
-def slerp(first: Tensor, second: Tensor, share: float) -> Tensor:
-    """On the arc from ``first`` to ``second``, at ``share`` of its angle θ: ``(sin((1 - t)θ) W_1 + sin(tθ) W_2) / sin θ``.
+def slerp(base: Tensor, first: Tensor, second: Tensor, share: float) -> Tensor:
+    """``base`` W plus what the models changed of it, on the arc from the change δ_1 to δ_2, at ``share`` t of its angle θ:
+    ``W + (sin((1 - t)θ) δ_1 + sin(tθ) δ_2) / sin θ``.
 
-    Shoemake 1985, "Animating rotation with quaternion curves"; for models, Ramé et al. 2024, "WARP". θ is the angle between the
-    tensors as vectors. Where they are nearly parallel, or one is zero, it is the weighted mean.
+    Ramé et al. 2024, "WARP", section 3.2, which interpolates task vectors; the arc is that of Shoemake 1985, "Animating
+    rotation with quaternion curves". Where the changes are nearly parallel, or one is zero, it is the weighted mean.
     """
-    one, other = first.double(), second.double()
+    start = base.double()
+    one, other = first.double() - start, second.double() - start
     norms = float(one.norm() * other.norm())
     cosine = float((one * other).sum()) / norms if norms else 1.0
     if abs(cosine) > NEARLY_PARALLEL:
         return linear([first, second], [1 - share, share])
     angle = math.acos(cosine)
     merged = one * math.sin((1 - share) * angle) + other * math.sin(share * angle)
-    return (merged / math.sin(angle)).float()
+    return (start + merged / math.sin(angle)).float()
 
 
-def ties(base: Tensor, tensors: Sequence[Tensor], weights: Sequence[float], density: float, scale: float) -> Tensor:
+def ties(
+    base: Tensor, tensors: Sequence[Tensor], weights: Sequence[float], least: Sequence[float], scale: float
+) -> Tensor:
     """What the models changed of ``base``, without what they contradict each other in.
 
-    Yadav et al. 2023, "TIES-Merging": of each change ``W_i - base`` the share ``density`` with the largest magnitudes is kept;
-    each place takes the sign that has the larger weighted sum; the weighted mean of the changes that have it, times ``scale``
-    (λ), is added to ``base``.
+    Yadav et al. 2023, "TIES-Merging": of each model's change ``W_i - base`` the magnitudes from its ``least`` on are kept, see
+    :func:`least_kept`; each place takes the sign that has the larger weighted sum; the weighted mean of the changes that have
+    it, times ``scale`` (λ), is added to ``base``.
     """
+    changes = []
     start = base.float()
-    changes = [
-        _trimmed(tensor.float() - start, density) * weight for tensor, weight in zip(tensors, weights, strict=True)
-    ]
+    for tensor, weight, magnitude in zip(tensors, weights, least, strict=True):
+        change = tensor.float() - start
+        changes.append(change.where(change.abs() >= magnitude, 0.0) * weight)
     sign = torch.stack(changes).sum(0).sign()
     merged, total = torch.zeros_like(start), torch.zeros_like(start)
     for change, weight in zip(changes, weights, strict=True):
@@ -61,10 +66,34 @@ def ties(base: Tensor, tensors: Sequence[Tensor], weights: Sequence[float], dens
     return start + scale * merged / total.where(total > 0, 1.0)
 
 
-def _trimmed(change: Tensor, density: float) -> Tensor:
-    """With the ``density`` · N largest magnitudes, at least one; all others are 0."""
-    keep = max(1, round(density * change.numel()))
-    if keep >= change.numel():
-        return change
-    least = change.abs().flatten().kthvalue(change.numel() - keep + 1).values
-    return change.where(change.abs() >= least, 0.0)
+HALF = 16
+"""Bits of a single-precision number that are counted at a time."""
+
+
+def least_kept(changes: Callable[[], Iterable[Tensor]], density: float) -> float:
+    """The least magnitude among the ``density`` · N largest of a model's N changes in all tensors together, at least one.
+
+    TIES trims a model's whole task vector. Exact, with one tensor in memory at a time: ``changes`` is called twice, because
+    magnitudes as bits, which have the order of the numbers, are counted by their upper half and then by their lower.
+    """
+    upper = _counts(changes(), lambda bits: bits >> HALF)
+    keep = max(1, round(density * int(upper.sum())))
+    bucket, above = _place(upper, keep)
+    lower = _counts(changes(), lambda bits: bits[bits >> HALF == bucket] & 0xFFFF)
+    last, _ = _place(lower, keep - above)
+    return float(torch.tensor((bucket << HALF) + last, dtype=torch.int32).view(torch.float32))
+
+
+def _counts(changes: Iterable[Tensor], part: Callable[[Tensor], Tensor]) -> Tensor:
+    """How often each value of a part of the magnitudes' bits occurs. Returns [65536]."""
+    counts = torch.zeros(1 << HALF, dtype=torch.int64)
+    for change in changes:
+        counts += torch.bincount(part(change.float().abs().flatten().view(torch.int32)), minlength=1 << HALF)
+    return counts
+
+
+def _place(counts: Tensor, keep: int) -> tuple[int, int]:
+    """The value that the ``keep``-th largest has, and how many are larger than it."""
+    from_top = counts.flip(0).cumsum(0)
+    place = int((from_top >= keep).nonzero()[0])
+    return len(counts) - 1 - place, int(from_top[place] - counts[len(counts) - 1 - place])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from alignment_core.errors import UserError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
-from alignment_core.models.saving import check_loadable, weight_files
+from alignment_core.models.saving import CHAT_TEMPLATES, check_loadable, copy_files, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,50 +57,64 @@ def run(context: StageContext, config: MergeStageConfig) -> dict[str, Any]:
 
     first = context.inputs[config.roles[0]]
     _check_tokenizers({role: context.inputs[role] for role in config.roles})
+    copy_files(first, context.output, (CHAT_TEMPLATES,))
     for path in first.iterdir():
         if path.is_file() and path.suffix != ".safetensors":
             shutil.copyfile(path, context.output / path.name)
     with ExitStack() as opened:
         models = [Tensors(role, context.inputs[role], opened) for role in config.roles]
         base = Tensors(BASE, context.inputs[BASE], opened) if BASE in context.inputs else None
+        if base is None and config.merge_method != "linear":
+            raise UserError(
+                f"merge: {config.merge_method} merges what models changed of the input `{BASE}`, which is missing"
+            )
         _check_shapes([*models, *([base] if base else [])])
+        merge = _merger(config, models, base)
         done, parameters = 0, 0
         for file, tensors in models[0].files.items():
             merged = {}
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
                 context.report(done, len(models[0].file_of), "tensors")
-                merged[name] = _merged(config, [model[name] for model in models], base[name] if base else None)
-                done, parameters = done + 1, parameters + merged[name].numel()
+                own = models[0][name]  # a tensor of integers, such as a counter, is not merged
+                merged[name] = merge(name).to(own.dtype) if own.is_floating_point() else own
+                done, parameters = done + 1, parameters + own.numel()
             save_file(merged, context.output / file, metadata={"format": "pt"})
     return {"parameters": parameters, "models": len(models)}
 
 
-def _merged(config: MergeStageConfig, tensors: list[Tensor], base: Tensor | None) -> Tensor:
-    """In the type of the first model. What is no float, such as a counter, is that of the first."""
-    from alignment_core.models.merging import linear, slerp, ties
+def _merger(config: MergeStageConfig, models: list[Tensors], base: Tensors | None) -> Callable[[str], Tensor]:
+    """What merges the tensor of a name."""
+    from alignment_core.models.merging import least_kept, linear, slerp, ties
 
-    if not tensors[0].is_floating_point():
-        return tensors[0]
-    if base is not None:
-        assert config.density, "the recipe is validated"
-        assert config.scale, "the recipe is validated"
-        merged = ties(base, tensors, config.weights, config.density, config.scale)
-    elif config.merge_method == "slerp":
-        first, second = tensors
-        merged = slerp(first, second, config.weights[1] / sum(config.weights))
-    else:
-        merged = linear(tensors, config.weights)
-    return merged.to(tensors[0].dtype)
+    if base is None:
+        return lambda name: linear([model[name] for model in models], config.weights)
+    if config.merge_method == "slerp":
+        first, second = models
+        share = config.weights[1] / sum(config.weights)
+        return lambda name: slerp(base[name], first[name], second[name], share)
+    density, scale = config.density, config.scale
+    assert density, "the recipe is validated"
+    assert scale, "the recipe is validated"
+    least = [least_kept(partial(_changes, model, base), density) for model in models]
+    return lambda name: ties(base[name], [model[name] for model in models], config.weights, least, scale)
+
+
+def _changes(model: Tensors, base: Tensors) -> Iterator[Tensor]:
+    for name in base.file_of:
+        if (tensor := base[name]).is_floating_point():
+            yield model[name].float() - tensor.float()
 
 
 def _check_tokenizers(folders: dict[str, Path]) -> None:
     """Raise UserError if a token would mean something else to one of the models than to the first."""
+    from alignment_core.models.same_tokenizer import difference
+
     (role, first), *others = folders.items()
     for other, folder in others:
-        for name in ("tokenizer.json", "tokenizer.model"):
-            ours, theirs = ((one / name).read_bytes() if (one / name).is_file() else b"" for one in (first, folder))
-            if ours != theirs:
-                raise UserError(f"merge.models: {other} has another {name} than {role}; merge models of one tokenizer")
+        if clause := difference(first, folder):
+            raise UserError(
+                f"merge.models: {other} has another tokenizer than {role} ({clause}); merge models of one tokenizer"
+            )
 
 
 def _check_shapes(models: list[Tensors]) -> None:
@@ -116,5 +132,7 @@ def _check_shapes(models: list[Tensors]) -> None:
 
 
 SHOWS = {"models": "models", "parameters": "parameters"}
-CODE = below("alignment_core.models", "merging saving")
-STAGE = Stage("merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, code=CODE, packages=("torch",))
+CODE = below("alignment_core.models", "merging same_tokenizer saving")
+STAGE = Stage(
+    "merge", 1, {"model": "model"}, MergeStageConfig, run, SHOWS, code=CODE, packages=("torch", "transformers")
+)

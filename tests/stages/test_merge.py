@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from alignment_core.errors import UserError
 from alignment_core.models.loading import load_model
@@ -65,8 +66,8 @@ def test_of_models_in_several_files_and_half_precision_the_first_decides_the_for
 
 @pytest.mark.parametrize("how", ["slerp", "ties"])
 def test_a_model_merged_with_itself_is_itself(how: str, merge: Merge, tiny_model: Any) -> None:
-    base = {"base": tiny_model(seed=2), "density": 1, "scale": 1} if how == "ties" else {}
-    merged = merge(tiny_model(), tiny_model(), merge_method=how, **base)
+    more = {"density": 1, "scale": 1} if how == "ties" else {}
+    merged = merge(tiny_model(), tiny_model(), merge_method=how, base=tiny_model(seed=2), **more)
     for name, tensor in weights(tiny_model()).items():
         torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
 
@@ -78,9 +79,42 @@ def test_models_of_another_shape_are_refused(merge: Merge, tiny_model: Any) -> N
         merge(tiny_model(), tiny_model(tied=False))
 
 
+def test_slerp_and_ties_are_refused_without_the_model_that_was_changed(merge: Merge, tiny_model: Any) -> None:
+    with pytest.raises(
+        UserError, match="merge: slerp merges what models changed of the input `base`, which is missing"
+    ):
+        merge(tiny_model(), tiny_model(seed=2), merge_method="slerp")
+
+
+def test_ties_keeps_the_largest_changes_of_all_tensors_together(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
+    """One model that changed one tensor by 1 and all others by 0.01: a density of the first one's share keeps just that."""
+    base, other = tiny_model(), tmp_path / "other"
+    shutil.copytree(base, other)
+    changed = {name: tensor + 0.01 for name, tensor in load_file(base / "model.safetensors").items()}
+    large = "model.layers.0.mlp.up_proj.weight"
+    changed[large] += 0.99
+    save_file(changed, other / "model.safetensors", metadata={"format": "pt"})
+    density = changed[large].numel() / sum(tensor.numel() for tensor in changed.values())
+    merged = merge(other, other, merge_method="ties", base=base, density=density, scale=1)
+    for name, tensor in weights(base).items():
+        torch.testing.assert_close(merged[name], tensor + (1 if name == large else 0))
+
+
 def test_models_of_another_tokenizer_are_refused(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model(), other)
-    (other / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"merge\.models: model-2 has another tokenizer\.json than model-1"):
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace("<system>", "<sys>"))
+    with pytest.raises(
+        UserError,
+        match=r"merge\.models: model-2 has another tokenizer than model-1 \(the token '<system>' is 260 in one and",
+    ):
         merge(tiny_model(), other)
+
+
+def test_the_same_tokenizer_in_another_file_is_no_other(merge: Merge, tiny_model: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model(seed=2), other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    (other / "tokenizer.json").write_text(json.dumps(dict(reversed(content.items())), indent=None))
+    assert merge(tiny_model(), other)

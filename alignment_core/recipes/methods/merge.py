@@ -30,10 +30,11 @@ class MergeConfig(Config):
     models: tuple[MergedModel, ...] = Field(min_length=2)
     """The models, all of one architecture and tokenizer."""
     merge_method: Literal["linear", "slerp", "ties"] = "linear"
-    """`linear`: the weighted mean (model soups). `slerp`: of two models, on the arc between them. `ties`: the start, plus the
-    changes that each model made to it, trimmed and without those that contradict the majority (TIES-Merging)."""
+    """`linear`: the weighted mean (model soups). `slerp`: the start, plus the changes that two models made to it, interpolated
+    on the arc between them (WARP). `ties`: the start, plus the changes that each model made to it, trimmed and without those
+    that contradict the majority (TIES-Merging)."""
     density: float = Field(0.2, gt=0, le=1)
-    """Share of each model's changes that is kept, the largest ones; only with `ties`."""
+    """Share of each model's changes that is kept, the largest ones of all tensors together; only with `ties`."""
     scale: float = Field(1.0, gt=0)
     """Factor of the merged changes (λ); only with `ties`."""
 
