@@ -10,8 +10,8 @@ from alignment.flows.outputs import Outputs
 from alignment.tasks.graph import artifact
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
+from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes import BaseRecipe
-from alignment_core.stages.base_model import check_same_tokenizer
 
 
 @dataclass(frozen=True)

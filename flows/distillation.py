@@ -7,8 +7,8 @@ from alignment.flows.outputs import Outputs
 from alignment.flows.start import base_and_start
 from alignment.tasks import data, rollout, training
 from alignment.tasks.graph import CURRENT, Input, artifact, submit
+from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.methods.distillation import DistillationRecipe
-from alignment_core.stages.base_model import check_same_tokenizer
 from alignment_core.stages.distillation import DistillationStageConfig
 from alignment_core.stages.teacher_logps import TeacherLogpsConfig
 

@@ -6,8 +6,8 @@ from alignment.flows.evaluation import Evaluations
 from alignment.flows.outputs import Outputs
 from alignment.tasks import data
 from alignment.tasks.graph import CURRENT, artifact
+from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.methods.evaluate import BASELINE, EvaluateRecipe
-from alignment_core.stages.base_model import check_same_tokenizer
 
 
 def evaluate(recipe: EvaluateRecipe) -> Outputs:

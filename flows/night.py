@@ -11,8 +11,8 @@ from alignment.tasks.graph import CURRENT, Input, artifact
 from alignment_core.artifacts import Reference
 from alignment_core.checks.plan import PlannedStage
 from alignment_core.execution.base import StageConfig
+from alignment_core.models.same_tokenizer import check_same_tokenizer
 from alignment_core.recipes.methods.nightly import NightlyRecipe
-from alignment_core.stages.base_model import check_same_tokenizer
 
 
 def planned(recipe: NightlyRecipe) -> Outputs:

@@ -12,6 +12,7 @@ from alignment_core.cluster.group import ActorGroup, call
 from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair
+from alignment_core.models.same_tokenizer import other_token
 from alignment_core.recipes.sections.resources import ResourcesConfig
 from alignment_core.rewards.base import OpensScores, Rows, Scores
 
@@ -74,27 +75,25 @@ def check_tokenizer(model: Model, role: str, rows: Rows) -> None:
         )
 
 
-def has_another_tokenizer(model: Model, policy: Any, prompts: Rows) -> bool:
-    """Whether some token of the tokenizer ``policy`` is another one to the model, or none; by the vocabularies, and by reading
-    the prompts, whose ``prompt_ids`` it made."""
-    tokenizer = model.tokenizer()
-    vocabulary = tokenizer.get_vocab()
-    if any(vocabulary.get(token) != number for token, number in policy.get_vocab().items()):
-        return True
-    read = [
-        {
-            "completion_ids": prompt["prompt_ids"],
-            "completion_text": policy.decode(prompt["prompt_ids"], skip_special_tokens=True),
-        }
-        for prompt in prompts[:: max(1, len(prompts) // COMPARED)]
-    ]
-    return _misread(tokenizer, read) is not None
+def has_another_tokenizer(model: Model, policy: Any) -> bool:
+    """Whether some token of the tokenizer ``policy`` is another one to the model, or none."""
+    return other_token(policy, model.tokenizer()) is not None
 
 
 def _misread(tokenizer: Any, rows: Rows) -> tuple[str, str] | None:
-    """What a tokenizer reads in token ids of the policy and what the policy wrote, where some of them differ."""
+    """What a tokenizer reads in token ids of the policy and what the policy wrote, where some of them differ.
+
+    White space and special tokens do not count: tokenizers with the same tokens may decode those otherwise.
+    """
+    special = sorted((token.content for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+
+    def letters(text: str) -> str:
+        for token in special:
+            text = text.replace(token, "")
+        return "".join(text.split())
+
     for row in rows[:: max(1, len(rows) // COMPARED)]:
-        read = tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
-        if read != row["completion_text"]:
+        read = tokenizer.decode(row["completion_ids"])
+        if letters(read) != letters(row["completion_text"]):
             return read, row["completion_text"]
     return None

@@ -47,7 +47,7 @@ class Judge:
         assert opening.model is not None
         assert opening.scores is not None
         text = None
-        if has_another_tokenizer(opening.model, opening.tokenizer, opening.prompts):
+        if has_another_tokenizer(opening.model, opening.tokenizer):
             text = InText(opening.model, f"{opening.field}.reward_model")
             opening.warnings.append(text.warning(opening.policy))
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)

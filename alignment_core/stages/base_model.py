@@ -171,14 +171,6 @@ def _check_no_revision(model: ModelConfig, why: str) -> None:
         raise UserError(f"model.revision: {why}, and revisions are of models on the Hub; leave the field out")
 
 
-def check_same_tokenizer(store: Store, base: Reference, policy: Reference, what: str, cure: str) -> None:
-    """Raise UserError if data that ``base``'s tokenizer prepared would mean something else to ``policy``: ``what`` that is, and
-    what to do."""
-    ours, theirs = ({e.path: e.sha256 for e in store.manifest(one).files} for one in (base, policy))
-    if any(ours.get(name) != theirs.get(name) for name in ("tokenizer.json", "tokenizer.model")):
-        raise UserError(f"{what} ({policy.short}) has another tokenizer than the recipe's model ({base.short}): {cure}")
-
-
 def near_tags(store: Store, model: ModelConfig) -> str:
     """A hint at tags of the store that are spelled nearly as the model's name is; nothing where there are none."""
     near = difflib.get_close_matches(model.name or "", sorted(store.tags()), n=2)

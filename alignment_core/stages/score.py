@@ -182,7 +182,8 @@ CODE = (
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
     *below(
-        "alignment_core.models", "attention flex_trees four_bits handle loading microbatch packed prefix_tree saving"
+        "alignment_core.models",
+        "attention flex_trees four_bits handle loading microbatch packed prefix_tree same_tokenizer saving",
     ),
     *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
     "alignment_core.rollout.records",

@@ -37,7 +37,7 @@ from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
 from alignment_core.training.portable import Portable
-from alignment_core.training.ranks import sum_over_ranks, unanimous
+from alignment_core.training.ranks import from_rank_0, sum_over_ranks, unanimous
 
 Loss = Callable[[torch.Tensor, MicroBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor]]]
 """Output of the model and its micro-batch → the loss summed over it, and sums of metrics of which one is ``loss``."""
@@ -163,7 +163,8 @@ class Learner:
             )
         if training.router_aux_loss_coef:
             self.packed.balance_routers()
-        self._check_saves()
+        if problem := from_rank_0(self._why_not_saved(), device.torch_device):
+            raise UserError(problem)
         self.engine = self._engine()
         self.engine.train()  # a model is loaded in evaluation mode
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
@@ -315,16 +316,19 @@ class Learner:
             head = None if self.source.head == "lm" else "score"
             save_adapter(model, weights, self.training.lora, head, str(source.reference), adapter)
 
-    def _check_saves(self) -> None:
-        """Write the model without its weights, so that what cannot be saved is not trained first. Raises UserError."""
+    def _why_not_saved(self) -> str | None:
+        """A sentence if the model cannot be saved; found by writing it without its weights, on rank 0."""
+        if self.rank != 0:
+            return None
         with tempfile.TemporaryDirectory() as folder:
             try:
                 self._write({}, Path(folder, "model"), Path(folder, "adapter"))
             except (ValueError, TypeError, RuntimeError, KeyError) as error:
-                raise UserError(
+                return (
                     f"{self.source.model.reference.short} cannot be trained, because `transformers` does not save it: "
                     f"{' '.join(str(error).split())}"
-                ) from error
+                )
+        return None
 
     def adapter(self) -> dict[str, bytes]:
         """The adapter that it trains, as :func:`save_adapter` writes it, by file; nothing on other ranks than the first."""

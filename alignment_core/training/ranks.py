@@ -14,6 +14,14 @@ def agree(flag: bool, device: str) -> bool:
     return bool(answer.item())
 
 
+def from_rank_0(text: str | None, device: str) -> str | None:
+    """Rank 0's text, on every rank."""
+    texts = [text]
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.broadcast_object_list(texts, 0, device=torch.device(device))
+    return texts[0]
+
+
 def unanimous(flag: bool, device: str) -> bool:
     """Whether all ranks give the same answer."""
     counts = sum_over_ranks(torch.tensor([int(flag), 1], device=device))

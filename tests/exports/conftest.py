@@ -46,7 +46,7 @@ def export(base: Path, folder: Path, head: Head = "lm") -> Any:
 def learner(base: Path, model: Any, head: Head = "lm") -> Any:
     """As far as it saves a model of ``base``: without DeepSpeed, which has no part in that."""
     one: Any = Learner.__new__(Learner)
-    one.packed, one.source, one.steps = SimpleNamespace(model=model), ModelSource(handle(base), head), 0
+    one.packed, one.source, one.steps, one.rank = SimpleNamespace(model=model), ModelSource(handle(base), head), 0, 0
     one.training = TrainingConfig(learning_rate=1e-4, batch_size=8)
     return one
 

@@ -14,7 +14,7 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig, RlConfig
 from alignment_core.stages.rl.session import critic_of
 from tests.rewards.other_tokenizer import reward_model_with_another_tokenizer
-from tests.stages.rl_runs import prompts, section_of
+from tests.stages.rl_runs import section_of
 
 PPO = {"advantage": {"estimator": "gae"}, "critic": {}}
 
@@ -34,7 +34,7 @@ def start_of(section: dict[str, Any], **models: Path) -> tuple[str | None, list[
     )
     warnings: list[str] = []
     config = RlConfig.model_validate(section_of(1, {"reward_model": "ours"}, **section))
-    critic = critic_of(context, config, byte_tokenizer(), prompts().to_pylist(), warnings)
+    critic = critic_of(context, config, byte_tokenizer(), warnings)
     return critic.path.name if critic else None, warnings
 
 

@@ -53,8 +53,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end.stop_ids
     environments = _environments(context, section, tokenizer, chat_template)
     pretraining = _pretraining(context, section)
-    critic = critic_of(context, section, tokenizer, prompts, warnings)
-    reference, scratch = _reference(context, tokenizer, prompts), context.progress
+    critic = critic_of(context, section, tokenizer, warnings)
+    reference, scratch = _reference(context, tokenizer), context.progress
     job = RlJob(section, policy, critic, context.seed, pretraining, reference, scratch)
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
@@ -137,9 +137,7 @@ def _sampler(context: StageContext, section: RlConfig, sampling: Sampling, rewar
     )
 
 
-def critic_of(
-    context: StageContext, section: RlConfig, tokenizer: Any, prompts: list[dict[str, Any]], warnings: list[str]
-) -> Model | None:
+def critic_of(context: StageContext, section: RlConfig, tokenizer: Any, warnings: list[str]) -> Model | None:
     """Where the critic starts, if there is one: at the first reward model if it reads the policy's tokens, or else at the
     policy. ``warnings`` takes what people should know of it."""
     if section.critic is None:
@@ -148,7 +146,7 @@ def critic_of(
     if "critic" not in context.inputs:
         return policy
     model = context.model("critic")
-    if not has_another_tokenizer(model, tokenizer, prompts):
+    if not has_another_tokenizer(model, tokenizer):
         return model
     warnings.append(
         f"rl.critic: {model.reference.short} has another tokenizer than {policy.reference.short}, so the critic is "
@@ -157,12 +155,12 @@ def critic_of(
     return policy
 
 
-def _reference(context: StageContext, tokenizer: Any, prompts: list[dict[str, Any]]) -> Model | None:
+def _reference(context: StageContext, tokenizer: Any) -> Model | None:
     """The model that the KL is measured to, where it is not the start. Raises UserError for another tokenizer."""
     if "reference" not in context.inputs:
         return None
     model = context.model("reference")
-    if has_another_tokenizer(model, tokenizer, prompts):
+    if has_another_tokenizer(model, tokenizer):
         raise UserError(
             f"rl.kl.reference: {model.reference.short} has another tokenizer than the policy, whose tokens it could not read; "
             "give a model with the policy's tokenizer"
