@@ -36,7 +36,11 @@ class TeacherJob:
 
 
 class Teacher:
-    """Works on the rows of its rank alone."""
+    """Works on the rows of its rank alone.
+
+    Rows of its head beyond the tokenizer's tokens, which fill up a round number, are no candidates and have no probability: a
+    student need not have them.
+    """
 
     def __init__(self, job: TeacherJob, resources: ResourcesConfig, device: Device) -> None:
         self.token_budget, self.device = resources.max_tokens_per_microbatch, device
@@ -45,6 +49,9 @@ class Teacher:
             share = resources.attention == "auto"
             self.packed = load_frozen(job.model, "lm", dtype, device.torch_device, share)
         self.packed.top = job.top_k
+        tokens = max(job.model.tokenizer().get_vocab().values()) + 1
+        head = self.packed.model.get_output_embeddings()
+        head.register_forward_hook(lambda _module, _inputs, logits: logits[..., :tokens])
 
     def run(self, rows: Sequence[Row]) -> list[Said]:
         """For each row of one sequence the likeliest tokens of each target, the most likely first."""
