@@ -31,7 +31,12 @@ log = logging.getLogger(__name__)
 
 _LOCK, _MARK = "lock", ".snapshot"
 _CHECKPOINT, _COMPLETE = "step-", "complete.json"
-PLAIN = frozenset({".json", ".jsonl", ".log", ".npy", ".npz", ".parquet", ".safetensors", ".txt", ".md", ""})
+PLAIN = frozenset(
+    {
+        *(".json", ".jsonl", ".log", ".npy", ".npz", ".parquet", ".safetensors", ".txt", ".md", ""),
+        *(".jinja", ".model", ".tiktoken"),  # of the tokenizer of the best model so far
+    }
+)
 """Suffixes of files that nothing unpickles."""
 _LOOK_SECONDS = 1.0
 _THREADS = 8

@@ -1,0 +1,42 @@
+"""A data set artifact: ``datasets`` and pandas read it, and every kind of rows has the columns that it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pandas
+import pytest
+
+from alignment_core.data.build import build, write
+from alignment_core.data.pin import pin
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import DataConfig
+
+KINDS = {
+    "demonstrations": ({"prompt": "say {0}", "completion": "it is {0}"}, "input_ids"),
+    "preferences": ({"prompt": "say {0}", "chosen": "it is {0}", "rejected": "it is not {0}"}, "chosen_ids"),
+    "unpaired": ({"prompt": "say {0}", "completion": "it is {0}", "label": True}, "completion_ids"),
+    "prompts": ({"prompt": "say {0}", "label": "{0}"}, "prompt_ids"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_what_public_readers_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    row, column = KINDS[kind]
+    rows = [{name: one.format(n) if isinstance(one, str) else one for name, one in row.items()} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    data = DataConfig.model_validate({"sources": [str(tmp_path / "rows.jsonl")], "test_rows": 3})
+    built = build(data, [pin(one) for one in data.sources], byte_tokenizer(), kind, 0)
+    write(built, tmp_path / "data")
+    files = {split: str(tmp_path / "data" / f"{split}.parquet") for split in ("train", "test")}
+    public = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
+    for split, size in (("train", 9), ("test", 3)):
+        frame = pandas.read_parquet(files[split])
+        expected = [list(one[column]) for one in built.of(split)]
+        assert len(expected) == size
+        assert [list(one) for one in public[split][column]] == expected
+        assert [list(one) for one in frame[column]] == expected
+        assert set(public[split].column_names) == set(frame.columns) == set(built.kind.columns)
