@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 COUNTED_BY_VLLM = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types of rotary positions of which vLLM takes ``max_position_embeddings`` as it is."""
+NOT_SCALED_BY_VLLM = "dynamic"
+"""vLLM would take longer sequences, but its table of positions ends at ``max_position_embeddings``; it reads behind it."""
 KNOWN = ("default", "linear", "dynamic", "proportional", "mrope", *COUNTED_BY_VLLM)
 
 
@@ -46,13 +48,13 @@ def longest_trained(shape: dict[str, Any]) -> int | None:
 
 
 def longest_sampled(shape: dict[str, Any]) -> int | None:
-    """The longest sequence that vLLM takes of such a model: it multiplies ``max_position_embeddings`` by the factor of those
-    scalings only that do not already count in it."""
+    """The longest sequence that vLLM can sample with such a model: it multiplies ``max_position_embeddings`` by the factor of
+    those scalings only that do not already count in it."""
     most = shape.get("max_position_embeddings")
     factors = [
         rope.get("factor") or 1
         for rope in _scalings(shape)
-        if (rope.get("rope_type") or rope.get("type") or "default") not in COUNTED_BY_VLLM
+        if (rope.get("rope_type") or rope.get("type") or "default") not in (*COUNTED_BY_VLLM, NOT_SCALED_BY_VLLM)
     ]
     return most if most is None or "gemma3" in shape.get("model_type", "") else int(most * max(factors, default=1))
 

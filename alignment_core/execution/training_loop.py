@@ -38,7 +38,7 @@ TRAINS = (
     "alignment_core.spool",
     *below(
         "alignment_core.models",
-        "adapters attention flex_trees four_bits handle loading microbatch packed padding prefix_tree saving",
+        "adapters attention flex_trees four_bits handle loading microbatch packed padding prefix_tree rope saving",
     ),
     *below(
         "alignment_core.training",

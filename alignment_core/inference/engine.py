@@ -158,6 +158,7 @@ class Engine:
                 "resources.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out, so "
                 "that engines get merged weights"
             )
+        self._max_model_len = max_model_len
         self.policy = str(policy.reference)
         self.version = 0
         """Of the weights, as whoever sends them counts; each token says which it was sampled with."""
@@ -389,10 +390,12 @@ class Engine:
         import torch
 
         from alignment_core.losses.logprobs import token_logps
+        from alignment_core.models.rope import RopeLengths
 
         config = GenerationConfig(num_generations=1, max_completion_length=16)
         sampled = self.generate(self.policy, prompts, config, stop_ids, seed=0).each()
         reference = model.load("lm", torch.bfloat16 if model.bf16 else torch.float32).eval()
+        RopeLengths(reference, self._max_model_len)
         size = sum(parameter.nbytes for parameter in reference.parameters())
         if self._own_gpu and 2 * size < torch.cuda.mem_get_info()[0]:
             reference = reference.to("cuda")

@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from alignment_core.errors import UserError
 from alignment_core.losses.logprobs import candidate_logps, entropy, token_logps, top_logps
 from alignment_core.models.attention import keeps_apart, over_trees, use_trees
+from alignment_core.models.rope import RopeLengths, sequence_lengths
 
 if TYPE_CHECKING:
     from alignment_core.models.handle import Model
@@ -43,12 +44,14 @@ class PackedModel(nn.Module):
         share: bool = True,
         device: str = "cpu",
         dropout: bool = False,
+        context: int | None = None,
     ) -> None:
         """``with_entropy``, of a language model: the forward gives [2, K], log-probabilities and entropies in nats.
 
         With ``share`` sequences share their prefixes if the model can do with that and the ``device`` that it will compute
         on can. A model that cannot be given several sequences in a line is given each in a line of its own. With ``dropout``
-        the model's own dropout is on in training mode; that of LoRA adapters always is.
+        the model's own dropout is on in training mode; that of LoRA adapters always is. ``context``: see
+        :class:`~alignment_core.models.rope.RopeLengths`.
         """
         super().__init__()
         self.model = model
@@ -61,9 +64,14 @@ class PackedModel(nn.Module):
             for layer in _checkpointed_layers(model):
                 layer.register_forward_pre_hook(self._evaluates)
                 layer.register_forward_hook(self._trains, always_call=True)
-        self.shares = share and use_trees(model, head, device, dropout)
+        self.rope = RopeLengths(model, context)
+        one_length = not self.rope.needed or context is not None  # what sequences share has the same frequencies in all
+        self.shares = share and one_length and use_trees(model, head, device, dropout)
         """Whether micro-batches for it are to share prefixes."""
-        self.alone = not self.shares and not keeps_apart(model, head)
+        counts_chunks = getattr(
+            model.config.get_text_config(), "attention_chunk_size", None
+        )  # from where a line begins
+        self.alone = not self.shares and (bool(counts_chunks) or not keeps_apart(model, head))
         """Whether it has to be given each sequence in a line of its own."""
         if self.alone:
             log.info("the layers of a %s model carry a state: its sequences are not packed", model.config.model_type)
@@ -127,9 +135,13 @@ class PackedModel(nn.Module):
         candidates_KC: Tensor | None = None,
     ) -> Tensor:
         assert (nodes is not None) == self.shares, "the micro-batch was laid out for another model"
+        if self.rope.needed:
+            self.rope.lengths = self._lengths(position_ids)
         if self.alone:
             input_ids, position_ids, uses, place_N = _apart(input_ids, position_ids, uses)
             predict_K, last_S = place_N[predict_K], place_N[last_S]
+            if self.rope.needed:
+                self.rope.lengths = torch.where(uses > 0, uses.sum(1, keepdim=True), uses.shape[1])
         options: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if nodes is not None:
             options["nodes"] = nodes
@@ -158,6 +170,18 @@ class PackedModel(nn.Module):
             return torch.stack([logps_K, entropy(logits_KV)]) if self.with_entropy else logps_K
         places = last_S if self.head == "score" else predict_K  # a value is that of the state before the token
         return self.model.score(output.last_hidden_state.flatten(0, 1)[places])[:, 0]
+
+    def _lengths(self, position_ids: Tensor) -> Tensor:
+        """How many tokens the sequence of each token has. [L, W]"""
+        if not self.shares:
+            return sequence_lengths(position_ids)
+        longest = int(position_ids.max()) + 1
+        if longest > self.rope.context:
+            raise UserError(
+                f"a sequence of {longest} tokens is longer than any that is sampled ({self.rope.context}), and this model has "
+                "other rotary positions for longer sequences: set max_length of its rows, or resources.attention to `sdpa`"
+            )
+        return torch.ones_like(position_ids)
 
 
 def _linear_in_fp32(layer: nn.Linear, states: Tensor) -> Tensor:
@@ -197,6 +221,8 @@ def run_packed(module: Callable[..., Tensor], batch: MicroBatch, temperature: fl
     return module(batch.input_ids, batch.position_ids, *places, temperature, batch.nodes, batch.candidates_KC)
 
 
-def load_frozen(model: Model, head: Head, dtype: torch.dtype, device: str, share: bool) -> PackedModel:
+def load_frozen(
+    model: Model, head: Head, dtype: torch.dtype, device: str, share: bool, context: int | None = None
+) -> PackedModel:
     """The weights of ``model`` on a device, for forward passes alone."""
-    return PackedModel(model.load(head, dtype), head, share=share, device=device).to(device).eval()
+    return PackedModel(model.load(head, dtype), head, share=share, device=device, context=context).to(device).eval()

@@ -136,7 +136,7 @@ CODE = (
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines options weights"),
     "alignment_core.losses.logprobs",
-    *below("alignment_core.models", "adapters buckets four_bits handle loading saving"),
+    *below("alignment_core.models", "adapters buckets four_bits handle loading rope saving"),
     *below("alignment_core.rollout", "lengths records"),
     "alignment_core.memory",
 )

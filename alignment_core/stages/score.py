@@ -183,7 +183,7 @@ CODE = (
     "alignment_core.memory",
     *below(
         "alignment_core.models",
-        "attention flex_trees four_bits handle loading microbatch packed prefix_tree same_tokenizer saving",
+        "attention flex_trees four_bits handle loading microbatch packed prefix_tree rope same_tokenizer saving",
     ),
     *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
     "alignment_core.rollout.records",

@@ -116,7 +116,8 @@ CODE = (
     "alignment_core.losses.logprobs",
     "alignment_core.memory",
     *below(
-        "alignment_core.models", "attention flex_trees four_bits handle loading microbatch packed prefix_tree saving"
+        "alignment_core.models",
+        "attention flex_trees four_bits handle loading microbatch packed prefix_tree rope saving",
     ),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches teacher trainers worker"),

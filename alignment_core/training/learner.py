@@ -94,6 +94,8 @@ class ModelSource:
     with_entropy: bool = False
     dropout: bool = False
     """Whether the model's own dropout is on in training; that of LoRA adapters always is."""
+    context: int | None = None
+    """Tokens of the longest sequence that an engine samples with it, see :class:`~alignment_core.models.rope.RopeLengths`."""
 
 
 class Asked(dict[str, Any]):
@@ -155,7 +157,8 @@ class Learner:
             head = model.get_output_embeddings() if source.head == "lm" else model.score
             add_adapters(model, head, training.lora, source.adapter_seed, train_head=source.head != "lm")
         share = resources.attention == "auto"
-        self.packed = PackedModel(model, source.head, source.with_entropy, share, device.torch_device, source.dropout)
+        options = source.with_entropy, share, device.torch_device, source.dropout, source.context
+        self.packed = PackedModel(model, source.head, *options)
         if not unanimous(self.packed.shares, device.torch_device):
             raise EnvironmentFault(
                 "resources.attention: prefix trees can be computed on some of the trainers' devices and not on others; use "

@@ -61,6 +61,8 @@ class RlJob:
     """What the KL is measured to; None: the policy as it starts."""
     scratch: Path | None = None
     """Folder for rows of ``pretraining`` that are not in memory; None: where temporary files go."""
+    context: int | None = None
+    """Tokens of the longest sequence that the engines sample."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int, world: int) -> PolicyTrainer:
         """One rank of it."""
@@ -75,11 +77,11 @@ class PolicyTrainer:
         training = job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         adapters = derive_seed(job.seed, "adapters")
-        policy = ModelSource(job.policy, "lm", None, adapters, bonus)
+        policy = ModelSource(job.policy, "lm", None, adapters, bonus, context=job.context)
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:
-            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters)
+            source = ModelSource(job.critic, "value", derive_seed(job.seed, "head"), adapters, context=job.context)
             own = training.model_copy(update={"learning_rate": job.section.critic.learning_rate})
             self.learners["critic"] = Learner(source, own, resources, device, rank, world)
         self.sender = buckets.Sender(self.policy.packed.model, rank, self.policy.zero_stage)
@@ -97,7 +99,7 @@ class PolicyTrainer:
             dtype, share = torch.bfloat16 if training.bf16 else torch.float32, resources.attention == "auto"
             share = self.policy.packed.shares if job.reference is None else share
             start = job.reference or replace(job.policy, in_4bit=training.in_4bit)
-            self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share)
+            self.frozen = load_frozen(start, "lm", dtype, device.torch_device, share, job.context)
             self.reference = self.frozen
         every = job.section.kl.refresh_every
         self.moving = MovingReference(self.frozen, self.policy, every) if self.frozen and every else None

@@ -113,6 +113,7 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
             32768,
             32768,
         ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 65536, 32768),  # the end of vLLM's table
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32768, 32768),
         ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, None, 65536),
     ],

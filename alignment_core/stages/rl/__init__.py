@@ -78,8 +78,8 @@ CODE = (
     "alignment_core.spool",
     *below(
         "alignment_core.models",
-        "adapters attention buckets flex_trees four_bits handle loading microbatch packed padding prefix_tree same_tokenizer "
-        "saving",
+        "adapters attention buckets flex_trees four_bits handle loading microbatch packed padding prefix_tree rope",
+        "same_tokenizer saving",
     ),
     *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),

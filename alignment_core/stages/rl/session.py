@@ -55,10 +55,10 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     pretraining = _pretraining(context, section)
     critic = critic_of(context, section, tokenizer, warnings)
     reference, scratch = _reference(context, tokenizer), context.progress
-    job = RlJob(section, policy, critic, context.seed, pretraining, reference, scratch)
     longest = max(len(prompt["prompt_ids"]) for prompt in [*prompts, *(best.draws.prompts if best else ())])
     length = longest + section.generation.max_completion_length
     check_length(policy.path, longest, length)
+    job = RlJob(section, policy, critic, context.seed, pretraining, reference, scratch, length)
     request = EngineRequest(policy, length)
     drop_incomplete(context.progress)
     watch = Stopwatch()

@@ -1,0 +1,74 @@
+"""Rotary positions that depend on the length of a sequence: the engine and the trainer have the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from alignment_core.inference.engines import EngineRequest
+from alignment_core.models.handle import Model
+from alignment_core.models.loading import load_model
+from alignment_core.models.microbatch import Row, TokenSequence
+from alignment_core.models.packed import PackedModel, run_packed
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import GenerationConfig
+from alignment_core.training.batches import pack
+from tests.inference.test_engine_parity import POLICY, STOP, parity
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "eos_token_id": STOP,
+    "initializer_range": 0.3,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1 + number / 20 for number in range(16)],
+    "long_factor": [1 + number / 2 for number in range(16)],
+    "original_max_position_embeddings": 64,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+MODELS: dict[str, Any] = {
+    "longrope": transformers.Phi3Config(
+        **SHAPE, max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=LONGROPE
+    ),
+    "dynamic": transformers.LlamaConfig(**SHAPE, max_position_embeddings=128, rope_parameters=DYNAMIC),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "context"), [("longrope", 64), ("longrope", 128), ("dynamic", 128)])
+def test_the_trainer_computes_what_the_engine_sampled_from(
+    name: str, context: int, machines: Any, tmp_path: Path
+) -> None:
+    """Below and beyond the length that the model was first trained for (64 tokens of the first model, 128 of the second)."""
+    tokenizer = byte_tokenizer()
+    config = MODELS[name].__class__.from_dict({**MODELS[name].to_dict(), "vocab_size": len(tokenizer)})
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    prompts = [list(range(1, 40)), [5, 6, 7], list(range(60, 80))]
+    generation = GenerationConfig(num_generations=1, max_completion_length=context - 39)
+    with machines(1).engines(EngineRequest(Model(tmp_path / "model", POLICY["a"]), context)) as engine:
+        [(_, completions)] = engine.generate(str(POLICY["a"]), [(0, prompts, 0)], generation, STOP, 1)
+        assert parity(engine, {"a": tmp_path / "model"}, "a") < 1e-4
+    sampled = completions.each()
+    rows = [
+        Row(number, (TokenSequence.of_prompt_and_completion(prompt, one.token_ids),))
+        for number, (prompt, one) in enumerate(zip(prompts, sampled, strict=True))
+    ]
+    packed = PackedModel(load_model(str(tmp_path / "model"), "lm", torch.float32), "lm", context=context)
+    assert packed.shares
+    with torch.no_grad():
+        found = run_packed(packed, pack(rows))
+    np.testing.assert_allclose(found.numpy(), np.concatenate([one.logps for one in sampled]), atol=1e-4)
