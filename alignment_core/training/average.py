@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,13 @@ class WeightAverage:
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
         """Every weight of ``module`` by name, averaged and in its own type; on rank 0 alone, though all ranks take part."""
-        from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_get_full_fp32_param
-
         first, found = torch.distributed.get_rank() == 0, {}
-        own = whole_tensors(self.engine) if self.zero_stage == 0 else {}
+        full = full_fp32(self.engine, self.zero_stage)
         with self.in_place():
             for name, parameter in module.named_parameters():
                 frozen = not parameter.requires_grad  # the optimiser does not hold it
-                with GatheredParameters([parameter], enabled=frozen and self.zero_stage == 3):
-                    whole: Any = parameter
-                    if not frozen:
-                        whole = own[id(parameter)] if own else safe_get_full_fp32_param(parameter)
+                with whole_parameter(parameter, self.zero_stage if frozen else 0):
+                    whole = parameter if frozen else full(parameter)
                     if first:
                         found[name] = whole.detach().to(parameter.dtype, copy=True).cpu()
         kept = module.state_dict(keep_vars=True).keys()
@@ -96,3 +91,21 @@ def whole_tensors(engine: Any) -> dict[int, Tensor]:
     weights = stepped_tensors(engine, 0)
     groups = getattr(engine.optimizer, "fp16_groups", [weights])  # DeepSpeed's name, in bf16 too
     return {id(one): weight for one, weight in zip((p for group in groups for p in group), weights, strict=True)}
+
+
+def full_fp32(engine: Any, zero_stage: int) -> Callable[[nn.Parameter], Tensor]:
+    """Gives all of a parameter that trains, as the optimiser holds it: in fp32 whatever the model's type. Collective under
+    ZeRO."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    if zero_stage:
+        return lambda parameter: safe_get_full_fp32_param(parameter).detach()
+    own = whole_tensors(engine)
+    return lambda parameter: own[id(parameter)].detach()
+
+
+def whole_parameter(parameter: nn.Parameter, zero_stage: int) -> Any:
+    """Within this context a parameter is whole on every rank, in the model's type."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    return GatheredParameters([parameter], enabled=zero_stage == 3)

@@ -14,11 +14,15 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from alignment_core.errors import UserError
+from alignment_core.models.handle import Model
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.methods.dpo import Dpo
 from alignment_core.training.methods.dpo_beta import DynamicDpo
 from alignment_core.training.moving_reference import REFERENCE
+from alignment_core.training.portable import FIRST
+from tests.training.conftest import MODEL
 from tests.training.test_trainer_ranks import export, greatest_difference, open_job, train, trained
 
 pytestmark = pytest.mark.slow
@@ -60,6 +64,29 @@ def test_a_policy_that_is_its_own_reference_has_no_margin(make_job: Any, machine
         assert off > 1e-2, "of a reference that stays it goes away"
 
 
+@pytest.mark.parametrize(("world", "zero_stage"), [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)])
+def test_a_reference_in_bf16_goes_all_of_a_small_part_of_the_way(
+    world: int, zero_stage: int, make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    """The right way is the equation's in fp32, from the optimiser's master weights, which checkpoints for the store hold. A
+    number in bf16 has 8 digits of precision: 0.005 of the way to a policy that is near is rounded away."""
+    job = following(make_job(DPO, bf16=True), 0.005, 1)
+    start = {n: one.bfloat16().float() for n, one in load_file(job.model.path / "model.safetensors").items()}
+    expected = dict(start)
+    with machines(world).trainers() as group:
+        ranks = open_job(group, machines(world), job, tmp_path / "progress", zero_stage=zero_stage, progress="store")
+        for step in range(1, 7):
+            train(ranks, 1)
+            ranks.save_progress(tmp_path / "progress")
+            stored = load_file(tmp_path / "progress" / f"step-{step:08d}" / FIRST)
+            policy = {n.removeprefix("weights.model."): one for n, one in stored.items() if n.startswith("weights.")}
+            expected = {name: torch.lerp(one, policy[name], 0.005) for name, one in expected.items()}
+    found = load_file(tmp_path / "progress" / "step-00000006" / REFERENCE)
+    assert {one.dtype for one in found.values()} == {torch.float32}, "a resumed run goes on from what was mixed"
+    way, right = (torch.cat([(one[n] - start[n]).flatten() for n in sorted(found)]) for one in (found, expected))
+    assert float((way - right).norm() / right.norm()) < 1e-3
+
+
 @pytest.mark.parametrize("method", [DPO, CHANGING], ids=["dpo", "β of each batch"])
 def test_ranks_and_sharding_do_not_change_what_is_learnt(
     method: Any, make_job: Any, machines: Any, tmp_path: Path
@@ -71,6 +98,20 @@ def test_ranks_and_sharding_do_not_change_what_is_learnt(
         assert greatest_difference(one, both) < 1e-5
     still = trained(machines(1), following(make_job(method), 0.5, 100), tmp_path / "still")
     assert greatest_difference(one, still) > 1e-5, "or nothing would be tested"
+
+
+def test_a_reference_of_another_architecture_is_refused(
+    make_job: Any, machines: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    other = Model(tiny_model("qwen2"), MODEL)
+    job = replace(following(make_job(DPO), 0.5, 1), reference=other)
+    with (
+        machines(1).trainers() as group,
+        pytest.raises(
+            UserError, match=r"has another architecture \(.*: \d+, the policy's none\): give a model of the policy's"
+        ),
+    ):
+        open_job(group, machines(1), job, tmp_path / "progress")
 
 
 @pytest.mark.parametrize(("zero_stage", "bf16"), [(0, False), (2, True), (3, False)])
