@@ -39,7 +39,8 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     Raises EnvironmentFault where this machine cannot run the user's functions.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
-    if problems := [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo)]:
+    problems = [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
+    if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
     called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
@@ -95,6 +96,22 @@ def _without_score_head(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
                 where = "reward_model.model" if model.label == "reward-model" else f"{field}.reward_model"
                 name = config.model.name or "a model from scratch"
                 yield f"{where}: {name} is a language model without a score head, not a reward model"
+
+
+def _other_references(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
+    """References that are to take over the policy's weights, and have another architecture."""
+    for stage in todo:
+        config: Any = stage.config
+        if stage.stage != "rl" or config.section.kl.refresh_every is None or "reference" not in stage.inputs:
+            continue
+        for prompts in list(_prompts_of(stage))[:1]:
+            policy = _shape(plan.store, prompts.inputs["tokenizer"])
+            reference = _shape(plan.store, stage.inputs["reference"])
+            if (field := shapes.difference(policy, reference)) is not None:
+                yield (
+                    f"{stage.label}: with rl.kl.refresh_every the reference takes over the policy's weights, but the model of "
+                    f"rl.kl.reference has another {field}: give one of the policy's architecture, or leave refresh_every out"
+                )
 
 
 def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer]) -> Iterator[str]:

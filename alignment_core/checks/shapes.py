@@ -39,6 +39,26 @@ def model_shape(config: BaseModelConfig) -> dict[str, Any]:
         return {}
 
 
+WEIGHTS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+"""Fields of a ``config.json`` that decide which weights a model has."""
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """The first field by which two models have other weights for certain, if there is any."""
+    one, other = ({"model_type": shape.get("architecture"), **shape} for shape in (one, other))
+    known = (name for name in WEIGHTS if one.get(name) is not None and other.get(name) is not None)
+    return next((name for name in known if one[name] != other[name]), None)
+
+
 def without_score_head(config: BaseModelConfig) -> bool:
     """Whether it is a language model for certain, and no reward model; one of the Hub is not looked at."""
     if config.model.scratch is not None:

@@ -86,3 +86,24 @@ def test_a_round_that_may_not_come_to_the_longest_prompt_is_not_refused(store, r
     recipe["iterative_dpo"]["prompts_per_round"] = 101
     (problem,) = look(store, recipe).problems
     assert "round-1/generate: the longest prompt has 22 tokens or more" in problem
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_reference_that_takes_over_the_policy_s_weights_has_its_architecture(store, rows, tiny_model, architecture):
+    recipe = rl(rows, {"verifier": "math"}) | {"model": {"name": str(tiny_model(seed=2))}}
+    recipe["rl"]["kl"] = {"coefficient": 0.1, "reference": {"name": str(tiny_model(architecture, seed=1))}}
+    assert look(store, recipe).problems == [], "a reference that stays may be any model with the policy's tokens"
+    recipe["rl"]["kl"]["refresh_every"] = 2
+    sentence = (
+        "rl: with rl.kl.refresh_every the reference takes over the policy's weights, but the model of rl.kl.reference has "
+        "another model_type: give one of the policy's architecture, or leave refresh_every out"
+    )
+    assert look(store, recipe).problems == ([sentence] if architecture == "qwen2" else [])
+
+
+def test_shapes_of_models_from_scratch_and_from_folders_are_compared():
+    scratch = {"architecture": "llama", "hidden_size": 64, "num_key_value_heads": None}
+    folder = {"model_type": "llama", "hidden_size": 64, "num_key_value_heads": 1}
+    assert shapes.difference(scratch, folder) is None
+    assert shapes.difference(scratch, folder | {"hidden_size": 32}) == "hidden_size"
+    assert shapes.difference({}, folder) is None, "what cannot be read now is told by the stage"
