@@ -22,7 +22,7 @@ from alignment_core.migrating.command_line import OPENRLHF, CommandLine
 from alignment_core.migrating.rules import Command, Job, NoCounterpart, Words
 from alignment_core.recipes import parse_recipe, reference
 from alignment_core.recipes.load import value_of
-from alignment_core.recipes.paths import written
+from alignment_core.recipes.paths import with_numbers, written
 
 _SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token$|api_key|password|secret")
 """Flags whose words stay out of the recipe."""
@@ -234,7 +234,7 @@ def _typed(place: str, value: Any) -> Any:
         return value
     adapter: TypeAdapter[Any] = TypeAdapter(reference.field_at(place).annotation)  # type: ignore[arg-type]
     with suppress(ValidationError, yaml.YAMLError):
-        read = value_of(value)
+        read = with_numbers(value_of(value))
         adapter.validate_python(read)
         return read
     return value

@@ -11,6 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
+from alignment_core.recipes.numbers import number_of
+from alignment_core.recipes.paths import is_number
+
 TRUTH_FOR_NUMBER = "truth_for_number"
 REFUSES_UNUSED: ContextVar[bool] = ContextVar("refuses unused fields", default=False)
 """Whether fields that nothing reads are refused: of those who write a recipe, not of recipes that were kept."""
@@ -85,3 +88,16 @@ class Config(BaseModel):
             if isinstance(content.get(name), bool) and accepted & {int, float} and bool not in accepted:
                 raise PydanticCustomError(TRUTH_FOR_NUMBER, "a number is needed", {"field": name})
         return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_with_exponents(cls, content: Any) -> Any:
+        """Pydantic would refuse the text ``1e3`` for an integer."""
+        if not isinstance(content, dict):
+            return content
+        numbers = {}
+        for name, field in cls.model_fields.items():
+            accepted = {field.annotation, *typing.get_args(field.annotation)}
+            if is_number(content.get(name)) and accepted & {int, float} and str not in accepted:
+                numbers[name] = number_of(content[name])
+        return {**content, **numbers}

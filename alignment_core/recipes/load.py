@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from alignment_core.errors import UserError
-from alignment_core.recipes import methods
+from alignment_core.recipes import methods, yaml_values
 from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER, Config
 from alignment_core.recipes.paths import written
 from alignment_core.recipes.recipe import BaseRecipe
@@ -23,18 +23,6 @@ from alignment_core.recipes.sections.data import DataConfig, DataSource
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 """A file by which a process reads what it was handed open."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without surprises: of a field that occurs twice, the usual loader silently takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the field {key.value!r} occurs twice", problem_mark=key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
 
 
 def load_recipe(
@@ -56,7 +44,7 @@ def load_recipe(
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from None
     try:
-        content = yaml.load(text, _Loader)
+        content = yaml_values.load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         location = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
@@ -126,8 +114,8 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str], folder: P
             raise UserError(f"--set {override}: write it as path=value, such as sft.training.learning_rate=1e-4")
         try:
             value = value_of(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {override}: the value is not valid YAML; quote it") from None
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {override}: the value is not valid YAML{_twice(error)}; quote it") from None
         content = _with(content, path.strip().split("."), written(value, folder, folder), f"--set {override}")
     return content
 
@@ -166,26 +154,22 @@ def _values(sweeps: Iterable[str], folder: Path) -> dict[str, list[Any]]:
         if path in fields:
             raise UserError(f"--sweep {sweep}: {path} is given twice; name all its values at once")
         try:
-            values = yaml.safe_load(f"[{text}]")
-        except yaml.YAMLError:
-            raise UserError(f"--sweep {sweep}: the values are not valid YAML; quote them") from None
-        fields[path] = [written(_number(value), folder, folder) for value in values]
+            values = yaml_values.load(f"[{text}]")
+        except yaml.YAMLError as error:
+            raise UserError(f"--sweep {sweep}: the values are not valid YAML{_twice(error)}; quote them") from None
+        fields[path] = [written(value, folder, folder) for value in values]
     return fields
 
 
 def value_of(text: str) -> Any:
     """What somebody writes on a command line. Raises YAMLError."""
-    return _number(yaml.safe_load(text))
+    return yaml_values.load(text)
 
 
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads ``1e-4`` as text; people mean the number."""
-    if isinstance(value, str):
-        try:
-            return float(value) if "e" in value.lower() else value
-        except ValueError:
-            return value
-    return value
+def _twice(error: yaml.YAMLError) -> str:
+    """Which field occurs twice, if that is the error."""
+    problem = str(getattr(error, "problem", ""))
+    return f": {problem}" if problem.endswith("occurs twice") else ""
 
 
 def _causes(error: ValidationError) -> list[Any]:

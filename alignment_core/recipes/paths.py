@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from alignment_core.recipes.numbers import NumberText, number_of
+
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".arrow")
 TEXT_SUFFIX = ".txt"
 """Of a file that is one row, its text."""
@@ -40,10 +42,13 @@ class Written(str):
     """The working folder, where such paths once began."""
     decided: bool
     """Whether it was decided before what is a name, whatever lies in the folder by now."""
+    is_number: bool
+    """Whether it was a :class:`~alignment_core.recipes.numbers.NumberText`."""
 
     def __new__(cls, text: str, folder: Path, elsewhere: Path, decided: bool = False) -> Written:
         written = super().__new__(cls, text)
         written.folder, written.elsewhere, written.decided = folder, elsewhere, decided
+        written.is_number = is_number(text)
         return written
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -56,11 +61,21 @@ def written(content: Any, folder: Path, elsewhere: Path | None = None, decided: 
 
 
 def plain(content: Any) -> Any:
-    """The opposite of :func:`written`, for fields that hold anything and thus validate nothing."""
-    return each_text(content, str)
+    """The opposite of :func:`written`, for fields that hold anything and thus validate nothing: numbers are numbers."""
+    return each_text(content, lambda text: number_of(text) if is_number(text) else str(text))
 
 
-def each_text(content: Any, change: Callable[[str], str]) -> Any:
+def with_numbers(content: Any) -> Any:
+    """Plain data with every number in it as one; other texts stay what they are."""
+    return each_text(content, lambda text: number_of(text) if is_number(text) else text)
+
+
+def is_number(text: Any) -> bool:
+    """Whether a text of a recipe is a number with an exponent, not in quotes."""
+    return isinstance(text, NumberText) or (isinstance(text, Written) and text.is_number)
+
+
+def each_text(content: Any, change: Callable[[str], Any]) -> Any:
     """Plain data with every text in it (but for names of fields) changed."""
     if isinstance(content, dict):
         return {name: each_text(value, change) for name, value in content.items()}
@@ -176,3 +191,5 @@ FolderPath = Annotated[str, BeforeValidator(_folder)]
 """A folder that may still have to be made, or a URI."""
 Anything = Annotated[Any, BeforeValidator(plain)]
 """What somebody else's code takes."""
+Values = Annotated[Any, BeforeValidator(with_numbers)]
+"""What a field of another recipe takes."""

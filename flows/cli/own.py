@@ -50,6 +50,7 @@ def parameters_of(flow: Any, overrides: tuple[str, ...]) -> dict[str, Any]:
     from pydantic import BaseModel
 
     from alignment_core.recipes import apply_overrides
+    from alignment_core.recipes.paths import with_numbers
 
     known = inspect.signature(flow.fn).parameters
     asked = {one.partition("=")[0].partition(".")[0].strip() for one in overrides}
@@ -62,7 +63,8 @@ def parameters_of(flow: Any, overrides: tuple[str, ...]) -> dict[str, Any]:
         name: one.model_dump(mode="json", exclude_unset=True) if isinstance(one, BaseModel) else one
         for name, one in defaults.items()
     }
-    return apply_overrides(plain, overrides)
+    changed: dict[str, Any] = with_numbers(apply_overrides(plain, overrides))
+    return changed
 
 
 def checked(flow: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,13 @@ def test_a_reward_in_a_list_is_of_one_kind(content: dict[str, Any], taken: bool)
         assert adapter.dump_python(adapter.validate_python(kept), mode="json") == kept
 
 
-NOT_OF_RECIPES = ("_truth_is_no_number", "_rows_arrive_in_paths", "_without_trust", "_are_words")
+NOT_OF_RECIPES = (
+    "_truth_is_no_number",
+    "_numbers_with_exponents",
+    "_rows_arrive_in_paths",
+    "_without_trust",
+    "_are_words",
+)
 """Validators that take no other form of a recipe's section; the last one reads records of stages."""
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, GetJsonSchemaHandler, PrivateAttr, model_validator
 from alignment_core.errors import UserError
 from alignment_core.recipes.base import REFUSES_UNUSED
 from alignment_core.recipes.method import Method
+from alignment_core.recipes.paths import Values
 from alignment_core.recipes.recipe import KL_NEEDS, BaseRecipe
 
 ONE_FOR_ALL = {
@@ -45,7 +46,7 @@ class SweepRecipe(BaseRecipe):
     base: dict[str, Any]
     """The recipe that varies, with its own `method`. Fields that every recipe has, such as `model` and `evaluation`, may stand
     beside it instead."""
-    sweep: dict[str, tuple[Any, ...]] = Field(min_length=1)
+    sweep: dict[str, tuple[Values, ...]] = Field(min_length=1)
     """Fields of the recipe by their paths, such as `dpo.loss.beta`, with the values of each. Of several fields all
     combinations are tried."""
     rank_by: str = ""

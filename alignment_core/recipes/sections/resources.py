@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from alignment_core.recipes.base import Config
+from alignment_core.recipes.paths import Anything
 
 OURS_OF_DEEPSPEED = (
     *(
@@ -97,10 +98,10 @@ class ResourcesConfig(Config):
     `transformers`. Each check loads a second copy of the model: onto the GPU of one engine if it has room, otherwise into
     its CPU memory. `first` checks once, after the engine's first update; `always` after every update. Reinforcement
     learning needs no such check: it compares engines and trainers in every step (`mismatch`)."""
-    deepspeed: dict[str, Any] = Field({}, exclude_if=_given)
+    deepspeed: dict[str, Anything] = Field({}, exclude_if=_given)
     """Further options of DeepSpeed, as its configuration file has them, such as `{zero_optimization: {offload_param: {device:
     cpu}}}`. DeepSpeed checks them; they are part of the keys of stages that train."""
-    engine_options: dict[str, Any] = Field({}, exclude_if=_given)
+    engine_options: dict[str, Anything] = Field({}, exclude_if=_given)
     """Further arguments of `vllm.LLM` for all engines, such as `{max_num_batched_tokens: 8192}`. vLLM checks them; they are
     part of the keys of stages that sample."""
     progress_seconds: float = Field(60.0, gt=0)
