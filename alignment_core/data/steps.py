@@ -30,6 +30,12 @@ class StepLayout:
         """The steps of an answer, without the separators; none of them is blank."""
         return [step for step in answer.split(self.separator) if step.strip()]
 
+    def trimmed(self, step: str) -> str:
+        """A step without separators at its end, which data sets may have put there."""
+        while step.endswith(self.separator):
+            step = step.removesuffix(self.separator)
+        return step
+
     def ends(self, answer: str) -> list[int]:
         """For each step how many characters of the answer there are up to its end, the separator included."""
         found, place = [], 0
@@ -43,10 +49,13 @@ class StepLayout:
         """Token ids of the rendered ``prompt`` and of the steps behind it, each with its separator and placeholder, and the
         place among the latter at which each step is judged.
 
-        Raises ValueError for a step that contains the separator, and UserError for a placeholder that is not one token.
+        Raises ValueError for a step that contains the separator elsewhere than at its end, and UserError for a placeholder
+        that is not one token.
         """
         mark = [] if self.placeholder is None else [one_token(renderer, self.placeholder, "placeholder")]
-        for step in steps:
+        for step in map(self.trimmed, steps):
+            if not step.strip():
+                raise ValueError(f"a step is nothing but the separator {self.separator!r}")
             if self.separator in step:
                 raise ValueError(
                     f"a step contains the separator {self.separator!r}, at which answers are cut into steps: {step[:40]!r}"

@@ -13,7 +13,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig
 from tests.data.conftest import Build, Write
 
-ROW = {"prompt": "1+2+3?", "completions": ["1+2=3", "3+3=7"], "labels": [True, False]}
+ROW: dict[str, Any] = {"prompt": "1+2+3?", "completions": ["1+2=3", "3+3=7"], "labels": [True, False]}
 EOS = 257
 
 
@@ -33,6 +33,22 @@ def test_each_step_is_judged_at_its_last_token_or_at_a_placeholder(
     assert bytes(row["completion_ids"]).decode() == "1+2=3\n\n?3+3=7\n\n?"
     assert [chr(row["completion_ids"][place]) for place in row["step_ends"]] == ["?", "?"]
     assert row["prompt"] == "<user>1+2+3?<assistant>", "by the chat template"
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n"])
+def test_separators_at_the_end_of_a_step_are_taken_off(separator: str, plain_tokenizer: Any, jsonl: Write) -> None:
+    """The same row as one whose steps end without them, as each step is followed by the separator anyway."""
+    ends = [separator, 2 * separator]
+    steps = [step + end for step, end in zip(ROW["completions"], ends, strict=True)]
+    (row,) = with_layout(jsonl([{**ROW, "completions": steps}]), plain_tokenizer, separator=separator).train.to_pylist()
+    (same,) = with_layout(jsonl([ROW]), plain_tokenizer, separator=separator).train.to_pylist()
+    assert row == same
+
+
+def test_a_step_that_is_only_separators_is_refused(plain_tokenizer: Any, jsonl: Write) -> None:
+    path = jsonl([{**ROW, "completions": ["1+2=3", "##"]}])
+    with pytest.raises(DataError, match=r"train\.jsonl:1: a step is nothing but the separator '#'"):
+        with_layout(path, plain_tokenizer, separator="#")
 
 
 @pytest.mark.parametrize("label", [[1, 0], ["+", "-"], ["true", "False"], [1.0, 0.0]])

@@ -53,7 +53,7 @@ class Stepwise:
             "step_ends": places[:kept],
             "labels": self.labels[:kept],
             "prompt": prompt,
-            "completion": "".join(step + layout.separator for step in self.completions[:kept]),
+            "completion": "".join(layout.trimmed(step) + layout.separator for step in self.completions[:kept]),
         }
         if kept < len(places):
             columns[SHORTENED] = True
