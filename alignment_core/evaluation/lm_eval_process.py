@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from alignment_core.errors import UserError
 from alignment_core.evaluation.directions import STATED
 from alignment_core.recipes.sections.lm_eval import PREFIX
 
@@ -34,7 +37,7 @@ def main(asked: dict[str, Any]) -> None:
     known = {*asked["tasks"]} > {*files}  # to find all tasks of the library takes seconds
     results = lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=asked["batch_size"], device=device),
-        tasks=[_task_of(Path(one)) if one in files else one for one in asked["tasks"]],
+        tasks=[task_of(Path(one)) if one in files else one for one in asked["tasks"]],
         task_manager=TaskManager(include_path=folders or None, include_defaults=known),
         num_fewshot=asked["num_fewshot"],
         limit=asked["limit"],
@@ -84,13 +87,27 @@ def metrics_of(
     return found
 
 
-def _task_of(path: Path) -> str:
-    """The name of the task that a YAML file defines."""
-    for line in path.read_text().splitlines():
-        name, colon, value = line.partition(":")
-        if colon and name.strip() in ("task", "group") and value.strip():
-            return value.strip().strip("'\"")
-    raise SystemExit(f"{path} names no `task`")
+class _TaskLoader(yaml.SafeLoader):
+    """YAML with tags of lm-eval's, such as ``!function``, whose values do not matter here."""
+
+
+_TaskLoader.add_multi_constructor("!", lambda loader, tag, node: None)
+
+
+def task_of(path: Path) -> str:
+    """The name of the task or group that a YAML file of lm-eval's defines: `task`, or `group` where `task` lists its members.
+
+    Raises UserError for a file that names none.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _TaskLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: is not readable YAML: {' '.join(str(error).split())}") from None
+    if isinstance(content, dict):
+        for field in ("task", "group"):
+            if isinstance(content.get(field), str) and content[field].strip():
+                return str(content[field])
+    raise UserError(f"{path}: names no `task` of lm-eval")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
+from alignment_core.evaluation.lm_eval_process import task_of
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
@@ -53,6 +54,7 @@ def pin_tasks(section: LmEvalConfig) -> LmEvalStageConfig:
             raise UserError(
                 f"{FIELD}.tasks.{number}: {task}: no such file; give the YAML file of a task, or a task's name"
             )
+        task_of(Path(task))
         files[task] = digest_of_file(Path(task))
     return LmEvalStageConfig(**section.model_dump(), files=files)
 

@@ -84,7 +84,7 @@ NOT_OF_THE_STAGE = {
     "generate": {"deepspeed"},  # of code of models that training alone runs
     "reference_logps": {"deepspeed"},  # a group without training
     "judge_pairs": {"torch"},  # which counts devices for the server
-    "lm_eval": {"lm_eval"},  # the distribution is called lm-eval
+    "lm_eval": {"lm_eval", "yaml"},  # the distribution is called lm-eval; the name of a file's task alone
     "score": {"deepspeed", "math_verify", "reasoning_gym"},  # a group without training; what verifies is in the config
     "select_best": {"jinja2"},  # the columns of texts alone
     "teacher_logps": {"deepspeed", "jinja2"},  # the ranks that it may run on; the columns of texts alone

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alignment_core.errors import DataError, Stopped, UserError
-from alignment_core.evaluation.lm_eval_process import metrics_of
+from alignment_core.evaluation.lm_eval_process import metrics_of, task_of
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 from alignment_core.stages.lm_eval import pin_tasks, run
@@ -65,6 +65,38 @@ def context_of(model: Path, folder: Path) -> Any:
         stopping=stopping,
         report=report,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("task: mine  # my own task\ndataset_path: json\n", "mine"),
+        ("# task: other\n\"task\": 'mine'\n", "mine"),
+        ("dataset_path: json\ntask: >-\n  mine\n", "mine"),
+        ("group: mine\ntask: [arc_easy, gsm8k]\n", "mine"),
+        ("task:\n- task: inner\n- group: inner_group\n  task: [a]\ngroup: mine\n", "mine"),
+        ("group: tag_of_old\ntask: mine\nprocess_docs: !function utils.process\n", "mine"),
+        ("metadata: {task: inner}\ntask: mine\n", "mine"),
+    ],
+)
+def test_a_task_file_is_read_as_yaml(tmp_path: Path, text: str, name: str) -> None:
+    """The names are those that PyYAML gives for the field `task`, or `group` where `task` is a list, as lm-eval reads them."""
+    (tmp_path / "task.yaml").write_text(text)
+    assert task_of(tmp_path / "task.yaml") == name
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dataset_path: json\n", "names no `task`"),
+        ("task: [a]\n", "names no `task`"),
+        ("task: [a\n", "not readable YAML"),
+    ],
+)
+def test_a_task_file_without_a_name_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "task.yaml").write_text(text)
+    with pytest.raises(UserError, match=f"task.yaml: .*{says}"):
+        task_of(tmp_path / "task.yaml")
 
 
 def test_metrics_are_named_by_task_metric_and_filter() -> None:
