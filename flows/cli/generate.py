@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from alignment.flows.cli.run import print_outcome, run_recipe_here
-from alignment.flows.console import JsonOption, StoreOption, out, print_json, write_file
+from alignment.flows.console import JsonOption, StoreOption, err, out, print_json, write_file
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.errors import UserError
+
+NO_LIMIT = 1 << 30
+"""Tokens, of a model that does not say how many it takes."""
 
 
 def generate(
@@ -31,7 +35,7 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Answer prompts with a model. The same command goes on where an earlier one was ended, and gives the same answers."""
-    from alignment_core.recipes.load import apply_overrides, parse_recipe
+    from alignment_core.recipes.load import apply_overrides, parse_recipe, set_field
     from alignment_core.recipes.paths import written
 
     if output.is_dir() or (output.exists() and not overwrite):
@@ -58,16 +62,71 @@ def generate(
         here,
     )
     sets = [*overrides, *([f"store={store}"] if store else [])]
-    recipe = parse_recipe(apply_overrides(content, sets, here), origin="align generate", refuse_unused=True)
+    content = apply_overrides(content, sets, here)
+    recipe: Any = parse_recipe(content, origin="align generate", refuse_unused=True)
+    for field, tokens in limits_of(recipe).items():
+        content = set_field(content, f"generate.prompts.{field}", tokens, "align generate")
+    recipe = parse_recipe(content, origin="align generate", refuse_unused=True)
     outcome = run_recipe_here(recipe, None, None, as_json, tuple(overrides))
+    left_out = _left_out(outcome)
+    if left_out:
+        err.print(f"[yellow]{escape(left_out_sentence(left_out, recipe))}[/]")
     folder = open_store(outcome["store"]).fetch(Reference.parse(outcome["outputs"]["rollouts"]))
     rows = list(_rows(folder))
     write_file(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if as_json:
-        print_json({"event": "result", **outcome, "file": str(output), "rows": len(rows)})
+        print_json({"event": "result", **outcome, "file": str(output), "rows": len(rows), "prompts_left_out": left_out})
     else:
         print_outcome(outcome)
         out.print(f"{len(rows)} answers in {output}", markup=False)
+
+
+def limits_of(recipe: Any) -> dict[str, int]:
+    """The limits of the prompts where none is given: the model's context, and what the longest answer leaves of it."""
+    prompts, room = recipe.generate.prompts, recipe.generate.generation.max_completion_length
+    if prompts.model_fields_set & {"max_length", "max_prompt_length"}:
+        return {}
+    context = _context(recipe)
+    if context is None:
+        return {"max_length": NO_LIMIT}
+    return {"max_length": context, "max_prompt_length": max(1, context - room)}
+
+
+def _context(recipe: Any) -> int | None:
+    """The longest sequence that the model takes, as far as its config.json says."""
+    from alignment_core.checks.shapes import model_shape
+    from alignment_core.data.context import longest_sampled
+    from alignment_core.data.hub import commit_of
+    from alignment_core.recipes.paths import is_written_as_path
+    from alignment_core.stages.base_model import BaseModelConfig, in_store, near_tags
+
+    store, model = open_store(recipe.store), recipe.model
+    if known := in_store(store, model):
+        file = store.fetch(known) / "config.json"
+        return longest_sampled(json.loads(file.read_text())) if file.is_file() else None
+    hub = model.scratch is None and not is_written_as_path(str(model.name))
+    commit = commit_of(str(model.name), model.revision, "model", near_tags(store, model)) if hub else None
+    return longest_sampled(model_shape(BaseModelConfig(model=model, commit=commit)))
+
+
+def _left_out(outcome: dict[str, Any]) -> dict[str, int]:
+    """How many prompts have no answers, by reason."""
+    found = (stage["metrics"].get("dropped", {}) for stage in outcome["stages"] if stage["stage"] == "dataset")
+    return dict(next(found, {}))
+
+
+def left_out_sentence(left_out: dict[str, int], recipe: Any) -> str:
+    """What to say of prompts without answers."""
+    from alignment_core.data.limits import REASONS
+
+    count = sum(left_out.values())
+    why = "; ".join(f"{number} {REASONS[reason]} ({reason})" for reason, number in sorted(left_out.items()))
+    prompts = recipe.generate.prompts
+    limits = {"max_length": prompts.max_length, "max_prompt_length": prompts.max_prompt_length}
+    said = ", ".join(f"{name} is {tokens}" for name, tokens in limits.items() if tokens and tokens < NO_LIMIT)
+    return f"{count} prompt{'' if count == 1 else 's'} left out, without an answer: {why}" + (
+        f"; {said}" if said else ""
+    )
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from alignment.flows.cli.generate import NO_LIMIT, left_out_sentence, limits_of
 from alignment.flows.console import write_file
 from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.recipes import ModelConfig
 from alignment_core.recipes.load import parse_recipe
 from tests.align import Align, align_here
 
@@ -45,6 +47,48 @@ def test_prompts_are_answered_in_their_order_and_again_alike(align: Align, tmp_p
     ]
     assert {one["source"] for one in found} == {f"prompts.jsonl:{line}" for line in (1, 2, 3)}
     assert all(isinstance(one["completion"], str) and one["finish_reason"] in ("stop", "length") for one in found)
+
+
+@pytest.mark.slow
+def test_prompts_that_do_not_fit_into_the_model_are_said(align: Align, tmp_path: Path) -> None:
+    """The template puts 2 tokens around the bytes of a prompt: one of 1,500 fits into 2,048 tokens, one of 2,040 does not
+    leave 16 for an answer."""
+    rows = [{"prompt": letter * length} for letter, length in (("a", 3), ("b", 1500), ("c", 2040))]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = MODEL.replace("hidden_size: 64,", "hidden_size: 64, max_position_embeddings: 2048,", 1)
+    asked = ("generate", "replaced", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out.jsonl"))
+    outcome = align(tmp_path / "home", *asked, "--max-tokens", "16", "--set", f"model={model}")
+    assert (outcome["rows"], outcome["prompts_left_out"]) == (2, {"prompt_too_long": 1})
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [len(one["prompt"]) for one in found] == [3, 1500]
+
+
+def recipe(**prompts: Any) -> Any:
+    content: dict[str, Any] = {
+        "method": "generate",
+        "name": "a",
+        "model": {"scratch": {"max_position_embeddings": 2048}},
+        "generate": {"prompts": {"path": "p.jsonl", **prompts}, "generation": {"max_completion_length": 100}},
+    }
+    return parse_recipe(content)
+
+
+def test_prompts_may_fill_what_the_longest_answer_leaves_of_the_model(tmp_path: Path) -> None:
+    assert limits_of(recipe()) == {"max_length": 2048, "max_prompt_length": 1948}
+    assert limits_of(recipe(max_length=512)) == limits_of(recipe(max_prompt_length=512)) == {}
+    (tmp_path / "config.json").write_text("{}")
+    unknown = recipe().model_copy(update={"model": ModelConfig(name=str(tmp_path))})
+    assert limits_of(unknown) == {"max_length": NO_LIMIT}
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    assert limits_of(unknown) == {"max_length": 64, "max_prompt_length": 1}
+
+
+def test_prompts_without_answers_are_described() -> None:
+    said = left_out_sentence({"prompt_too_long": 2, "malformed": 1}, recipe(max_length=2048, max_prompt_length=1948))
+    assert said == (
+        "3 prompts left out, without an answer: 1 could not be read as an example (malformed); 2 have a prompt longer than "
+        "max_prompt_length (prompt_too_long); max_length is 2048, max_prompt_length is 1948"
+    )
 
 
 @pytest.mark.parametrize(
