@@ -23,7 +23,7 @@ from alignment_core.data.message_fields import MEDIA
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.row_order import as_stored
-from alignment_core.data.template import Renderer
+from alignment_core.data.template import TODAY, Renderer
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.sections.data import DataConfig, DataSource
 from alignment_core.spool import Spool
@@ -85,7 +85,8 @@ def build(
     """
     kind = kinds.load(kind_name)
     ledger = statistics.Ledger(pinned, config.max_bad_rows, kind)
-    limits = Limits(config, Renderer(tokenizer, config.chat_template), tokenizer.bos_token_id, settings or {})
+    renderer = Renderer(tokenizer, config.chat_template)
+    limits = Limits(config, renderer, tokenizer.bos_token_id, settings or {})
     rows, kept = Spool[dict[str, Any]](scratch), []
     for row, columns in kept_rows(pinned, limits, ledger, kind, seed, on_progress):
         rows.append(columns)
@@ -118,7 +119,12 @@ def build(
         kind,
         rows,
         numbers,
-        {"kind": kind_name, **ledger.summary(*per_source), "tokens": tokens},
+        {
+            "kind": kind_name,
+            **({"today": f"{TODAY:%Y-%m-%d}"} if renderer.asks_for_today else {}),
+            **ledger.summary(*per_source),
+            "tokens": tokens,
+        },
         frozenset(prompt for row in train for prompt in row.prompts),
         config.shuffle,
     )

@@ -123,6 +123,10 @@ def losses(summary: Mapping[str, Any], mixing: str, test_rows: int = 0) -> list[
     that is not read, and one where fewer than half of ``test_rows`` could be held out."""
     kind = kinds.load(summary["kind"])
     warnings, reasons = not_read(summary.get("unread", {})), {**REASONS, **kind.reasons}
+    if "today" in summary:
+        warnings.append(
+            f"the chat template asks for today's date (strftime_now): it gets {summary['today']}, whenever the data is built"
+        )
     if 2 * summary["rows"]["test"] < test_rows:
         warnings.append(
             f"test_rows: {_rows(summary['rows']['test'])} are held out, not {test_rows}: rows that share a {kind.together} go "

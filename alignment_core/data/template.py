@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 Ids = list[int]
 Tools = list[dict[str, Any]]
 """JSON schemas of functions."""
+TODAY = datetime(2024, 7, 26)
+"""What a chat template takes for today (`strftime_now`), so that equal recipes and rows give equal data on any day. It is the
+default date of Llama 3.1's template."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Renderer:
         # A template writes its own beginning of sequence; plain text gets the one that the tokenizer would add.
         bos = tokenizer.bos_token_id
         self.bos = [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else []
+        self.asks_for_today = "strftime_now" in str(self.template)
         self._eos_id: int = tokenizer.eos_token_id
         self._eos: str = tokenizer.eos_token
         self.fields = ShownFields(self._render)
@@ -295,6 +300,7 @@ class Renderer:
                     chat_template=self.template if isinstance(self.template, str) else None,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
+                    **({"strftime_now": TODAY.strftime} if self.asks_for_today else {}),
                 )
             )
         except (TemplateError, TypeError, KeyError, AttributeError, IndexError) as error:
