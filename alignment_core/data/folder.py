@@ -34,7 +34,11 @@ HELD_OUT = ".held-out.jsonl"
 _SEPARATOR = "[-._ 0-9]"
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*\..*")
 _SETTINGS = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-_PROSE = re.compile(r"(readme|licen[sc]e|notice|changelog|requirements)\b", re.IGNORECASE)
+_NO_ROWS = re.compile(
+    r"(readme|licen[sc]e|notice|changelog|requirements)\b|(.*_config|tokenizer|special_tokens_map|vocab|.*\.index)\.json$",
+    re.IGNORECASE,
+)
+"""Names of texts about a data set, and of a model's settings."""
 _OTHER_ROWS = (".tsv", ".xml", ".zip", ".tar", ".tgz", ".h5", ".hdf5", ".xlsx", ".lance", ".avro", ".orc")
 """Suffixes of other files that hold rows."""
 _TOGETHER = {".jsonl": ".json", ".ndjson": ".json"}
@@ -186,7 +190,7 @@ def _left_out(folder: Path, every: list[Path], used: set[Path]) -> list[str]:
         path.relative_to(folder).as_posix()
         for path in every
         if path not in used
-        and not _PROSE.match(path.name)
+        and not _NO_ROWS.match(path.name)
         and any(f"{suffix}." in f"{path.name.lower()}." for suffix in names)
     ]
 

@@ -93,7 +93,7 @@ LAYOUTS = {
     "compressed tables": ["a.csv.gz", "b.csv"],
     "suffixes in capitals": ["a.jsonl", "B.JSONL"],
     "hidden files": ["a.jsonl", ".b.jsonl", ".cache/c.jsonl", "__pycache__/d.jsonl"],
-    "settings": ["a.jsonl", "config.json"],
+    "settings": ["a.parquet", "b.parquet", "config.json", "model/tokenizer.json", "model/generation_config.json"],
 }
 NAMED = {
     "other words for splits": [],
@@ -220,10 +220,13 @@ def test_a_compressed_file_of_many_members_is_read_to_its_end(tmp_path: Path) ->
 
 
 def test_a_folder_without_rows_names_what_it_has_instead(tmp_path: Path) -> None:
-    for name in ("a.tsv", "b.zip", "README.txt", "script.py"):
+    for name in ("a.tsv", "b.zip", "README.md", "script.py", "model/tokenizer_config.json.bak"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "README.txt").unlink()
-    with pytest.raises(UserError, match=r"there is no \.jsonl, .* file in this folder, only a\.tsv, b\.zip$"):
+    with pytest.raises(
+        UserError,
+        match=r"there is no \.jsonl, .* file in this folder, only a\.tsv, b\.zip, model/tokenizer_config\.json\.bak$",
+    ):
         pinned(tmp_path)
 
 
