@@ -195,3 +195,23 @@ def test_the_split_to_measure_on_is_of_the_kind_that_is_trained(
 ) -> None:
     assert rows.split_to_train(splits) == train
     assert rows.split_to_test(splits, train) == test
+
+
+def test_conversations_that_begin_alike_are_held_out_together(tmp_path: Path) -> None:
+    """Eight conversations each begin with one of ten questions; no first answer of a held-out one is left to train on."""
+
+    def chat(number: int) -> dict[str, list[dict[str, str]]]:
+        turns = [
+            ("user", f"q{number % 10}"),
+            ("assistant", f"a{number % 10}"),
+            ("user", f"{number}"),
+            ("assistant", "b"),
+        ]
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    every = [chat(number) for number in range(80)]
+    path = jsonl(tmp_path / "rows.jsonl", every)
+    kept = rows.some_to_hold_out([{"path": str(path)}], kinds.load("demonstrations"), "messages", 8)
+    first = {row["messages"][0]["content"] for row in kept}
+    assert (len(kept), len(first)) == (16, 2)  # a fifth of the groups at most
+    assert not first & {row["messages"][0]["content"] for row in every if row not in kept}
