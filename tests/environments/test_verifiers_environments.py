@@ -30,6 +30,7 @@ ROLLOUT = "alignment_core.environments.verifiers_environments:rollout"
 TASKSETS = Path(__file__).parent / "tasksets"
 SUMS, AGAIN = "sums_taskset", "asked_again"
 TEMPLATE = (
+    "{% for tool in tools or [] %}({{ tool.function.name }}){% endfor %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )

@@ -451,3 +451,23 @@ def test_only_gpus_that_a_run_would_see_count(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine_visible([1, 2]) == left
+
+
+def test_a_field_of_messages_that_the_chat_template_does_not_show_is_said(started: Start, tmp_path: Path) -> None:
+    chats = [
+        [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": "yes", "votes": 1}]
+        for number in range(9)
+    ]
+    found = started(jsonl(tmp_path / "rows.jsonl", [{"messages": chat} for chat in chats]))
+    assert "9 assistant messages have `votes`, which the chat template does not show" in found.warnings
+    thoughts = [[chat[0], {**chat[1], "reasoning_content": "hm"}] for chat in chats]
+    found = started(jsonl(tmp_path / "rows.jsonl", [{"messages": chat} for chat in thoughts]))
+    assert any("rows were not measured" in warning for warning in found.warnings)
+
+
+def test_the_column_of_tools_is_that_of_the_prompts_to_measure_on_too(started: Start, tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    rows = [{"prompt": f"{number}?", "completion": "yes", "functions": tools} for number in range(40)]
+    found = started(jsonl(tmp_path / "rows.jsonl", rows), columns={"tools": "functions"})
+    assert found.recipe["sft"]["data"]["sources"][0]["columns"] == {"tools": "functions"}
+    assert found.recipe["evaluation"]["prompts"]["sources"][0]["columns"]["tools"] == "functions"
