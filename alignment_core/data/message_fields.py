@@ -5,6 +5,7 @@ What a template shows is found by rendering a conversation with and without it.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -109,7 +110,7 @@ class ShownFields:
         """How many messages have words, or a field of no known meaning, that the template does not show, by the sentence."""
 
     def fitted(self, messages: Messages, tools: Tools | None = None, whose: str = "the rows have") -> Messages:
-        """The conversation with thoughts under the name that the template reads.
+        """The conversation with thoughts under the name, and arguments of calls in the form, that the template reads.
 
         Raises ValueError that names thoughts, calls and words of an assistant that the template does not show, and UserError
         for a template that shows no tools. Other words and fields that it leaves out are counted in ``unread``.
@@ -132,6 +133,7 @@ class ShownFields:
         def differs(one: Message, other: Message) -> bool:
             return self._differs([*before, one], [*before, other], rest, tools)
 
+        message = self._with_readable_arguments(before, message, tools)
         message = _with_shown_thoughts(message, differs, where)
         for field in CALLS:
             if message.get(field) and not differs(message, _without_last(message, field)):
@@ -149,6 +151,20 @@ class ShownFields:
                 )
             self._shown.add(("assistant", *beside))
         return message
+
+    def _with_readable_arguments(self, before: Messages, message: Message, tools: Tools | None) -> Message:
+        """The turn with the arguments of its calls as JSON text where the template, as DeepSeek's, refuses objects."""
+        if not message.get("tool_calls") or self._renders([*before, message], tools):
+            return message
+        in_text = _with_arguments_in_text(message)
+        return in_text if self._renders([*before, in_text], tools) else message
+
+    def _renders(self, messages: Messages, tools: Tools | None) -> bool:
+        try:
+            self._render(messages, False, tools)
+        except ValueError:
+            return False
+        return True
 
     def _note_unread(self, messages: Messages, place: int, tools: Tools | None) -> None:
         """Count the fields of a message that the template shows at no place of the conversation."""
@@ -227,6 +243,18 @@ def _with_shown_thoughts(message: Message, differs: Callable[[Message, Message],
         f"`{next(iter(given))}` of {where} is not shown by the chat template: put the thoughts into `content` as the model "
         "writes them, or set `chat_template` to one that shows them"
     )
+
+
+def _with_arguments_in_text(message: Message) -> Message:
+    """The turn with the arguments of its calls as OpenAI writes them."""
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+            return message
+        written = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        calls.append({**call, "function": written} if "function" in call else written)
+    return {**message, "tool_calls": calls}
 
 
 def _without_last(message: Message, field: str) -> Message:

@@ -146,6 +146,16 @@ def test_a_second_call_or_words_beside_a_call_that_the_template_leaves_out_are_r
     assert '"name": "square"' in data.train["text"][0].as_py()
 
 
+def test_arguments_are_in_text_for_a_template_that_takes_no_objects(built: Build, jsonl: Write, tokenizer: Any) -> None:
+    """As DeepSeek-V3's, which joins them with `+`. The right text is what it makes of OpenAI's form, arguments as JSON text."""
+    template = CALLS.replace("{{ c.function | tojson }}", "{{ c.function.name + ' ' + c.function.arguments }}")
+    turn = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    data = built(jsonl([{"messages": [USER, turn]}]), "demonstrations", chat_template=template)
+    openai = {**turn, "tool_calls": [{"type": "function", "function": {"name": "square", "arguments": '{"x": 3}'}}]}
+    right = tokenizer.apply_chat_template([USER, openai], chat_template=template, tokenize=False)
+    assert data.train["text"][0].as_py() == right == '<user>2+2?<assistant>square {"x": 3}<eos>'
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -454,13 +454,11 @@ def test_only_gpus_that_a_run_would_see_count(
 
 
 def test_a_field_of_messages_that_the_chat_template_does_not_show_is_said(started: Start, tmp_path: Path) -> None:
-    chats = [
-        [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": "yes", "votes": 1}]
-        for number in range(9)
-    ]
+    turn = {"role": "assistant", "content": "yes"}
+    chats = [[{"role": "user", "content": f"{number}?"}, {**turn, "votes": 1}] for number in range(9)]
     found = started(jsonl(tmp_path / "rows.jsonl", [{"messages": chat} for chat in chats]))
     assert "9 assistant messages have `votes`, which the chat template does not show" in found.warnings
-    thoughts = [[chat[0], {**chat[1], "reasoning_content": "hm"}] for chat in chats]
+    thoughts = [[chat[0], {**turn, "reasoning_content": "hm"}] for chat in chats]
     found = started(jsonl(tmp_path / "rows.jsonl", [{"messages": chat} for chat in thoughts]))
     assert any("rows were not measured" in warning for warning in found.warnings)
 
