@@ -160,7 +160,8 @@ class DataConfig(Config):
     chat_template: str | None = None
     """Jinja chat template for these rows. Default: the tokenizer's own, or plain text if it has none."""
     assistant_turns: Literal["all", "last"] = Field("all", exclude_if=lambda turns: turns == "all")
-    """Which of the assistant's turns of a conversation are trained on: all of them, or the last alone."""
+    """Which of the assistant's turns of a conversation are trained on: all of them, or only the last. Turns with a weight of
+    0 (`weight`, `train`, `loss_mask`, …) are never trained on."""
     prompt_template: str | None = Field(None, exclude_if=lambda template: template is None)
     """How a prompt is written, or the first message of the user: `{prompt}` with further columns of the row, such as
     `{prompt} [quality={quality:.0f}]`. Default: the prompt alone. Rows are told apart by the prompt alone."""
