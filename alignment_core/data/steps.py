@@ -53,7 +53,8 @@ class StepLayout:
         that is not one token.
         """
         mark = [] if self.placeholder is None else [one_token(renderer, self.placeholder, "placeholder")]
-        for step in map(self.trimmed, steps):
+        steps = [self.trimmed(step) for step in steps]
+        for step in steps:
             if not step.strip():
                 raise ValueError(f"a step is nothing but the separator {self.separator!r}")
             if self.separator in step:
