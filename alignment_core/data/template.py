@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +59,11 @@ class Renderer:
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None, eos_token_ids: Sequence[int] = ()
     ) -> None:
         """``eos_token_ids`` are those of the model's generation_config.json, where what samples has to know when to stop."""
+        if not isinstance(tokenizer.added_tokens_decoder, dict):
+            raise UserError(
+                f"the tokenizer is a {type(tokenizer).__name__} of another library, which renders no chat template: put the "
+                "tokenizer.json and tokenizer_config.json of the model into its folder"
+            )
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token, so a model could not learn where to stop")
         self._tokenizer: Any = tokenizer
@@ -78,8 +82,7 @@ class Renderer:
         """Tokens that take the white space behind them in; it may be that of an answer."""
         if self.template:
             self._check_template()
-        render = partial(self._render, add_generation_prompt=False) if self.template else None
-        self.turn_end = turn_end(render, tokenizer, self._closing, eos_token_ids)
+        self.turn_end = turn_end(self._render if self.template else None, tokenizer, self._closing, eos_token_ids)
 
     def answered(
         self, prompt: str | Messages, answer: str | Messages, tools: Tools | None = None, closed: bool = True

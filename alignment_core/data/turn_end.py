@@ -36,6 +36,10 @@ class TurnEnd:
     """All that the template writes behind an answer: ``text`` and, for example, a newline, which no model writes."""
     stop_ids: tuple[int, ...]
     """Tokens at which sampling stops: ``token_id``, EOS and those of the model's generation_config.json, ascending."""
+    space_before: str = ""
+    """White space that the template writes between the generation prompt and an answer, as Llama 2's does."""
+    space_behind: str = ""
+    """The same between an answer and the token that ends its turn."""
 
 
 class ClosingTokens:
@@ -71,34 +75,40 @@ def _any_of(tokens: Iterable[str]) -> str:
 
 
 def turn_end(
-    render: Callable[[Messages], str] | None, tokenizer: Any, closing: ClosingTokens, eos_token_ids: Iterable[int]
+    render: Callable[[Messages, bool], str] | None, tokenizer: Any, closing: ClosingTokens, eos_token_ids: Iterable[int]
 ) -> TurnEnd:
-    """How turns end that ``render`` renders (a conversation without generation prompt; None: no template).
+    """How turns end that ``render`` renders (a conversation, with or without a generation prompt; None: no template).
 
     ``eos_token_ids`` are those of the model's generation_config.json.
     """
-    tail, middle = _tails(render) if render else ("", "")
+    lead, tail, middle = _around_answer(render) if render else ("", "", "")
     runs = closing.runs(tail)
     # Where a conversation ends, some templates write another token (gpt-oss), and some one more (Phi-4-mini).
     text = next((run for run in reversed(runs) if middle.startswith(run)), runs[-1] if runs else "")
     token = max((token for token in closing.ids if text.endswith(token)), key=len, default=tokenizer.eos_token)
     token_id: int = closing.ids.get(token, tokenizer.eos_token_id)
-    return TurnEnd(token_id, text, tail, tuple(sorted({token_id, tokenizer.eos_token_id, *eos_token_ids})))
+    stop_ids = tuple(sorted({token_id, tokenizer.eos_token_id, *eos_token_ids}))
+    return TurnEnd(token_id, text, tail, stop_ids, _space(lead), _space(text[: len(text) - len(text.lstrip())]))
 
 
-def _tails(render: Callable[[Messages], str]) -> tuple[str, str]:
-    """All that a template writes behind an answer at the end of a conversation, and before another message; each is empty where
-    the template renders no such conversation."""
+def _space(text: str) -> str:
+    return text if text.isspace() else ""
 
-    def behind(*messages: dict[str, Any]) -> str:
-        for before in _BEFORE:
+
+def _around_answer(render: Callable[[Messages, bool], str]) -> tuple[str, str, str]:
+    """Text of the template between generation prompt and answer, behind an answer at the end of a conversation, and behind one
+    that another message follows; each is empty where the template renders no such conversation."""
+
+    def around(*messages: dict[str, Any]) -> tuple[str, str]:
+        for question in _BEFORE:
             with suppress(ValueError):
-                _, found, text = render([*before, *assistant(ANSWER), *messages]).partition(ANSWER)
+                prompt = render(question, True)
+                before, found, behind = render([*question, *assistant(ANSWER), *messages], False).partition(ANSWER)
                 if found:
-                    return text
-        return ""
+                    return before.removeprefix(prompt) if before.startswith(prompt) else "", behind
+        return "", ""
 
-    return behind(), behind(*user(QUESTION))
+    return *around(), around(*user(QUESTION))[1]
 
 
 def keep_chat_template(chat_template: str, prompts: Path) -> None:

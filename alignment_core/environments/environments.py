@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.environments.calls import AGENT, FIELD, options_content
 from alignment_core.environments.episode import NO_ROOM, Episode
@@ -18,7 +19,6 @@ from alignment_core.environments.tool_calls import TAGS, answers, parse
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.failures import failure_of
-from alignment_core.rewards.texts import SpecialTokenText
 from alignment_core.rewards.verify import Verifier
 from alignment_core.source_code import PACKAGE
 from alignment_core.user_code.counted import COUNTED
@@ -78,11 +78,11 @@ class Environments:
     ) -> None:
         """``chat_template`` is the prompts' own, if they have one. An answer has ``timeout`` seconds."""
         self.config = config
-        self._tokenizer, self._renderer = tokenizer, Renderer(tokenizer, chat_template)
+        self._renderer = Renderer(tokenizer, chat_template)
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which an environment is not shown unless its configuration says so."""
-        self._special_token_text = SpecialTokenText(tokenizer)
+        self._decode = CompletionText(tokenizer, self._renderer.turn_end, skip_special_tokens=False)
         self._processes = [FunctionProcess(ACT, timeout, FIELD) for _ in range(processes)]
         self._timeout, self._files = timeout, COUNTED.get({})  # verifiers are made by threads, which have no context
         self._verifiers: dict[tuple[int, str], Verifier] = {}
@@ -138,8 +138,11 @@ class Environments:
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
-        text = self._text(turn) if config.skip_special_tokens else self._special_token_text(turn, episode.finish_reason)
-        return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
+        return [
+            "step",
+            episode.name,
+            {"text": self._text(episode), "finish_reason": episode.finish_reason, "usage": counts},
+        ]
 
     def _answered(self, episode: Episode, answer: Any) -> None:
         """Put an answer into its episode."""
@@ -212,15 +215,18 @@ class Environments:
             return []
         return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation, episode))
 
-    def _text(self, turn: list[int]) -> str:
-        """A turn as its environment reads it."""
-        return str(self._tokenizer.decode([one for one in turn if one not in self._hidden]))
+    def _text(self, episode: Episode) -> str:
+        """The policy's last turn as its environment reads it."""
+        turn = episode.ids[episode.turn_start :].tolist()
+        if self.config.skip_special_tokens:
+            turn = [*(token for token in turn[:-1] if token not in self._hidden), *turn[-1:]]
+        return self._decode(turn, episode.finish_reason)
 
     def _messages(self, texts: str | list[str], episode: Episode) -> list[dict[str, Any]]:
         """Answers to the policy's last turn; those of tools say which of its calls they answer."""
         texts = [texts] if isinstance(texts, str) else texts
         if self.config.role == "tool":
-            _, calls = parse(self._text(episode.ids[episode.turn_start :].tolist()))
+            _, calls = parse(self._text(episode))
             return answers(texts, calls, episode.turns)
         return [{"role": self.config.role, "content": one} for one in texts]
 

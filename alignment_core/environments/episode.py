@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from alignment_core.data.completion_text import CompletionText
     from alignment_core.inference.engine import Completion
     from alignment_core.rewards.failures import Failed
 
@@ -105,7 +106,7 @@ class Episode:
         plan = (self.draw, self.sample, self.number, self.prompt, self.most_tokens, self.purpose)
         vars(self).update(vars(Episode(*plan, restarts=self.restarts + 1)))
 
-    def row(self, tokenizer: Any, policy: str) -> dict[str, Any]:
+    def row(self, text: CompletionText, policy: str) -> dict[str, Any]:
         """As a row of :func:`~alignment_core.rollout.experience.step_schema`, before any reward."""
         prompt, version = self.prompt, int(self.versions.max(initial=0))
         return {
@@ -120,7 +121,7 @@ class Episode:
             "finish_reason": self.finish_reason,
             "tokens_left": self.tokens_left,
             "prompt_text": prompt["prompt"],
-            "completion_text": tokenizer.decode(self.policy_tokens, skip_special_tokens=True),
+            "completion_text": text(self.ids.tolist(), self.finish_reason, self.mask.tolist()),
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_json
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.models.saving import read_json, write_json
 
 
 def set_padding(directory: Path, trust_remote_code: bool = False) -> None:
@@ -18,7 +20,8 @@ def set_padding(directory: Path, trust_remote_code: bool = False) -> None:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    pad = _padding_token(tokenizer, _ending_ids(tokenizer, directory))
+    ends = Renderer(tokenizer, eos_token_ids=eos_token_ids(directory)).turn_end.stop_ids
+    pad = _padding_token(tokenizer, set(ends))
     config = read_json(directory / "config.json")
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
@@ -28,20 +31,6 @@ def set_padding(directory: Path, trust_remote_code: bool = False) -> None:
         for file in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
             if file.is_file():
                 write_json(file, read_json(file) | {"pad_token": pad})
-
-
-def _ending_ids(tokenizer: Any, directory: Path) -> set[int]:
-    """Tokens that a sequence may end with: EOS, those that end generation, and the last special token of a rendered answer."""
-    ends = {tokenizer.eos_token_id}
-    if (file := directory / GENERATION_CONFIG).is_file():
-        eos = read_json(file).get("eos_token_id")
-        ends |= set(eos if isinstance(eos, list) else [eos])
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    try:
-        ids = tokenizer.apply_chat_template(turns, return_dict=False)
-    except Exception:  # no template, or one that refuses such a conversation
-        return ends
-    return ends | set([number for number in ids if number in _special_tokens(tokenizer)][-1:])
 
 
 def _special_tokens(tokenizer: Any) -> dict[int, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from alignment_core.data.context import context_length
 from alignment_core.data.messages import as_given, assistant, tools_of
 from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import TurnEnd, eos_token_ids
 from alignment_core.errors import UserError
 from alignment_core.evaluation.files import SPREAD
 from alignment_core.models.handle import Model
@@ -32,10 +33,13 @@ class Judge:
         close: Callable[[], None] = lambda: None,
         text: InText | None = None,
         spread: tuple[float, float] = (0.0, 1.0),
+        turn_end: TurnEnd | None = None,
     ) -> None:
         """``close`` ends its actors; ``text`` is there for a model with another tokenizer than the policy's; ``spread`` is what
-        is subtracted from scores, and what they are then divided by."""
+        is subtracted from scores, and what they are then divided by; ``turn_end`` is how answers end that the model was trained
+        on."""
         self._scores, self.close, self._text, self._spread = scores, close, text, spread
+        self._turn_end = turn_end
 
     @classmethod
     def open(cls, opening: Opening, normalised: bool = False) -> Judge:
@@ -53,10 +57,12 @@ class Judge:
         spread = spread_of(opening.model, opening.field) if normalised else (0.0, 1.0)
         held = ExitStack()
         scores = held.enter_context(opening.scores(opening.model, f"reward-{opening.field.rpartition('.')[2]}"))
-        return cls(scores, held.close, text, spread)
+        model = opening.model
+        turn_end = Renderer(model.tokenizer(), eos_token_ids=eos_token_ids(model.path)).turn_end
+        return cls(scores, held.close, text, spread, turn_end)
 
     def __call__(self, rows: Rows) -> Answers:
-        read: Sequence[Pair | Failed] = self._text.pairs(rows) if self._text else pairs_of(rows)
+        read: Sequence[Pair | Failed] = self._text.pairs(rows) if self._text else self._pairs(rows)
         pairs, places = distinct([pair for pair in read if not isinstance(pair, Failed)])
         scores = self._scores(pairs) if pairs else ()
         place = iter(places)
@@ -65,6 +71,18 @@ class Judge:
             (number, pair if isinstance(pair, Failed) else (float(scores[next(place)]) - mean) / deviation)
             for number, pair in enumerate(read)
         )
+
+    def _pairs(self, rows: Rows) -> list[Pair]:
+        """The policy's tokens, in which a turn that any stop token ended ends as the model knows it."""
+        if self._turn_end is None:
+            return pairs_of(rows)
+        end, stop_ids = self._turn_end.token_id, self._turn_end.stop_ids
+        return [
+            (prompt, [*answer[:-1], end])
+            if row["finish_reason"] == "stop" and len(answer) and int(answer[-1]) in stop_ids
+            else (prompt, answer)
+            for row, (prompt, answer) in zip(rows, pairs_of(rows), strict=True)
+        ]
 
 
 def spread_of(model: Model, field: str) -> tuple[float, float]:

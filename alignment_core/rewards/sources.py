@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
 
+from alignment_core.data.completion_text import CompletionText, with_special_tokens
 from alignment_core.errors import Stopped
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
 from alignment_core.rewards.failures import Account
-from alignment_core.rewards.texts import SpecialTokenText, with_special_tokens
 from alignment_core.user_code.failed import Failed
 
 
@@ -44,9 +44,9 @@ class RewardSources:
             Account(kind.who(reward), reward.max_failed, f"{one.field}.max_failed", step)
             for kind, reward, one in zip(self._kinds, rewards, self._openings, strict=True)
         ]
-        self._texts: SpecialTokenText | None = None
+        self._texts: CompletionText | None = None
         if not all(reward.skip_special_tokens for reward in rewards):
-            self._texts = SpecialTokenText(opening.tokenizer)
+            self._texts = CompletionText(opening.tokenizer, skip_special_tokens=False)
         self._sources: dict[int, Source] = {}
         self._open = ExitStack()
         try:

@@ -13,6 +13,7 @@ from alignment_core.files import write_whole
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from alignment_core.data.completion_text import CompletionText
     from alignment_core.inference.engine import Completion
 
 SCORES = "scores.parquet"
@@ -68,7 +69,7 @@ def score_schema() -> pa.Schema:
 
 
 def shard_rows(
-    prompts: list[dict[str, Any]], first: int, completions: Sequence[Completion], tokenizer: Any, policy: str
+    prompts: list[dict[str, Any]], first: int, completions: Sequence[Completion], text: CompletionText, policy: str
 ) -> list[dict[str, Any]]:
     """Rows of one shard, as many for each prompt; ``first`` is the number of its first prompt."""
     size = len(completions) // len(prompts)
@@ -82,7 +83,7 @@ def shard_rows(
             "logps": one.logps,
             "finish_reason": one.finish_reason,
             "prompt_text": prompt["prompt"],
-            "completion_text": tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True),
+            "completion_text": text(one.token_ids.tolist(), one.finish_reason),
             "label": prompt["label"],
             "task": prompt["task"],
             "messages": prompt.get("messages"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode, version_of
 from alignment_core.errors import Stopped
@@ -22,7 +22,7 @@ class Sampling:
     engines: Engines
     environments: Environments | None
     draws: Draws
-    tokenizer: Any
+    text: CompletionText
     stop_ids: tuple[int, ...]
     """Tokens that end a turn of the policy."""
     policy: str
@@ -66,4 +66,4 @@ class Sampling:
 
     def rows(self, episodes: Sequence[Episode]) -> Samples:
         """Episodes that are over as rows without a reward."""
-        return [episode.row(self.tokenizer, self.policy) for episode in episodes]
+        return [episode.row(self.text, self.policy) for episode in episodes]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids
 from alignment_core.errors import DataError, NumericError
@@ -53,7 +54,8 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
     model = context.model("policy")
     tokenizer = model.tokenizer()
     chat_template = chat_template_of(context.inputs["prompts"])
-    stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(model.path)).turn_end.stop_ids
+    turn_end = Renderer(tokenizer, chat_template, eos_token_ids(model.path)).turn_end
+    stop_ids, text = turn_end.stop_ids, CompletionText(tokenizer, turn_end)
     policy = model.reference
     generation = config.generation
     longest = max(len(prompt["prompt_ids"]) for shard in shards for prompt in shard)
@@ -71,9 +73,7 @@ def _sample(context: StageContext, config: GenerateConfig, shards: list[Any], mi
         started, tokens, done = time.monotonic(), 0, len(shards) - len(missing)
         context.report(done, len(shards), "shards")
         for number, completions in sampled:
-            rows = shard_rows(
-                shards[number], number * generation.shard_size, completions.each(), tokenizer, str(policy)
-            )
+            rows = shard_rows(shards[number], number * generation.shard_size, completions.each(), text, str(policy))
             write_table(rows, rollout_schema(), _shard(context.progress, number))
             tokens += sum(len(row["completion_ids"]) for row in rows)
             done += 1
@@ -132,7 +132,7 @@ def _shard(directory: Path, number: int) -> Path:
 SHOWS = {"completions": "completions"}
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "context message_fields messages template turn_end"),
+    *below("alignment_core.data", "completion_text context message_fields messages template turn_end"),
     "alignment_core.files",
     *below("alignment_core.inference", "engine engines options weights"),
     "alignment_core.losses.logprobs",

@@ -21,6 +21,7 @@ from alignment_core.models.saving import (
     save_checkpoint,
     write_chat_template,
 )
+from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes.paths import BEGINS, is_written_as_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -107,7 +108,9 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
         _tie_again(merged)
     save_checkpoint(merged, source.path, context.output, trust_remote_code=source.trust_remote_code)
     _adopt_tokenizer(config, folder, context.output, source.trust_remote_code)
-    if not is_lm:
+    if is_lm:
+        stop_at_turn_end(context.output, source.trust_remote_code)
+    else:
         set_padding(context.output, source.trust_remote_code)
     return {"parameters": sum(one.numel() for one in merged.parameters())}
 
@@ -115,7 +118,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
 def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, trust_remote_code: bool) -> None:
     """Put the tokenizer and chat templates of the adapter in ``folder``, as far as it has them, in place of the base model's.
 
-    Generation then also stops at this tokenizer's EOS. Raises UserError if the model lacks rows for its tokens.
+    Raises UserError if the model lacks rows for its tokens.
     """
     import transformers
 
@@ -136,20 +139,6 @@ def _adopt_tokenizer(config: MergeAdapterConfig, folder: Path, output: Path, tru
             f"model.adapter: the tokenizer of {config.adapter} has {tokens} tokens, but the merged model has embeddings for "
             f"{rows}: save the adapter with its embeddings (`save_embedding_layers=True`)"
         )
-    for name in ("config.json", *([] if (folder / GENERATION_CONFIG).is_file() else [GENERATION_CONFIG])):
-        _stop_at(output / name, tokenizer.eos_token_id)
-
-
-def _stop_at(file: Path, eos: int | None) -> None:
-    """Add ``eos`` to the tokens that end generation, by a config or generation config."""
-    if eos is None or not file.is_file():
-        return
-    content = json.loads(file.read_text())
-    ids = content.get("eos_token_id")
-    known = ids if isinstance(ids, list) else [ids]
-    if eos not in known:
-        content["eos_token_id"] = eos if known == [None] else [eos, *known]
-        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _fit_embeddings(model: Any, tensors: dict[str, Any]) -> None:
@@ -232,6 +221,6 @@ STAGE = Stage(
     MergeAdapterConfig,
     run,
     SHOWS,
-    code=below("alignment_core.models", "adapters four_bits padding saving"),
+    code=below("alignment_core.models", "adapters four_bits padding saving stop_tokens"),
     packages=("peft", "torch", "transformers"),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from alignment_core.data.completion_text import CompletionText, with_special_tokens
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.forward_passes import ForwardPasses
@@ -18,7 +19,6 @@ from alignment_core.rewards.base import Opening
 from alignment_core.rewards.failures import extras, numbers, reasons
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, pairs_of
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rewards.texts import SpecialTokenText, with_special_tokens
 from alignment_core.rewards.totals import RunningMean, total_rewards
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
@@ -82,7 +82,8 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
         resources, most = context.resources, config.max_failed_rewards
         shown = rollouts
         if not config.skip_special_tokens:
-            shown = with_special_tokens(rollouts, SpecialTokenText(context.model("tokenizer").tokenizer()))
+            tokenizer = context.model("tokenizer").tokenizer()
+            shown = with_special_tokens(rollouts, CompletionText(tokenizer, skip_special_tokens=False))
         columns["verifier"] = verify(
             config.verifier,
             shown,
@@ -177,6 +178,7 @@ def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], 
 SHOWS = {"mean_verifier": "verifier", "mean_reward": "reward"}
 CODE = (
     "alignment_core.columns",
+    "alignment_core.data.completion_text",
     "alignment_core.execution.forward_passes",
     "alignment_core.files",
     "alignment_core.losses.logprobs",
@@ -185,7 +187,7 @@ CODE = (
         "alignment_core.models",
         "attention flex_trees four_bits handle loading microbatch packed prefix_tree rope same_tokenizer saving",
     ),
-    *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
+    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     "alignment_core.rollout.records",
     *below("alignment_core.training", "batches forward forward_ranks trainers worker"),
     *below("alignment_core.user_code", "conventions failed functions pool process"),

@@ -32,6 +32,7 @@ from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.models.packed import PackedModel, run_packed
 from alignment_core.models.padding import set_padding
 from alignment_core.models.saving import save_checkpoint
+from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
@@ -313,7 +314,9 @@ class Learner:
         size = sum({tensor.data_ptr(): tensor.nbytes for tensor in state.values()}.values())  # tied ones once
         check_room(directory.parent, size, f"the model of step {self.steps}")
         save_checkpoint(model, source.path, directory, state, source.trust_remote_code)
-        if self.source.head != "lm":
+        if self.source.head == "lm":
+            stop_at_turn_end(directory, source.trust_remote_code)
+        else:
             set_padding(directory, source.trust_remote_code)
         if adapter and self.training.lora:
             head = None if self.source.head == "lm" else "score"

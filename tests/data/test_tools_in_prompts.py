@@ -11,6 +11,7 @@ import pytest
 
 from alignment_core.data import kinds
 from alignment_core.data.build import BuiltDataset
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.messages import assistant
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import UserError
@@ -93,7 +94,7 @@ def test_prompts_and_completions_keep_the_tools_for_whoever_renders_the_messages
     data = built({"path": str(jsonl(rows)), "shuffle": False}, "prompts", chat_template=TEMPLATE)
     first, second = data.train.to_pylist()
     assert (json.loads(first["tools"]), second["tools"]) == (TOOLS, None)
-    episode = Episode(0, 0, 0, first, most_tokens=4).row(tokenizer, "policy")
+    episode = Episode(0, 0, 0, first, most_tokens=4).row(CompletionText(tokenizer), "policy")
     assert json.loads(episode["tools"]) == TOOLS
     assert "tools" in rollout_schema().names
 
@@ -101,7 +102,7 @@ def test_prompts_and_completions_keep_the_tools_for_whoever_renders_the_messages
         token_ids = logps = episode["completion_ids"]
         finish_reason = "stop"
 
-    (shard,) = shard_rows([first], 0, [Completion()], tokenizer, "policy")  # type: ignore[list-item]
+    (shard,) = shard_rows([first], 0, [Completion()], CompletionText(tokenizer), "policy")  # type: ignore[list-item]
     assert json.loads(shard["tools"]) == TOOLS
     assert _seen(shard)["tools"] == TOOLS, "what a reward function is given"
     assert '"square"' in llm_judge.conversation(shard)

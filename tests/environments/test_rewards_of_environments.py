@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.errors import DataError, Stopped
@@ -152,7 +153,7 @@ def rows_of(kind: str, environment: Environments | None, label: str, *answers: s
         say(("",) * len(answers))
     say(answers)
     assert all(episode.over for episode in episodes) == (environment is not None)
-    return [episode.row(tokenizer, "policy") for episode in episodes]
+    return [episode.row(CompletionText(tokenizer), "policy") for episode in episodes]
 
 
 def rewarded(configs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[list[float | None]]:

@@ -10,6 +10,7 @@ import pytest
 import trl_parts as trl
 
 from alignment_core.data import build, pin
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.rewards.group_function import GroupFunction
@@ -48,7 +49,7 @@ def test_a_function_gets_what_trl_gives_it(prompt: Any, tmp_path: Path) -> None:
         tokenizer.chat_template = None  # TRL shows a text to the policy as it is
     prompts = build.build(config, [pin.pin(config.sources[0])], tokenizer, "prompts", 0).train.to_pylist()
     ids = [tokenizer(text)["input_ids"] for text in SAID]
-    sampled = shard_rows(prompts, 0, [Completion(np.array(one)) for one in ids], tokenizer, "policy")
+    sampled = shard_rows(prompts, 0, [Completion(np.array(one)) for one in ids], CompletionText(tokenizer), "policy")
 
     (tmp_path / "told.py").write_text(TOLD)
     function = GroupFunction(f"{tmp_path / 'told.py'}:told", 60.0, "rl.rewards.0.function")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from alignment_core.artifacts import Reference
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.execution.base import StageContext
@@ -24,7 +25,6 @@ from alignment_core.recipes.sections.rewards import CHOICE
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.base import Opening
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rewards.texts import SpecialTokenText
 from alignment_core.rollout.records import read_scores, rollout_schema, shard_rows, write_table
 from alignment_core.stages import score
 from tests.flows.test_compositions import EVALUATION, compose, composed
@@ -96,9 +96,9 @@ def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path,
         {"verifier": f"{file}:thinks", **asked},
         {"function": f"{file}:group", **asked},
     ]
-    row = episode(tokenizer, (THOUGHT, end)).row(tokenizer, "policy")
+    row = episode(tokenizer, (THOUGHT, end)).row(CompletionText(tokenizer), "policy")
     assert rewarded(tokenizer, [row], *configs) == [[1.0], [0.0], [1.0], [1.0]]
-    (sampled,) = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT, end)], tokenizer, "policy")
+    (sampled,) = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT, end)], CompletionText(tokenizer), "policy")
     assert rewarded(tokenizer, [sampled | {"group": 0}], *configs) == [[1.0], [0.0], [1.0], [1.0]]
 
 
@@ -115,8 +115,11 @@ def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path,
 def test_no_end_of_a_turn_and_no_observation_is_in_the_text(
     turns: list[tuple[str, str]], text: str, tokenizer: Any
 ) -> None:
-    row = episode(tokenizer, *turns).row(tokenizer, "policy")
-    assert SpecialTokenText(tokenizer)(row["completion_ids"], row["finish_reason"], row["mask"]) == text
+    row = episode(tokenizer, *turns).row(CompletionText(tokenizer), "policy")
+    assert (
+        CompletionText(tokenizer, skip_special_tokens=False)(row["completion_ids"], row["finish_reason"], row["mask"])
+        == text
+    )
 
 
 @pytest.mark.parametrize(("skips", "seen"), [(True, "2+24"), (False, THOUGHT)])
@@ -144,7 +147,7 @@ def test_the_verifier_of_an_evaluation_sees_them_only_where_it_asks_for_them(
     for folder in folders.values():
         folder.mkdir()
     tokenizer.save_pretrained(folders["tokenizer"])
-    rows = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT)], tokenizer, "policy")
+    rows = shard_rows([prompt()], 0, [completion(tokenizer, THOUGHT)], CompletionText(tokenizer), "policy")
     write_table(rows, rollout_schema(), folders["rollouts"] / "shard-00000.parquet")
     machines: Any = SimpleNamespace(elsewhere=None)
     context = StageContext(

@@ -68,7 +68,7 @@ def run(context: StageContext, config: RlStageConfig) -> dict[str, Any]:
 
 CODE = (
     "alignment_core.columns",
-    *below("alignment_core.data", "context message_fields messages row_order template turn_end"),
+    *below("alignment_core.data", "completion_text context message_fields messages row_order template turn_end"),
     *below("alignment_core.environments", "agents calling calls environments episode tool_calls"),
     "alignment_core.execution.course",
     "alignment_core.files",
@@ -81,7 +81,7 @@ CODE = (
         "adapters attention buckets flex_trees four_bits handle loading microbatch packed padding prefix_tree rope",
         "same_tokenizer saving",
     ),
-    *below("alignment_core.rewards", "base failures judges named sources texts totals verify"),
+    *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories values"),
     *below(

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.data.turn_end import chat_template_of, eos_token_ids
 from alignment_core.environments.environments import Environments
@@ -50,7 +51,7 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
     warnings: list[str] = []
     sources = _sources(context, section, tokenizer, prompts, warnings)
     chat_template = chat_template_of(context.inputs["prompts"])
-    stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end.stop_ids
+    turn_end = Renderer(tokenizer, chat_template, eos_token_ids(policy.path)).turn_end
     environments = _environments(context, section, tokenizer, chat_template)
     pretraining = _pretraining(context, section)
     critic = critic_of(context, section, tokenizer, warnings)
@@ -72,7 +73,8 @@ def run(context: StageContext, section: RlConfig) -> dict[str, Any]:
         closing(environments) if environments else nullcontext(),
     ):
         start = str(policy.reference) + (" in 4 bits" if section.training.in_4bit else "")
-        sampling = Sampling(engines, environments, draws, tokenizer, stop_ids, start, context.stopping)
+        text = CompletionText(tokenizer, turn_end)
+        sampling = Sampling(engines, environments, draws, text, turn_end.stop_ids, start, context.stopping)
         ends = [sources.stop, *([environments.close] if environments else [])]
         with closing(_sampler(context, section, sampling, rewarding)) as sampler, _ended_when(context.stopping, *ends):
             ranks = PolicyRanks(trainers, job, context.resources)

@@ -1,0 +1,24 @@
+"""Where ``generate`` and vLLM stop a model that is saved: where its turns ended in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alignment_core.data.template import Renderer
+from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_json
+
+
+def stop_at_turn_end(directory: Path, trust_remote_code: bool = False) -> None:
+    """Add the end of a turn and EOS to ``eos_token_id`` of the generation_config.json in a model folder, if it lacks them.
+
+    A base model's names its EOS alone, while a chat template may close turns with another token.
+    """
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    known, file = eos_token_ids(directory), directory / GENERATION_CONFIG
+    stop_ids = Renderer(tokenizer, eos_token_ids=known).turn_end.stop_ids
+    if file.is_file() and (missing := [token for token in stop_ids if token not in known]):
+        ids = [*missing, *known]
+        write_json(file, read_json(file) | {"eos_token_id": ids if len(ids) > 1 else ids[0]})
