@@ -19,6 +19,7 @@ from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import GenerationConfig
 from alignment_core.training.batches import pack
 from tests.inference.test_engine_parity import POLICY, STOP, parity
+from tests.stages.rl_runs import RESOURCES, run_rl, section_of
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -46,17 +47,21 @@ MODELS: dict[str, Any] = {
 }
 
 
+def create(name: str, folder: Path) -> None:
+    tokenizer = byte_tokenizer()
+    config = MODELS[name].__class__.from_dict({**MODELS[name].to_dict(), "vocab_size": len(tokenizer)})
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "context"), [("longrope", 64), ("longrope", 128), ("dynamic", 128)])
 def test_the_trainer_computes_what_the_engine_sampled_from(
     name: str, context: int, machines: Any, tmp_path: Path
 ) -> None:
     """Below and beyond the length that the model was first trained for (64 tokens of the first model, 128 of the second)."""
-    tokenizer = byte_tokenizer()
-    config = MODELS[name].__class__.from_dict({**MODELS[name].to_dict(), "vocab_size": len(tokenizer)})
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    create(name, tmp_path / "model")
     prompts = [list(range(1, 40)), [5, 6, 7], list(range(60, 80))]
     generation = GenerationConfig(num_generations=1, max_completion_length=context - 39)
     with machines(1).engines(EngineRequest(Model(tmp_path / "model", POLICY["a"]), context)) as engine:
@@ -72,3 +77,20 @@ def test_the_trainer_computes_what_the_engine_sampled_from(
     with torch.no_grad():
         found = run_packed(packed, pack(rows))
     np.testing.assert_allclose(found.numpy(), np.concatenate([one.logps for one in sampled]), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_policy_and_reference_of_reinforcement_learning_have_the_engine_s_positions(
+    machines: Any, tmp_path: Path
+) -> None:
+    """Completions of up to 80 tokens, beyond the 64 that the model was first trained for. The mismatch is the KL between the
+    policy that sampled and the same policy in the trainer, and the KL to the start is 0 in the first step."""
+    create("longrope", tmp_path / "model")
+    reward = {"function": f"{tmp_path}/reward.py:length"}
+    (tmp_path / "reward.py").write_text(
+        "def length(rows):\n    return [len(row['completion']) / 100 for row in rows]\n"
+    )
+    section = section_of(1, reward, {"max_completion_length": 80}, kl={"coefficient": 0.1})
+    _, result = run_rl(tmp_path / "run", tmp_path / "model", section, machines, RESOURCES)
+    assert result.metrics["mismatch"] < 1e-6
+    assert result.metrics["kl"] == pytest.approx(0, abs=1e-5)
