@@ -42,8 +42,8 @@ TRAINS = (
     ),
     *below(
         "alignment_core.training",
-        "average batches checkpoints learner moving_reference optimizers portable ranks reference resumable schedule trainer",
-        "trainer_ranks trainers training_rows worker",
+        "average batches checkpoints engine learner moving_reference optimizers portable ranks reference resumable",
+        "schedule trainer trainer_ranks trainers training_rows worker",
     ),
     "alignment_core.training.methods.base",
 )

@@ -36,6 +36,7 @@ from alignment_core.models.stop_tokens import stop_at_turn_end
 from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.training.average import WeightAverage
 from alignment_core.training.batches import cut, pack
+from alignment_core.training.engine import fill_gradients, make_engine
 from alignment_core.training.optimizers import LEAST_BYTES, make_optimizer
 from alignment_core.training.portable import Portable
 from alignment_core.training.ranks import from_rank_0, sum_over_ranks, unanimous
@@ -99,32 +100,6 @@ class ModelSource:
     """Tokens of the longest sequence that an engine samples with it, see :class:`~alignment_core.models.rope.RopeLengths`."""
 
 
-class Asked(dict[str, Any]):
-    """A configuration that knows which of its entries were asked for."""
-
-    def __init__(self, entries: Mapping[str, Any]) -> None:
-        super().__init__(entries)
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.names.add(name)
-        return super().__getitem__(name)
-
-    def __contains__(self, name: object) -> bool:
-        self.names.add(str(name))
-        return super().__contains__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-
-def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with further ones."""
-    both = {name: _merged(settings[name], one) for name, one in more.items() if isinstance(settings.get(name), dict)}
-    return {**settings, **more, **both}
-
-
 class Learner:
     """Create it on every rank at once; its methods are collective unless they say so."""
 
@@ -169,43 +144,15 @@ class Learner:
             self.packed.balance_routers()
         if problem := from_rank_0(self._why_not_saved(), device.torch_device):
             raise UserError(problem)
-        self.engine = self._engine()
+        optimizer = make_optimizer(self.packed, training, self.zero_stage, resources.offload_optimizer)
+        clips = self.zero_stage == 0 and not training.bf16  # DeepSpeed would clip and keep the norm to itself
+        if clips:
+            optimizer.register_step_pre_hook(self._clip)
+        limit = 0.0 if clips else training.max_grad_norm
+        self.engine = make_engine(self.packed, optimizer, resources, self.zero_stage, training.bf16, limit)
         self.engine.train()  # a model is loaded in evaluation mode
         self.average = WeightAverage(self.engine, self.zero_stage, ema_decay) if ema_decay is not None else None
         self._portable = Portable(self.engine, self.zero_stage) if resources.progress == "store" else None
-
-    def _engine(self) -> Any:
-        import deepspeed
-
-        optimizer = make_optimizer(self.packed, self.training, self.zero_stage, self.resources.offload_optimizer)
-        clipping = self.training.max_grad_norm
-        if self.zero_stage == 0 and not self.training.bf16:  # DeepSpeed would clip and keep the norm to itself
-            optimizer.register_step_pre_hook(self._clip)
-            clipping = 0.0
-        settings: dict[str, Any] = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "managed_gradient_accumulation": False,  # `step` is the boundary: packs per step vary
-            "gradient_clipping": clipping,
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "bf16": {"enabled": self.training.bf16},
-            "zero_optimization": {"stage": self.zero_stage, "overlap_comm": False},
-        }
-        if self.resources.offload_optimizer:
-            settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        asked = Asked(_merged(settings, self.resources.deepspeed))
-        try:
-            engine, *_ = deepspeed.initialize(model=self.packed, optimizer=optimizer, config=asked)
-        except (TypeError, ValueError, AssertionError) as error:
-            if not self.resources.deepspeed:
-                raise
-            raise UserError(
-                f"resources.deepspeed: DeepSpeed does not take it: {' '.join(str(error).split())}"
-            ) from None
-        if unknown := [name for name in self.resources.deepspeed if name not in asked.names]:
-            raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
-        return engine
 
     def _clip(self, *_: Any) -> None:
         """Called by the optimiser before it steps, when the gradients of all ranks are added up."""
@@ -241,6 +188,7 @@ class Learner:
             raise NumericError(f"the loss is {loss_of_batch}")
         if (most := self.training.max_loss) is not None and loss_of_batch > most:
             raise NumericError(f"the loss is {loss_of_batch:.4g}, above training.max_loss {most:g},")
+        fill_gradients(self.packed)
         self.engine.step()
         report = terms[0].report
         norm = self.engine.get_global_grad_norm()  # of all ranks; infinite if NaN; none where this trainer clips

@@ -169,7 +169,7 @@ class Portable:
         if mapping is None:
             return None
         inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
-        tensor = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
+        (tensor,) = self.engine.basic_optimizer.param_groups[mapping.param_group_index]["params"]
         return _Held(tensor, inside.start, outside.start, inside.numel)
 
 

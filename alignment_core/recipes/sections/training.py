@@ -106,7 +106,7 @@ class TrainingConfig(Config):
     in; the adapters themselves are an output `adapter` as well, which `peft` loads. Not part of the stage's key
     while unset."""
     bf16: bool = False
-    """Train and save in bfloat16 with fp32 master weights; otherwise fp32."""
+    """Train and save in bfloat16, with fp32 master weights and gradients that are added up in fp32; otherwise fp32."""
 
     @model_validator(mode="after")
     def _has_whole_matrices(self) -> TrainingConfig:

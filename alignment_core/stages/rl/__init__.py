@@ -86,7 +86,7 @@ CODE = (
     *below("alignment_core.stages.rl", "best driver names rewarding session trajectories values"),
     *below(
         "alignment_core.training",
-        "average batches checkpoints forward learner moving_reference optimizers policy_ranks portable pretraining",
+        "average batches checkpoints engine forward learner moving_reference optimizers policy_ranks portable pretraining",
         "ranks reinforcement resumable schedule step_data trainers training_rows worker",
     ),
     *below("alignment_core.training.methods", "sft"),

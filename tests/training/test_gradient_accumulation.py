@@ -1,0 +1,76 @@
+"""Gradients of a step in bf16 are added up over its micro-batches in fp32, whatever the ZeRO stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment_core.models.loading import load_model
+from alignment_core.training.methods.sft import Sft
+from alignment_core.training.portable import FIRST
+from tests.training.conftest import random_ids
+from tests.training.test_trainer_ranks import open_job, train
+
+pytestmark = pytest.mark.slow
+ROWS = 300
+
+
+def demonstrations() -> pa.Table:
+    random = np.random.default_rng(0)
+    ids = [random_ids(random, 17, 24) for _ in range(ROWS)]
+    return pa.table({"input_ids": ids, "loss_mask": [[1] * len(one) for one in ids]})
+
+
+def of_torch(folder: Path, table: pa.Table) -> dict[str, torch.Tensor]:
+    """The gradient of the mean loss per target by plain ``transformers`` in fp32, at weights that are rounded to bf16."""
+    model = load_model(str(folder), "lm", torch.bfloat16).float()
+    rows = Sft().rows(table)
+    for row in rows:
+        ids = torch.from_numpy(row.sequences[0].ids)
+        logits = model(ids[None]).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum")
+        (loss / Sft().normaliser(rows)).backward()
+    return {name: one.grad for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("world", "resources"),
+    [
+        (1, {"zero_stage": 0}),
+        (2, {"zero_stage": 0}),
+        (2, {"zero_stage": 1}),
+        (2, {"zero_stage": 2}),
+        (2, {"zero_stage": 3}),
+        (2, {"zero_stage": 1, "offload_optimizer": True}),
+        (2, {"zero_stage": 2, "offload_optimizer": True}),
+    ],
+)
+def test_the_gradient_of_many_micro_batches_is_that_of_fp32(
+    world: int, resources: dict[str, Any], make_job: Any, machines: Any, tmp_path: Path
+) -> None:
+    """AdamW's first step is rate · g / (|g| + ε): with a rate and an ε of 10⁴ it is g. The checkpoint for the store holds the
+    master weights. bf16 rounds each number to 8 digits, so that one micro-batch is off by 0.4 % at most of what it gives; added
+    up in bf16, the sum of 300 is off by 5 %."""
+    table = demonstrations()
+    settings = {"batch_size": ROWS, "num_train_epochs": 1, "max_grad_norm": 1e6, "lr_scheduler_type": "constant"}
+    job = make_job(Sft(), table, learning_rate=1e4, adam_epsilon=1e4, bf16=True, **settings)
+    start = load_file(job.model.path / "model.safetensors")
+    with machines(world).trainers() as group:
+        options = {**resources, "progress": "store", "max_tokens_per_microbatch": 16}
+        ranks = open_job(group, machines(world), job, tmp_path / "run", **options)
+        train(ranks, 1)
+        ranks.save_progress(tmp_path / "run")
+    stored = load_file(tmp_path / "run" / "step-00000001" / FIRST)
+    expected = of_torch(job.model.path, table)
+    found = {name: start[name].bfloat16().float() - stored[f"weights.model.{name}"] for name in expected}
+    error, size = (
+        torch.cat([one.flatten() for one in parts]).norm()
+        for parts in ([found[name] - expected[name] for name in expected], list(expected.values()))
+    )
+    assert float(error / size) < 0.01
