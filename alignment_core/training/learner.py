@@ -70,6 +70,23 @@ class StepReport:
         self.each.append(step)
 
 
+class MetricSums:
+    """Sums of metrics over micro-batches. They stay on the device until they are read: each read waits for a GPU to finish."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Add the metrics of a micro-batch, each a single number."""
+        for name, value in metrics.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def read(self) -> dict[str, float]:
+        """The sums by name."""
+        return dict(zip(self._sums, torch.stack([*self._sums.values()]).tolist(), strict=True)) if self._sums else {}
+
+
 @dataclass(frozen=True)
 class Term:
     """A part of a step's loss: the sum over its rows on all ranks, times ``weight``, divided by ``normaliser``."""
@@ -209,7 +226,7 @@ class Learner:
 
         The routers' loss of a step is that of its packs, weighed by their tokens.
         """
-        sum_of_losses, tokens = 0.0, sum(row.tokens for one in terms for row in one.rows)
+        sums, tokens = MetricSums(), sum(row.tokens for one in terms for row in one.rows)
         for micro in self._packs(term.rows, self.packed.shares):
             loss_of_pack, metrics = term.loss(run_packed(self.engine, micro, term.temperature), micro)
             tokens_of_pack = sum(row.tokens for row in micro.rows)
@@ -217,14 +234,16 @@ class Learner:
             if self.packed.router_loss is not None:
                 aux_loss = self.packed.router_loss * (tokens_of_pack / tokens)
                 objective = objective + self.training.router_aux_loss_coef * aux_loss
-                terms[0].report.sums["aux_loss"] += float(aux_loss) * terms[0].normaliser  # by which it will be divided
+                sums.add({"aux_loss": aux_loss * terms[0].normaliser})  # by which it will be divided
             # DeepSpeed averages gradients over ranks; the loss of a batch is a sum over them.
             self.engine.backward(objective * self.world)
-            for name, value in metrics.items():
-                term.report.sums[name] += float(value)
-            sum_of_losses += float(metrics["loss"])
+            sums.add(metrics)
             term.report.tokens += tokens_of_pack
-        return term.weight * sum_of_losses / term.normaliser
+        found = sums.read()
+        for name, value in found.items():
+            report = terms[0].report if name == "aux_loss" else term.report
+            report.sums[name] += value
+        return term.weight * found["loss"] / term.normaliser
 
     def micro_batches(self, rows: Sequence[Row], share: bool | None = None) -> list[MicroBatch]:
         """This rank's packs of ``rows`` for a forward pass; every rank gets the same number.

@@ -26,7 +26,7 @@ from alignment_core.recipes import ResourcesConfig, TrainingConfig
 from alignment_core.recipes.sections.preference import ReferenceSyncConfig
 from alignment_core.training.batches import batch_of_step, first_rows, steps_per_epoch
 from alignment_core.training.checkpoints import described
-from alignment_core.training.learner import Learner, Loss, ModelSource, StepReport, Term
+from alignment_core.training.learner import Learner, Loss, MetricSums, ModelSource, StepReport, Term
 from alignment_core.training.methods.base import BatchMethod, Method
 from alignment_core.training.moving_reference import MovingReference
 from alignment_core.training.ranks import agree, sum_over_ranks
@@ -191,11 +191,11 @@ class Trainer:
         """Loss and metrics on the held-out rows, without gradients."""
         report, loss = StepReport(), self._loss_of("test", self._method_of("test", self.test_rows))
         report.normaliser = self.job.method.normaliser(self.test_rows) if self.rank == 0 else 0.0
+        sums = MetricSums()
         for micro in self.learner.micro_batches(self.test_rows):
             with torch.no_grad():
-                _, metrics = loss(run_packed(self.engine, micro), micro)
-            for name, value in metrics.items():
-                report.sums[name] += float(value)
+                sums.add(loss(run_packed(self.engine, micro), micro)[1])
+        report.sums.update(sums.read())
         return report
 
     def export(self, directory: Path) -> None:
