@@ -27,18 +27,18 @@ def handle(folder: Path) -> Model:
     return Model(folder, Reference(kind="model", digest="a" * 64))
 
 
-def perturb(model: Any) -> Any:
+def perturb(model: Any, seed: int) -> Any:
     """Change all weights, as training does."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     return model.eval()
 
 
-def export(base: Path, folder: Path, head: Head = "lm") -> Any:
+def export(base: Path, folder: Path, head: Head = "lm", seed: int = 3) -> Any:
     """Save a trained model of ``base`` in ``folder`` as a training stage does; returns the model."""
-    model = perturb(load_model(str(base), head, torch.float32, head_seed=4))
+    model = perturb(load_model(str(base), head, torch.float32, head_seed=4), seed)
     learner(base, model, head)._write(model.state_dict(), folder)
     return model
 

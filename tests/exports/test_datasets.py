@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pandas
@@ -14,7 +15,7 @@ from alignment_core.data.pin import pin
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import DataConfig
 
-KINDS = {
+KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "demonstrations": ({"prompt": "say {0}", "completion": "it is {0}"}, "input_ids"),
     "preferences": ({"prompt": "say {0}", "chosen": "it is {0}", "rejected": "it is not {0}"}, "chosen_ids"),
     "unpaired": ({"prompt": "say {0}", "completion": "it is {0}", "label": True}, "completion_ids"),

@@ -65,6 +65,20 @@ def test_padded_batches_have_the_scores_of_single_sequences(base, tmp_path, toke
     assert loaded.config.pad_token_id == public.pad_token_id
 
 
+def test_a_critic_has_a_value_at_each_place(base, tmp_path):
+    """Its class has the head and the model: a value is the head's output at the state before a token."""
+    trained = export(base(), tmp_path / "out", "value")
+    prompt, answer = list(b"2 + 2?"), list(b"It is 4.")
+    row = Row(0, (TokenSequence.of_prompt_and_completion(prompt, answer),))
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        found = loaded.score(loaded.model(torch.tensor([prompt + answer])).last_hidden_state)[
+            0, len(prompt) - 1 : -1, 0
+        ]
+        expected = run_packed(PackedModel(trained, "value"), pack([row]))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_a_tokenizer_that_pads_well_is_copied_byte_for_byte(base, tmp_path):
     source = base()
     export(source, tmp_path / "out", "score")
