@@ -118,7 +118,12 @@ class Fields:
         if not value:
             raise ValueError(f"`{name}` is an empty list; at least one message is needed")
         messages = [_checked_message(message, f"{name}[{index}]", self._padded) for index, message in enumerate(value)]
-        if is_sharegpt(value[0]) and messages[0]["role"] != "system" and name == "conversations" and self.has("system"):
+        if (
+            is_sharegpt(value[0])
+            and messages[0]["role"] != "system"
+            and name == "conversations"
+            and self.value("system")
+        ):
             return [{"role": "system", "content": self.text("system")}, *messages]
         return messages
 

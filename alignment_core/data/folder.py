@@ -6,6 +6,7 @@ named by one, else one split `train`; of these files those of the most frequent 
 
 * each `.txt` file is one row, and is read only where there are no other rows;
 * shards such as `train_sft-00000-of-00002` are splits of their own beside `data/`, too, where `datasets` would mix them;
+* a file such as `rows.jsonl.bak` holds no rows;
 * splits need not have the same suffix, and the whole name of a file before its suffix names a split, too.
 """
 

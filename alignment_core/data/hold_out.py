@@ -26,18 +26,17 @@ class Kept:
     prompts: tuple[str, ...]
     """Digests of the prompts that it trains answers to."""
     context: tuple[str, ...]
-    """Digests of the prompts that are answered within its own prompt: a model sees these answers, and is not trained on
-    them."""
+    """Digests of further prompts that are answered in it: a model sees these answers, and is not trained on them."""
     sequences: Sequence[Lengths]
 
 
 def prompts_of(example: Example, last_turn: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """``prompts`` and ``context`` of the rows of an example; with ``last_turn`` its last answer alone is trained."""
-    every = example.prompts()
-    trained = every[-1:] if last_turn else every
-    prompt = getattr(example, "prompt", None)
-    before = digests_before_answers(prompt) if isinstance(prompt, list) else ()
-    return trained, (*before, *every[: len(every) - len(trained)])
+    trained = example.prompts()[-1:] if last_turn else example.prompts()
+    parts = (getattr(example, name, None) for name in ("prompt", "completion"))
+    messages = [message for part in parts if isinstance(part, list) for message in part]
+    context = (prompt for prompt in digests_before_answers(messages) if prompt not in trained)
+    return trained, tuple(context)
 
 
 def groups(rows: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:

@@ -405,6 +405,8 @@ def _columns(
     if template:
         roles[template.rpartition("{")[2].rstrip("}")] = ["in the prompt"]
     first = found.first[0]
+    if chosen.columns.get("messages") == "conversations" and "system" in first:  # ShareGPT's, read with them
+        roles.setdefault("system", []).append("system")
     used = {column.partition(".")[0] for column in roles}
     listed = [
         (column, ", ".join(names), Fields(first, {"prompt": column}).value("prompt")) for column, names in roles.items()

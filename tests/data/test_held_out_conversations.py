@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from alignment_core.data.build import BuiltDataset
+from alignment_core.data.hold_out import prompts_of
+from alignment_core.data.overlap import digest_of_prompt
 from alignment_core.errors import DataError
 
 Write = Callable[..., Path]
@@ -118,6 +121,27 @@ def test_fields_that_no_model_reads_do_not_tell_prompts_apart(built: Build, json
     test = {number // 2 for number in lines(data, "test")}
     assert len(test) == 2
     assert not test & {number // 2 for number in lines(data, "train")}
+
+
+def test_answers_that_are_read_and_not_trained_are_context() -> None:
+    """Of four answers one is in the prompt and one is not trained; the prompts of both are no targets of the row."""
+    turns = chat("q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3")
+    before = [digest_of_prompt(turns[:place]) for place in (1, 3, 5, 7)]
+
+    @dataclass
+    class LeavesOneOut:
+        prompt: list[Any]
+        completion: list[Any]
+
+        def prompts(self) -> tuple[str, ...]:
+            return (before[1], before[3])
+
+        def rows(self, limits: Any) -> list[Any]:
+            return []
+
+    example = LeavesOneOut(turns[:3], turns[3:])
+    assert prompts_of(example, last_turn=False) == ((before[1], before[3]), (before[0], before[2]))
+    assert prompts_of(example, last_turn=True) == ((before[3],), tuple(before[:3]))
 
 
 def test_what_a_held_out_source_answers_is_in_no_conversation_that_is_trained_on(built: Build, jsonl: Write) -> None:

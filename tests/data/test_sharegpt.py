@@ -40,6 +40,7 @@ def table(data: BuiltDataset) -> list[dict[str, Any]]:
         ("demonstrations", {"messages": MESSAGES}, {"conversations": SHAREGPT}),
         ("demonstrations", {"messages": MESSAGES}, {"messages": SHAREGPT}),
         ("demonstrations", {"messages": MESSAGES}, {"conversations": SHAREGPT[1:], "system": "Be brief."}),
+        ("demonstrations", {"messages": MESSAGES[1:]}, {"conversations": SHAREGPT[1:], "system": ""}),
         ("prompts", {"messages": MESSAGES, "label": "6"}, {"conversations": SHAREGPT, "label": "6"}),
         ("prompts", {"prompt": MESSAGES[:2]}, {"prompt": SHAREGPT[:2]}),
         (
