@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -168,6 +169,19 @@ def test_hidden_and_foreign_files_of_a_folder_are_no_rows(read, drop):
     drop(".b.jsonl", pair(2))
     drop("README.md", "rows\n")
     assert read() == Inbox()
+
+
+def test_compressed_files_count_whole_and_truncated_ones_are_listed(read, inbox):
+    lines = "".join(json.dumps(pair(number)) + "\n" for number in range(3)).encode().removesuffix(b"\n")
+    (inbox / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (inbox / "b.NDJSON").write_bytes(json.dumps(pair(7)).encode() + b"\n")
+    assert prompts(read()) == ["prompt 0", "prompt 1", "prompt 2", "prompt 7"]
+    (inbox / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
+    found = read()
+    assert prompts(found)[-1] == "prompt 7"
+    assert found.malformed == [
+        "a.jsonl.gz: is not a readable .gz file: Compressed file ended before the end-of-stream marker was reached"
+    ]
 
 
 def test_a_folder_or_file_that_does_not_exist_is_refused(read, tmp_path):
