@@ -60,6 +60,7 @@ def file(tmp_path: Path) -> Path:
 def tokenizer() -> Any:
     tokenizer = byte_tokenizer("{% for m in messages %}<user>{{ m.content }}{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<end>"]})
+    tokenizer.add_tokens(["<over>"])  # ends turns, too, but is not marked as special
     return tokenizer
 
 
@@ -110,6 +111,7 @@ def test_each_reward_sees_special_tokens_only_where_it_asks_for_them(file: Path,
         ([("", "<eos>")], ""),
         ([("<think>a</think>b", "<end>"), ("c</think>", "<eos>")], "<think>a</think>bc</think>"),
         ([("a", "<end>"), ("<think>c", "")], "a<think>c"),
+        ([("<think>a", "<over>"), ("c", "<over>")], "<think>ac"),
     ],
 )
 def test_no_end_of_a_turn_and_no_observation_is_in_the_text(
