@@ -116,6 +116,20 @@ def test_each_turn_is_trained_with_its_thoughts_although_later_turns_do_not_see_
     assert prompt.train["prompt"][0].as_py() == "<user>2+2?<assistant>4<eos><user>3+3?<assistant>"
 
 
+def test_answers_that_are_compared_or_labelled_have_their_thoughts(built: Build, jsonl: Write) -> None:
+    answer, other = {**FOUR, "reasoning": "one"}, {**SIX, "thinking": "two"}
+    pairs = built(
+        jsonl([{"prompt": [USER], "chosen": [answer], "rejected": [other]}]),
+        "preferences",
+        chat_template=thinking("thinking"),
+    )
+    row = pairs.train.to_pylist()[0]
+    assert (row["chosen"], row["rejected"]) == ("<think>one</think>4", "<think>two</think>6")
+    labelled = jsonl([{"prompt": [USER], "completion": [answer], "label": True}])
+    data = built(labelled, "unpaired", chat_template=thinking("thinking"))
+    assert data.train["completion"].to_pylist() == ["<think>one</think>4"]
+
+
 def test_a_turn_of_thoughts_alone_is_not_empty_and_different_thoughts_are_refused(
     built: Build, jsonl: Write, tokenizer: Any
 ) -> None:
@@ -245,12 +259,15 @@ def test_words_and_fields_that_a_template_leaves_out_are_counted_by_name(built: 
         {**OTHER, "name": "bob"},
         SIX,
     ]
-    path = jsonl([{"messages": chat, "images": ["a.png"]}])
+    path = jsonl(
+        [{"messages": chat, "images": ["a.png"], "audio": None, "chat_template_kwargs": {"enable_thinking": False}}]
+    )
     no_system = CHATML.replace(
         "<{{ m.role }}>{{ m.content }}", "{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}"
     )
     data = built(path, "demonstrations", chat_template=no_system)
     assert data.statistics["unread"] == {
+        "rows have `chat_template_kwargs`, which nothing reads": 1,
         "rows have `images`, which nothing reads": 1,
         "system messages have `content`, which the chat template does not show": 1,
         "user messages have `id`, which the chat template does not show": 1,
@@ -261,7 +278,7 @@ def test_words_and_fields_that_a_template_leaves_out_are_counted_by_name(built: 
     )
     shows = CHATML.replace("<{{ m.role }}>", "<{{ m.role }}>{{ m.name }}{{ m.id }}")
     shown = built(path, "demonstrations", chat_template=shows)
-    assert shown.statistics["unread"] == {"rows have `images`, which nothing reads": 1}
+    assert [one[:9] for one in shown.statistics["unread"]] == ["rows have", "rows have"]
 
 
 def test_the_words_of_the_system_may_stand_in_the_question(built: Build, jsonl: Write) -> None:
