@@ -13,31 +13,29 @@ class CompletionText:
     """Decodes completions as rewards, environments and people read them."""
 
     def __init__(self, tokenizer: Any, turn_end: TurnEnd | None = None, skip_special_tokens: bool = True) -> None:
-        """``turn_end``: None where it is not known; then every special token may end a turn. ``skip_special_tokens`` leaves the
-        other special tokens out, too."""
+        """Special tokens may end a turn, and those of ``turn_end``. ``skip_special_tokens`` leaves other special tokens out,
+        too."""
         self._tokenizer, self._turn_end, self._skip = tokenizer, turn_end, skip_special_tokens
-        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._ends = set(turn_end.stop_ids) if turn_end else special | {tokenizer.eos_token_id}
+        self._ends = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._ends |= {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else ())}
 
     def __call__(self, ids: Sequence[int], finish_reason: str, mask: Sequence[bool] | None = None) -> str:
         """The turns one after the other; ``mask`` [T] says which of the ``ids`` [T] the policy sampled, all by default.
 
-        ``finish_reason`` is that of the last turn: "stop" if a stop token ended it.
+        ``finish_reason`` is that of the last turn: "length" if it was truncated.
         """
-        own = [number for number, sampled in enumerate(mask) if sampled] if mask is not None else range(len(ids))
-        ends = {place for place, following in zip(own, [*own[1:], len(ids)], strict=True) if following > place + 1}
-        kept = [int(ids[place]) for place in own if place not in ends or int(ids[place]) not in self._ends]
-        if len(own) and own[-1] not in ends and self._is_closed(int(ids[own[-1]]), finish_reason):
-            kept.pop()
+        own = [number for number, sampled in enumerate(mask) if sampled] if mask is not None else [*range(len(ids))]
+        last_of_turns = {
+            place for place, following in zip(own, [*own[1:], len(ids)], strict=True) if following > place + 1
+        }
+        if own and finish_reason != "length":
+            last_of_turns.add(own[-1])
+        kept = [int(ids[place]) for place in own if place not in last_of_turns or int(ids[place]) not in self._ends]
         text = str(self._tokenizer.decode(kept, skip_special_tokens=self._skip))
         if self._turn_end:
             text = text.removeprefix(self._turn_end.space_before)
-            text = text.removesuffix(self._turn_end.space_behind) if finish_reason == "stop" else text
+            text = text if finish_reason == "length" else text.removesuffix(self._turn_end.space_behind)
         return text
-
-    def _is_closed(self, last: int, finish_reason: str) -> bool:
-        """Whether the last token of the last turn ends it."""
-        return finish_reason == "stop" or (finish_reason != "length" and last in self._ends)
 
 
 def with_special_tokens(rows: Sequence[dict[str, Any]], text: CompletionText) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ TRAINED = {"model": "model", LAST: "model", ADAPTER: "adapter"}
 """The outputs of a stage that trains a policy; ``adapter`` of one with LoRA."""
 TRAINS = (
     "alignment_core.columns",
-    "alignment_core.data.row_order",
+    *below("alignment_core.data", "message_fields messages row_order template turn_end"),
     "alignment_core.evaluation.directions",
     *below("alignment_core.execution", "course looks training_loop"),
     "alignment_core.files",
@@ -39,6 +39,7 @@ TRAINS = (
     *below(
         "alignment_core.models",
         "adapters attention flex_trees four_bits handle loading microbatch packed padding prefix_tree rope saving",
+        "stop_tokens",
     ),
     *below(
         "alignment_core.training",
@@ -48,7 +49,7 @@ TRAINS = (
     "alignment_core.training.methods.base",
 )
 """What computes in every stage that trains on fixed data, for its :class:`Stage`."""
-TRAINING_PACKAGES = ("deepspeed", "torch", "transformers")
+TRAINING_PACKAGES = ("deepspeed", "jinja2", "torch", "transformers")
 
 
 def train(

@@ -79,7 +79,7 @@ class Judge:
         end, stop_ids = self._turn_end.token_id, self._turn_end.stop_ids
         return [
             (prompt, [*answer[:-1], end])
-            if row["finish_reason"] == "stop" and len(answer) and int(answer[-1]) in stop_ids
+            if row["finish_reason"] != "length" and len(answer) and int(answer[-1]) in stop_ids
             else (prompt, answer)
             for row, (prompt, answer) in zip(rows, pairs_of(rows), strict=True)
         ]
@@ -158,7 +158,7 @@ class InText:
                 prompt,
                 assistant(completion) if isinstance(prompt, list) else completion,
                 tools,
-                closed=row["finish_reason"] == "stop" or not completion,
+                closed=row["finish_reason"] != "length" or not completion,
             )
         except ValueError as error:
             raise Failed("raised", f"cannot read the conversation: {error}") from None

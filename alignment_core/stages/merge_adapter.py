@@ -221,6 +221,9 @@ STAGE = Stage(
     MergeAdapterConfig,
     run,
     SHOWS,
-    code=below("alignment_core.models", "adapters four_bits padding saving stop_tokens"),
-    packages=("peft", "torch", "transformers"),
+    code=(
+        *below("alignment_core.data", "message_fields messages template turn_end"),
+        *below("alignment_core.models", "adapters four_bits padding saving stop_tokens"),
+    ),
+    packages=("jinja2", "peft", "torch", "transformers"),
 )

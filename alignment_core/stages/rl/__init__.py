@@ -79,7 +79,7 @@ CODE = (
     *below(
         "alignment_core.models",
         "adapters attention buckets flex_trees four_bits handle loading microbatch packed padding prefix_tree rope",
-        "same_tokenizer saving",
+        "same_tokenizer saving stop_tokens",
     ),
     *below("alignment_core.rewards", "base failures judges named sources totals verify"),
     *below("alignment_core.rollout", "ahead episodes experience in_step lengths records sampling"),
