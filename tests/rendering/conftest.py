@@ -1,0 +1,25 @@
+"""One parameter, ``family``: each tokenizer with its chat template."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.data.template import Renderer
+from tests.rendering.families import OWN, Family
+from tests.rendering.installed import INSTALLED
+
+FAMILIES = [*OWN, *INSTALLED]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All families, where a test does not name its own."""
+    named = any(mark.args[0] == "family" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "family" in metafunc.fixturenames and not named:
+        metafunc.parametrize("family", FAMILIES, ids=str, scope="session")
+
+
+@pytest.fixture
+def renderer(family: Family) -> Renderer:
+    if family.template is None:
+        pytest.skip("this version of TRL does not ship the template")
+    return Renderer(family.tokenizer, stop_ids=family.stop_ids)

@@ -1,0 +1,91 @@
+"""The right token ids, by plain ``transformers``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.rendering.families import Family
+
+Messages = list[dict[str, str]]
+Ids = list[int]
+
+
+class Row(NamedTuple):
+    """A conversation up to the token that ends its last assistant turn, and which of its tokens are targets."""
+
+    ids: Ids
+    mask: Ids
+
+    @property
+    def turns(self) -> list[Ids]:
+        """The targets, turn by turn."""
+        return [self.ids[begin:end] for begin, end in runs(self.mask)]
+
+
+def runs(mask: Ids) -> list[tuple[int, int]]:
+    """Where ones begin and end."""
+    edges = [place for place in range(len(mask) + 1) if ([*mask, 0])[place] != ([0, *mask])[place]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def encoded(family: Family, messages: Messages, add_generation_prompt: bool = False) -> Ids:
+    """A conversation by ``apply_chat_template``."""
+    encoding = family.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
+    )
+    return list(encoding["input_ids"])
+
+
+def prompt(family: Family, messages: Messages) -> Ids:
+    """What a model is asked, by ``apply_chat_template``."""
+    return encoded(family, messages, add_generation_prompt=True)
+
+
+def common(first: Ids, second: Ids) -> int:
+    """How many tokens two sequences have in common at their beginnings."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+def last_turn(family: Family, messages: Messages) -> Row:
+    """A conversation of which the last turn alone is trained.
+
+    As in TRL the targets begin where the ids of the prompt and of the whole part. They end with the token that ends the turn: a
+    model cannot write what the template puts behind that. Where the template writes no such token, EOS is it.
+    """
+    ids = encoded(family, messages)
+    begin = common(prompt(family, messages[:-1]), ids)
+    if family.end is None:
+        ids.append(family.tokenizer.eos_token_id)
+    else:
+        (end,) = family.ids(family.end)
+        ids = ids[: len(ids) - ids[::-1].index(end)]
+    return Row(ids, [0] * begin + [1] * (len(ids) - begin))
+
+
+def conversation(family: Family, messages: Messages) -> Row:
+    """A conversation of which all assistant turns are trained, for templates that keep history as it was."""
+    whole = rows(family, messages)[-1]
+    for row in rows(family, messages):
+        (begin, end), *_ = runs(row.mask)
+        if family.end is None and len(row.ids) < len(whole.ids):
+            end -= 1  # EOS, which stands behind the last turn alone
+        assert row.ids[:end] == whole.ids[:end], "the oracle itself: this template keeps history"
+        whole.mask[begin:end] = row.mask[begin:end]
+    return whole
+
+
+def marked(family: Family, messages: Messages) -> Row:
+    """A conversation by ``return_assistant_tokens_mask`` of ``apply_chat_template``, which reads the marks ``generation``."""
+    encoding = family.tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids, mask = list(encoding["input_ids"]), list(encoding["assistant_masks"])
+    _, end = runs(mask)[-1]
+    return Row(ids[:end], mask[:end])
+
+
+def rows(family: Family, messages: Messages) -> list[Row]:
+    """A row for each assistant turn, as inference saw it."""
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    return [last_turn(family, messages[: turn + 1]) for turn in turns]

@@ -1,0 +1,87 @@
+"""Chat templates that TRL ships, each with a tokenizer like its family's."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tests.rendering.families import CHATML, COHERE, HARMONY, LLAMA_3, TAGS, TEXT_END, TURNS, Family, stripped
+from tests.rendering.vocabularies import byte_level, sentencepiece_bpe
+
+SPEC = find_spec("trl")
+FOLDER = Path(str(SPEC.origin if SPEC else "trl")).parent / "chat_templates"
+
+
+def _read(name: str) -> str | None:
+    file = FOLDER / f"{name}.jinja"
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _installed(name: str, vocabulary: Any, special: Any, **fields: Any) -> Family:
+    return Family(f"trl-{name}", vocabulary, _read(name), special, **fields)
+
+
+QWEN = {"special": (*CHATML, TEXT_END), "eos": "<|im_end|>", "pad": TEXT_END, "end": "<|im_end|>", "stops": (TEXT_END,)}
+LFM = {
+    "special": (*CHATML, TEXT_END),
+    "eos": "<|im_end|>",
+    "bos": "<|startoftext|>",
+    "pad": "<|pad|>",
+    "end": "<|im_end|>",
+}
+COMMAND = {
+    "special": COHERE, "eos": "<|END_OF_TURN_TOKEN|>", "bos": "<BOS_TOKEN>", "pad": "<PAD>", "end": "<|END_OF_TURN_TOKEN|>",
+}  # fmt: skip
+GEMMA = {
+    "special": TURNS,
+    "eos": "<eos>",
+    "bos": "<bos>",
+    "pad": "<pad>",
+    "end": "<end_of_turn>",
+    "stops": ("<end_of_turn>",),
+}
+PHI = {
+    "special": stripped(*TAGS, "<|end|>", rstrip=True),
+    "eos": TEXT_END, "bos": "<s>", "pad": TEXT_END, "end": "<|end|>", "stops": ("<|end|>", "<|assistant|>"),
+}  # fmt: skip
+
+
+def _qwen() -> str:
+    return byte_level("qwen2")
+
+
+def _gemma() -> str:
+    return sentencepiece_bpe("never", True)
+
+
+INSTALLED = [
+    _installed("cohere", lambda: byte_level("starcoder"), **COMMAND),
+    _installed("cohere2", lambda: byte_level("starcoder"), **COMMAND),
+    _installed("gemma", _gemma, **GEMMA, system=False),
+    _installed("gemma3", _gemma, **GEMMA),
+    _installed("diffusion_gemma", _gemma, ("<|turn>", "<|channel>", "<channel|>"), eos="<eos>", bos="<bos>", pad="<pad>",
+               end="<turn|>", stops=("<turn|>",)),
+    _installed("gptoss", lambda: byte_level("o200k"), (*HARMONY, TEXT_END), eos="<|return|>", pad=TEXT_END,
+               end="<|return|>", stops=(TEXT_END, "<|call|>"), keeps_history=False, ends_of_history=("<|end|>",)),
+    _installed("lfm2", _qwen, **LFM),
+    _installed("lfm2_v2", _qwen, **LFM),
+    _installed("lfm2_2_5", _qwen, **LFM),
+    _installed("lfm2_2_5_v2", _qwen, **LFM),
+    _installed("llama3", lambda: byte_level("llama3"), (*LLAMA_3, "<|end_of_text|>"), eos="<|eot_id|>",
+               bos="<|begin_of_text|>", end="<|eot_id|>", stops=("<|end_of_text|>", "<|eom_id|>")),
+    _installed("muse_glimmer", lambda: byte_level("o200k"), ("<|start|>", "<|message|>", TEXT_END), eos="<|eot|>",
+               bos="<|begin_of_text|>", end="<|eot|>", pad=TEXT_END),
+    _installed("phi3", lambda: sentencepiece_bpe("normalizer"), **PHI),
+    _installed("phi3_5", lambda: sentencepiece_bpe("normalizer"), **PHI),
+    _installed("qwen2_5", _qwen, **QWEN),
+    _installed("qwen2_5_vl", _qwen, **QWEN),
+    _installed("qwen3", _qwen, **QWEN, keeps_history=False),
+    _installed("qwen3_training", _qwen, **QWEN),
+    _installed("qwen3_5_nothink_training", _qwen, **QWEN),
+    _installed("qwen3_5_think_training", _qwen, **QWEN),
+    _installed("qwen3_6", _qwen, **QWEN, keeps_history=False),
+    _installed("qwen3_8", _qwen, **QWEN),
+    _installed("qwen3_instruct_2507", _qwen, **QWEN),
+    _installed("qwen3_vl", _qwen, **QWEN),
+]  # fmt: skip

@@ -1,0 +1,78 @@
+"""Preferences, labelled completions and prompts: prompt and answer are encoded together, and parted where TRL parts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignment_core.data.kinds.preferences import Preference
+from alignment_core.data.kinds.prompts import Prompt
+from alignment_core.data.kinds.unpaired import Labelled
+from alignment_core.data.messages import assistant, user
+from alignment_core.data.template import Renderer
+from tests.rendering import expected
+from tests.rendering.conversations import SYSTEM, THREE_TURNS
+from tests.rendering.families import Family
+from tests.rendering.rows import readable, rows_of
+
+PROMPTS: dict[str, Any] = {
+    "question": THREE_TURNS[:1],
+    "third question": THREE_TURNS[:5],
+    "system message": [*SYSTEM, *THREE_TURNS[:1]],
+}
+YES, NO = assistant("yes, of course"), assistant("46")
+
+
+@pytest.fixture(params=PROMPTS)
+def prompt(request: pytest.FixtureRequest, family: Family) -> Any:
+    if request.param == "system message" and not family.system:
+        pytest.skip("the template refuses system messages")
+    return PROMPTS[request.param]
+
+
+def whole(family: Family, messages: Any, answer: Any) -> list[int]:
+    return expected.last_turn(family, [*messages, *answer]).ids
+
+
+def test_a_pair_is_two_conversations_with_one_prompt(family: Family, renderer: Renderer, prompt: Any) -> None:
+    (row,) = rows_of(Preference(prompt, YES, NO), renderer, family)
+    chosen, rejected = (whole(family, prompt, answer) for answer in (YES, NO))
+    asked = expected.prompt(family, prompt)
+    parted = min(expected.common(asked, chosen), expected.common(asked, rejected))
+    for name, right in (("chosen", chosen), ("rejected", rejected)):
+        assert readable(family, row["prompt_ids"] + row[f"{name}_ids"]) == readable(family, right)
+        assert row["prompt_ids"] + row[f"{name}_ids"] == right
+    assert row["prompt_ids"] == asked[:parted]
+
+
+def test_a_labelled_completion_is_a_conversation(family: Family, renderer: Renderer, prompt: Any) -> None:
+    (row,) = rows_of(Labelled(prompt, YES, True), renderer, family)
+    right = whole(family, prompt, YES)
+    asked = expected.prompt(family, prompt)
+    assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
+    assert row["prompt_ids"] + row["completion_ids"] == right
+    assert row["prompt_ids"] == asked[: expected.common(asked, right)]
+
+
+def test_a_prompt_is_what_apply_chat_template_asks(family: Family, renderer: Renderer, prompt: Any) -> None:
+    (row,) = rows_of(Prompt(prompt), renderer, family)
+    assert readable(family, row["prompt_ids"]) == readable(family, expected.prompt(family, prompt))
+    assert row["prompt_ids"] == renderer.asked(prompt, None) == expected.prompt(family, prompt)
+
+
+def test_texts_are_a_question_and_its_answer(family: Family, renderer: Renderer) -> None:
+    (row,) = rows_of(Preference("And you?", "fine", "so so"), renderer, family)
+    right = expected.last_turn(family, [*user("And you?"), *assistant("fine")]).ids
+    assert readable(family, row["prompt_ids"] + row["chosen_ids"]) == readable(family, right)
+    (row,) = rows_of(Prompt("And you?"), renderer, family)
+    assert row["prompt_ids"] == expected.prompt(family, user("And you?"))
+
+
+def test_the_text_of_an_answer_leaves_out_the_end_of_its_turn(family: Family, renderer: Renderer) -> None:
+    """Verifiers and reward models compare it with labels; so it is what the template puts before the end of the turn."""
+    (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
+    text = family.tokenizer.apply_chat_template([*user("And you?"), *YES], tokenize=False)
+    prompt = family.tokenizer.apply_chat_template(user("And you?"), tokenize=False, add_generation_prompt=True)
+    answer = text.removeprefix(prompt)
+    assert row["completion"] == (answer[: answer.rindex(family.end)] if family.end else answer)

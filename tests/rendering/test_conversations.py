@@ -1,0 +1,61 @@
+"""Demonstrations: the ids of a whole conversation are those of ``apply_chat_template``, and the assistant's are its targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignment_core.data.kinds.demonstrations import Demonstration
+from alignment_core.data.template import Renderer
+from tests.rendering import conversations, expected
+from tests.rendering.conversations import THREE_TURNS
+from tests.rendering.families import OWN, Family
+from tests.rendering.rows import readable, rows_of
+
+
+def check(family: Family, renderer: Renderer, messages: Any) -> None:
+    """One row with all turns, or one for each turn, where the template renders history otherwise."""
+    rendered = rows_of(Demonstration([], messages), renderer, family)
+    right = expected.rows(family, messages)
+    if len(rendered) == 1 and len(right) > 1:
+        right = [expected.conversation(family, messages)]
+    assert [readable(family, row["input_ids"]) for row in rendered] == [readable(family, row.ids) for row in right]
+    assert [row["input_ids"] for row in rendered] == [row.ids for row in right]
+    assert [row["loss_mask"] for row in rendered] == [row.mask for row in right]
+
+
+@pytest.mark.parametrize("name", conversations.BY_NAME)
+def test_ids_and_targets_are_those_of_apply_chat_template(family: Family, renderer: Renderer, name: str) -> None:
+    if (name == "system message" and not family.system) or (name == "white space" and not family.keeps_spaces):
+        pytest.skip(
+            "the template refuses system messages" if family.keeps_spaces else "the tokenizer has no white space"
+        )
+    check(family, renderer, conversations.BY_NAME[name])
+
+
+def test_special_tokens_that_a_turn_spells_out_end_no_target_early(family: Family, renderer: Renderer) -> None:
+    """``transformers`` encodes them as the tokens that they name. All of an earlier turn is a target all the same, up to the
+    end that the template puts there."""
+    tokens = [token for token in dict.fromkeys((family.eos, family.end)) if token]
+    check(family, renderer, conversations.spelled_out(tokens))
+
+
+def test_a_question_that_spells_out_the_end_of_a_turn_is_no_target(family: Family, renderer: Renderer) -> None:
+    text = f"What is {family.end or family.eos}? And {family.eos}?"
+    check(family, renderer, [{"role": "user", "content": text}, *THREE_TURNS[1:4]])
+
+
+MARKED = [family for family in OWN if family.keeps_history and family.end and family.fast]
+
+
+@pytest.mark.parametrize("family", MARKED, ids=str, scope="session")
+def test_targets_are_what_transformers_takes_for_the_assistants(family: Family, renderer: Renderer) -> None:
+    """By the marks ``generation`` in a template, which neither the renderer nor the other tests read."""
+    rendered = rows_of(Demonstration([], THREE_TURNS), renderer, family)
+    right = expected.marked(family, THREE_TURNS)
+    if len(rendered) > 1:  # each turn alone
+        begin, end = expected.runs(right.mask)[-1]
+        right = expected.Row(right.ids, [0] * begin + [1] * (end - begin))
+    assert readable(family, rendered[-1]["input_ids"]) == readable(family, right.ids)
+    assert rendered[-1]["loss_mask"] == right.mask

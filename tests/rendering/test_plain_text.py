@@ -1,0 +1,92 @@
+"""Without a chat template: prompt and completion are one text, as ``__call__`` encodes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignment_core.data.kinds.demonstrations import Demonstration
+from alignment_core.data.kinds.documents import Document
+from alignment_core.data.kinds.preferences import Preference
+from alignment_core.data.kinds.prompts import Prompt
+from alignment_core.data.kinds.texts import Text
+from alignment_core.data.kinds.unpaired import Labelled
+from alignment_core.data.template import Renderer
+from tests.rendering import expected
+from tests.rendering.families import OWN, Family, build
+from tests.rendering.rows import readable, rows_of
+
+PAIRS = [
+    ("12 + 34 =", " 46"),
+    ("The capital of France is ", "Paris."),
+    ("def add(a, b):\n", "    return a + b"),
+    ("hel", "lo"),
+]
+pytestmark = pytest.mark.parametrize("family", OWN, ids=str, scope="session")
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Renderer]:
+    return {}
+
+
+@pytest.fixture
+def without_template(family: Family, plain: dict[str, Renderer]) -> Renderer:
+    if family.name not in plain:
+        tokenizer = build(family)
+        tokenizer.chat_template = None
+        plain[family.name] = Renderer(tokenizer, stop_ids=family.stop_ids)
+    return plain[family.name]
+
+
+def called(family: Family, text: str) -> list[int]:
+    """What the tokenizer makes of a text, without an EOS that it may add."""
+    ids = list(family.tokenizer(text)["input_ids"])
+    return ids[:-1] if ids[-1:] == [family.tokenizer.eos_token_id] else ids
+
+
+def whole(family: Family, text: str) -> list[int]:
+    return [*called(family, text), family.tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize(("prompt", "completion"), PAIRS)
+def test_prompt_and_completion_are_encoded_as_one_text(
+    family: Family, without_template: Renderer, prompt: str, completion: str
+) -> None:
+    right, asked = whole(family, prompt + completion), called(family, prompt)
+    parted = expected.common(asked, right)
+    (row,) = rows_of(Demonstration(prompt, completion), without_template, family)
+    assert readable(family, row["input_ids"]) == readable(family, right)
+    assert row["input_ids"] == right
+    assert row["loss_mask"] == [0] * parted + [1] * (len(right) - parted)
+    (row,) = rows_of(Labelled(prompt, completion, True), without_template, family)
+    assert (row["prompt_ids"], row["completion_ids"]) == (right[:parted], right[parted:])
+    (row,) = rows_of(Preference(prompt, completion, "no"), without_template, family)
+    assert row["prompt_ids"] + row["chosen_ids"] == right
+    assert row["prompt_ids"] + row["rejected_ids"] == whole(family, prompt + "no")
+    (row,) = rows_of(Prompt(prompt), without_template, family)
+    assert row["prompt_ids"] == asked
+
+
+@pytest.mark.parametrize("example", [Text, Document], ids=["text", "document"])
+def test_a_text_is_what_the_tokenizer_makes_of_it_with_eos_behind(
+    family: Family, without_template: Renderer, example: Any
+) -> None:
+    text = "The capital of France is Paris.\n\nIt's late."
+    (row,) = rows_of(example(text), without_template, family)
+    assert readable(family, row["input_ids"]) == readable(family, whole(family, text))
+    assert row["input_ids"] == whole(family, text)
+
+
+def test_what_an_environment_says_is_encoded_behind_the_policys_text(
+    family: Family, without_template: Renderer
+) -> None:
+    """The policy ended its text with EOS; what follows a special token is encoded as ``__call__`` encodes it there."""
+    begin = "First we add 3 and 4, which is 7."
+    observed = "Then we multiply"
+    policy = [*called(family, begin), family.tokenizer.eos_token_id]
+    context = policy + without_template.told([{"role": "user", "content": observed}])
+    right = list(family.tokenizer(begin + family.eos + observed)["input_ids"])
+    right = right[:-1] if right[-1] == family.tokenizer.eos_token_id else right
+    assert readable(family, context) == readable(family, right)

@@ -1,0 +1,44 @@
+"""Answers in steps: prompt and steps are one text, and each step is judged at the token with which it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignment_core.data.kinds.stepwise import Stepwise
+from alignment_core.data.template import Renderer
+from tests.rendering import expected
+from tests.rendering.conversations import THREE_TURNS
+from tests.rendering.families import Family
+from tests.rendering.rows import readable, rows_of
+
+STEPS = ["First we add 3 and 4, which is 7.", "Then we multiply 7 by 2.", "It is 14"]
+
+
+def token_of(offsets: list[tuple[int, int]], place: int) -> int:
+    """The last token that covers this character."""
+    return max(token for token, (begin, end) in enumerate(offsets) if begin <= place < end)
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", "."])
+def test_steps_are_encoded_as_one_text_with_their_prompt(family: Family, renderer: Renderer, separator: str) -> None:
+    if not family.keeps_spaces and separator != ".":
+        pytest.skip("white space has no tokens")
+    steps = [step.rstrip(".") if separator == "." else step for step in STEPS]
+    (row,) = rows_of(Stepwise(THREE_TURNS[:1], steps, [1.0, 1.0, 0.0]), renderer, family, separator=separator)
+    tokenizer = family.tokenizer
+    prompt = tokenizer.apply_chat_template(THREE_TURNS[:1], tokenize=False, add_generation_prompt=True)
+    text = prompt + "".join(step + separator for step in steps)
+    right = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
+    assert row["prompt_ids"] + row["completion_ids"] == right
+    asked = expected.prompt(family, THREE_TURNS[:1])
+    assert row["prompt_ids"] == asked[: expected.common(asked, right)]
+    if family.fast:
+        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        ends = [
+            len(prompt) + sum(len(step + separator) for step in steps[: number + 1]) - 1 for number in range(len(steps))
+        ]
+        assert [len(row["prompt_ids"]) + place for place in row["step_ends"]] == [
+            token_of(offsets, end) for end in ends
+        ]
+    assert row["step_ends"][-1] == len(row["completion_ids"]) - 1
