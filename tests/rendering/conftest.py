@@ -22,4 +22,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def renderer(family: Family) -> Renderer:
     if family.template is None:
         pytest.skip("this version of TRL does not ship the template")
-    return Renderer(family.tokenizer, stop_ids=family.stop_ids)
+    return Renderer(family.tokenizer, eos_token_ids=family.stop_ids)

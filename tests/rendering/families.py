@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,19 @@ from tests.rendering import templates, vocabularies
 from tests.rendering.vocabularies import byte_level, sentencepiece_bpe, unigram
 
 Token = str | AddedToken
+
+
+TEXT_END = "<|endoftext|>"
+CHATML = ("<|im_start|>", "<|im_end|>")
+TAGS = ("<|system|>", "<|user|>", "<|assistant|>")
+LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+COHERE = (
+    "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>",
+    "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+)  # fmt: skip
+TURNS = ("<start_of_turn>", "<end_of_turn>")
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
+GLM = ("[gMASK]", "<sop>", *TAGS, "<|observation|>")
 
 
 @dataclass(frozen=True)
@@ -97,15 +111,35 @@ def build(family: Family) -> Any:
     )
 
 
-def _from_sentencepiece(class_name: str, pieces: tuple[str, ...], model_type: Any, prefix: bool, **options: Any) -> Any:
+def _from_sentencepiece(
+    class_name: str,
+    model_type: Any,
+    prefix: bool,
+    rule: str = "identity",
+    pieces: tuple[str, ...] = CHATML,
+    **options: Any,
+) -> Any:
     """A tokenizer of a class of ``transformers``, read from a model that the library sentencepiece trained."""
     import transformers
 
     cls = getattr(transformers, class_name)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / cls.vocab_files_names["vocab_file"]
-        file.write_bytes(vocabularies.sentencepiece_file(model_type, prefix, pieces))
+        file.write_bytes(vocabularies.sentencepiece_file(model_type, prefix, pieces, rule))
         return cls.from_pretrained(folder, extra_special_tokens=list(pieces), **options)
+
+
+def _of_class(class_name: str, vocabulary: str, **options: Any) -> Any:
+    """A tokenizer of a class of ``transformers``, which sets up its own pre-tokenizer, from a vocabulary and its merges."""
+    import transformers
+
+    model = json.loads(vocabulary)["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    names = [name for name in ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>") if name not in model["vocab"]]
+    special = {name: number for number, name in enumerate(names, len(model["vocab"]))}
+    return getattr(transformers, class_name)(
+        vocab={**model["vocab"], **special}, merges=merges, extra_special_tokens=list(CHATML), **options
+    )
 
 
 def _byt5() -> Any:
@@ -113,18 +147,6 @@ def _byt5() -> Any:
     from transformers import ByT5Tokenizer
 
     return ByT5Tokenizer(extra_ids=0, extra_special_tokens=["<|im_start|>", "<|im_end|>"])
-
-
-CHATML = ("<|im_start|>", "<|im_end|>")
-TAGS = ("<|system|>", "<|user|>", "<|assistant|>")
-LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
-COHERE = (
-    "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>",
-    "<|START_RESPONSE|>", "<|END_RESPONSE|>",
-)  # fmt: skip
-TURNS = ("<start_of_turn>", "<end_of_turn>")
-HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
-GLM = ("[gMASK]", "<sop>", *TAGS, "<|observation|>")
 
 
 def stripped(*names: str, normalized: bool = False, **sides: bool) -> tuple[AddedToken, ...]:
@@ -145,7 +167,6 @@ def _unigram(prepend: Any, lower_case: bool = False) -> Callable[[], str]:
 
 
 T = templates
-TEXT_END = "<|endoftext|>"
 OWN = [
     # SentencePiece with a prefix space
     Family("llama2", _pieces("first"), T.LLAMA_2, bos="<s>", end="</s>"),
@@ -227,9 +248,24 @@ OWN = [
     Family("characters", vocabularies.characters, T.ALPACA.replace("{{ bos_token }}", ""), end="</s>"),
     Family("words", vocabularies.words, T.tags("</s>"), TAGS, end="</s>", keeps_spaces=False),
     # Classes of transformers
-    Family("LlamaTokenizer", lambda: _from_sentencepiece("LlamaTokenizer", CHATML, "bpe", True),
-           T.chatml(), eos="</s>", bos="<s>", end="<|im_end|>"),
-    Family("LlamaTokenizer-legacy", lambda: _from_sentencepiece("LlamaTokenizer", CHATML, "bpe", True, legacy=True),
-           T.LLAMA_2, eos="</s>", bos="<s>", end="</s>"),
+    Family("LlamaTokenizer", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True), T.chatml(), bos="<s>",
+           end="<|im_end|>"),
+    Family("LlamaTokenizer-legacy", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True, legacy=True), T.LLAMA_2,
+           bos="<s>", end="</s>"),
+    Family("LlamaTokenizer-no-prefix", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True, add_prefix_space=False),
+           T.MISTRAL_V1, bos="<s>", end="</s>"),
+    Family("CodeLlamaTokenizer", lambda: _from_sentencepiece("CodeLlamaTokenizer", "bpe", True), T.LLAMA_2, bos="<s>",
+           end="</s>"),
+    Family("XLMRobertaTokenizer", lambda: _from_sentencepiece("XLMRobertaTokenizer", "unigram", True, "nmt_nfkc"),
+           T.chatml(), bos="<s>", pad="<pad>", end="<|im_end|>", keeps_spaces=False),
+    Family("GPT2Tokenizer", lambda: _of_class("GPT2Tokenizer", byte_level("gpt2"), add_prefix_space=True, eos_token="<eos>",
+                                              bos_token="<eos>", unk_token="<unk>"), T.chatml(), eos="<eos>", end="<|im_end|>"),
+    Family("Qwen2Tokenizer", lambda: _of_class("Qwen2Tokenizer", byte_level("qwen2"), eos_token="<|im_end|>",
+                                               pad_token="<pad>", unk_token="<unk>"), T.chatml(), eos="<|im_end|>",
+           pad="<pad>", end="<|im_end|>"),
+    Family("GemmaTokenizer", lambda: _of_class("GemmaTokenizer", sentencepiece_bpe("never", True)), T.chatml(T.BOS),
+           eos="<eos>", bos="<bos>", pad="<pad>", end="<|im_end|>"),
+    Family("GPTSw3Tokenizer", lambda: _from_sentencepiece("GPTSw3Tokenizer", "bpe", True), T.chatml(), eos=TEXT_END,
+           bos="<s>", pad="<pad>", end="<|im_end|>", fast=False),
     Family("ByT5Tokenizer", _byt5, T.chatml(), pad="<pad>", end="<|im_end|>", fast=False),
 ]  # fmt: skip

@@ -69,10 +69,10 @@ def test_texts_are_a_question_and_its_answer(family: Family, renderer: Renderer)
     assert row["prompt_ids"] == expected.prompt(family, user("And you?"))
 
 
-def test_the_text_of_an_answer_leaves_out_the_end_of_its_turn(family: Family, renderer: Renderer) -> None:
-    """Verifiers and reward models compare it with labels; so it is what the template puts before the end of the turn."""
+def test_the_text_of_an_answer_ends_with_its_content(family: Family, renderer: Renderer) -> None:
+    """Verifiers compare it with labels, so what ends the turn is no part of it, such as `` </s>`` of Llama 2."""
     (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
     text = family.tokenizer.apply_chat_template([*user("And you?"), *YES], tokenize=False)
     prompt = family.tokenizer.apply_chat_template(user("And you?"), tokenize=False, add_generation_prompt=True)
-    answer = text.removeprefix(prompt)
-    assert row["completion"] == (answer[: answer.rindex(family.end)] if family.end else answer)
+    content = YES[0]["content"]
+    assert row["completion"] == text.removeprefix(prompt)[: text.rindex(content) + len(content) - len(prompt)]

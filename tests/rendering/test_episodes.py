@@ -45,9 +45,10 @@ def test_context_is_the_conversation(family: Family, renderer: Renderer, message
     context = renderer.asked(messages[:1], None)
     for turn in range(1, len(messages) - 1, 2):
         policy = written(family, messages[: turn + 1])
+        ended_by = policy[-1]
         if family.end is None:  # EOS, which the template does not show
             assert policy.pop() == family.tokenizer.eos_token_id
-        context += policy + renderer.told(messages[turn + 1 : turn + 2], closed=family.end is not None)
+        context += policy + renderer.told(messages[turn + 1 : turn + 2], ended_by)
         right = expected.prompt(family, messages[: turn + 2])
         assert readable(family, context) == readable(family, right)
         assert context == right
@@ -57,10 +58,22 @@ def test_a_truncated_turn_is_closed_as_the_template_closes_turns(family: Family,
     """Once, so that the context is the one behind a turn that the policy itself had ended."""
     written(family, THREE_TURNS[:2])
     context = renderer.asked(THREE_TURNS[:1], None)
-    context += without_end(family, THREE_TURNS[:2]) + renderer.told(THREE_TURNS[2:3], closed=False)
+    context += without_end(family, THREE_TURNS[:2]) + renderer.told(THREE_TURNS[2:3], ended_by=None)
     right = expected.prompt(family, THREE_TURNS[:3])
     assert readable(family, context) == readable(family, right)
     assert context == right
+
+
+def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family, renderer: Renderer) -> None:
+    """Such a tag is among the ids of generation_config.json, so the policy has sampled it as the last token of its turn."""
+    tag = next((token for token in family.stops if token == "<|user|>"), None)
+    if tag is None:
+        pytest.skip("no tag ends a turn of this family")
+    (ended_by,) = family.ids(tag)
+    policy = [*written(family, THREE_TURNS[:2])[:-1], ended_by]
+    context = renderer.asked(THREE_TURNS[:1], None) + policy + renderer.told(THREE_TURNS[2:3], ended_by)
+    right = expected.prompt(family, THREE_TURNS[:3])
+    assert readable(family, context) == readable(family, right)
 
 
 def test_what_is_said_before_the_first_turn_is_part_of_the_prompt(family: Family, renderer: Renderer) -> None:

@@ -34,6 +34,7 @@ class Forced(LogitsProcessor):
 @functools.cache
 def model(vocabulary: int) -> Any:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # models this small are slower where threads wait for each other
     shape = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=8,
@@ -60,9 +61,12 @@ def generated(family: Family, prompt: list[int], goes_on: list[int], stop_ids: A
 
 def continuation(family: Family, prompt: list[int]) -> list[int]:
     """How the template goes on behind the first question: the answer, what follows it, and a further question."""
-    whole = expected.encoded(family, THREE_TURNS[:3])
-    if family.end is None:  # the policy ends its turn by EOS, or by the tag of the next speaker
+    if family.end is None:  # the policy ends its turn with EOS
         whole = expected.last_turn(family, THREE_TURNS[:2]).ids
+    elif family.keeps_history:
+        whole = expected.encoded(family, THREE_TURNS[:3])
+    else:
+        whole = expected.encoded(family, THREE_TURNS[:2]) + prompt
     return whole[expected.common(prompt, whole) :]
 
 

@@ -36,7 +36,7 @@ def without_template(family: Family, plain: dict[str, Renderer]) -> Renderer:
     if family.name not in plain:
         tokenizer = build(family)
         tokenizer.chat_template = None
-        plain[family.name] = Renderer(tokenizer, stop_ids=family.stop_ids)
+        plain[family.name] = Renderer(tokenizer, eos_token_ids=family.stop_ids)
     return plain[family.name]
 
 
@@ -86,7 +86,7 @@ def test_what_an_environment_says_is_encoded_behind_the_policys_text(
     begin = "First we add 3 and 4, which is 7."
     observed = "Then we multiply"
     policy = [*called(family, begin), family.tokenizer.eos_token_id]
-    context = policy + without_template.told([{"role": "user", "content": observed}])
+    context = policy + without_template.told([{"role": "user", "content": observed}], ended_by=policy[-1])
     right = list(family.tokenizer(begin + family.eos + observed)["input_ids"])
     right = right[:-1] if right[-1] == family.tokenizer.eos_token_id else right
     assert readable(family, context) == readable(family, right)

@@ -7,7 +7,6 @@ import pytest
 from alignment_core.data.kinds.demonstrations import Demonstration
 from alignment_core.data.messages import assistant, user
 from alignment_core.data.template import Renderer
-from alignment_core.errors import UserError
 from tests.rendering import expected
 from tests.rendering.conversations import THREE_TURNS
 from tests.rendering.families import OWN, Family
@@ -32,10 +31,16 @@ def test_each_turn_is_a_row_as_inference_saw_it(family: Family, renderer: Render
     assert [row["loss_mask"] for row in rows] == [row.mask for row in right]
 
 
-def test_an_episode_of_several_turns_is_refused_where_every_turn_is_rewritten(
-    family: Family, renderer: Renderer
+@pytest.mark.parametrize("messages", [THREE_TURNS, THOUGHTS], ids=["plain", "thoughts"])
+@pytest.mark.parametrize("closed", [True, False], ids=["ended", "truncated"])
+def test_what_follows_a_sampled_turn_is_what_follows_it_in_the_template(
+    family: Family, renderer: Renderer, messages: expected.Messages, closed: bool
 ) -> None:
-    if family.name == "qwen3-thinking":
-        pytest.skip("it leaves turns without thoughts as they are")
-    with pytest.raises(UserError, match="once a reply follows"):
-        renderer.told(THREE_TURNS[2:3])
+    """The policy's own tokens stay in its context as they were sampled; behind them comes what the template puts there."""
+    answer, reply = messages[1]["content"].split("\n")[-1], messages[2:3]
+    text = family.tokenizer.apply_chat_template(messages[:3], tokenize=False, add_generation_prompt=True)
+    behind = text[text.index(answer, text.index(messages[0]["content"]) + 1) + len(answer) :]
+    right = list(family.tokenizer(behind, add_special_tokens=False)["input_ids"])
+    assert right[0] in family.ids(family.end, *family.ends_of_history), "the end of the turn comes first"
+    ended_by = family.ids(family.end)[0] if closed else None
+    assert readable(family, renderer.told(reply, ended_by)) == readable(family, right[1:] if closed else right)

@@ -151,7 +151,9 @@ def words() -> str:
 
 
 @functools.cache
-def sentencepiece_file(model_type: Literal["bpe", "unigram"], add_dummy_prefix: bool, pieces: tuple[str, ...]) -> bytes:
+def sentencepiece_file(
+    model_type: Literal["bpe", "unigram"], add_dummy_prefix: bool, pieces: tuple[str, ...], rule: str = "identity"
+) -> bytes:
     """A ``tokenizer.model`` that the library sentencepiece trained; ``pieces`` are control symbols beside the usual three."""
     import sentencepiece
 
@@ -164,7 +166,7 @@ def sentencepiece_file(model_type: Literal["bpe", "unigram"], add_dummy_prefix: 
         byte_fallback=True,
         add_dummy_prefix=add_dummy_prefix,
         remove_extra_whitespaces=False,
-        normalization_rule_name="identity",
+        normalization_rule_name=rule,
         user_defined_symbols=list(pieces),
         hard_vocab_limit=False,
         num_threads=1,
