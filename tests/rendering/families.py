@@ -86,12 +86,12 @@ def build(family: Family) -> Any:
     backend = Tokenizer.from_str(made)
     names = [name for name in (family.bos, family.eos, family.pad, family.end) if name]
     tokens = {str(one.content if isinstance(one, AddedToken) else one): one for one in (*names, *family.special)}
-    backend.add_special_tokens(
-        [
-            one if isinstance(one, AddedToken) else AddedToken(one, special=True, normalized=False)
-            for one in tokens.values()
-        ]
-    )
+    added = [
+        one if isinstance(one, AddedToken) else AddedToken(one, special=True, normalized=False)
+        for one in tokens.values()
+    ]
+    backend.add_special_tokens([one for one in added if one.special])
+    backend.add_tokens([one for one in added if not one.special])
     if family.bos:
         backend.post_processor = processors.Sequence(
             [
@@ -174,6 +174,8 @@ OWN = [
     Family("llama2-always", _pieces("always"), T.LLAMA_2, bos="<s>", end="</s>", pad="<unk>"),
     Family("llama2-chatml", _pieces("first"), T.chatml(), CHATML, bos="<s>", end="<|im_end|>", stops=("<|im_end|>",)),
     Family("llama2-chatml-legacy", _pieces("normalizer"), T.chatml(), CHATML, bos="<s>", end="<|im_end|>"),
+    Family("added-not-special", _pieces("first"), T.chatml(),
+           tuple(AddedToken(name, special=False, normalized=False) for name in CHATML), bos="<s>", end="<|im_end|>"),
     Family("mistral-v0.1", _pieces("normalizer"), T.MISTRAL_V1, bos="<s>", end="</s>"),
     Family("mistral-v0.3", _pieces("first"), T.MISTRAL_V3, ("[INST]", "[/INST]"), bos="<s>", end="</s>"),
     Family("mistral-v0.3-legacy", _pieces("normalizer"), T.MISTRAL_V3, ("[INST]", "[/INST]"), bos="<s>", end="</s>"),
@@ -218,6 +220,8 @@ OWN = [
            ("<|header_start|>", "<|header_end|>", "<|eom|>", "<|end_of_text|>"), eos="<|eot|>", bos="<|begin_of_text|>",
            end="<|eot|>"),
     Family("mistral-tekken", _bytes("o200k"), T.MISTRAL_TEKKEN, ("[INST]", "[/INST]"), bos="<s>", end="</s>"),
+    Family("phi4-mini", _bytes("o200k"), T.PHI_4_MINI, (*TAGS, "<|end|>"), eos=TEXT_END, bos=None, pad=TEXT_END,
+           end="<|end|>", stops=("<|end|>",)),
     Family("phi4", _bytes("o200k"), T.PHI_4, (*CHATML, "<|im_sep|>"), eos=TEXT_END, bos=None, pad=TEXT_END,
            end="<|im_end|>", stops=("<|im_end|>",)),
     Family("command-r", _bytes("starcoder"), T.COMMAND_R, COHERE, eos="<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>",

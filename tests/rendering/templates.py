@@ -129,6 +129,13 @@ PHI_3 = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
 )
 """EOS stands at the end of a whole conversation, behind the end of the turn."""
+PHI_4_MINI = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ m.content + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+"""EOS stands directly behind the end of the last turn."""
 PHI_4 = template(
     "<|im_start|>user<|im_sep|>{}<|im_end|>",
     "<|im_start|>assistant<|im_sep|>",

@@ -46,6 +46,19 @@ def test_a_question_that_spells_out_the_end_of_a_turn_is_no_target(family: Famil
     check(family, renderer, [{"role": "user", "content": text}, *THREE_TURNS[1:4]])
 
 
+def test_a_row_ends_with_its_last_assistant_turn(family: Family, renderer: Renderer) -> None:
+    """What a user says behind it is no part of the row."""
+    rendered = rows_of(Demonstration([], THREE_TURNS[:5]), renderer, family)
+    assert rendered == rows_of(Demonstration([], THREE_TURNS[:4]), renderer, family)
+
+
+def test_earlier_turns_are_context_where_the_last_alone_is_trained(family: Family, renderer: Renderer) -> None:
+    (row,) = rows_of(Demonstration(THREE_TURNS[:5], THREE_TURNS[5:]), renderer, family)
+    right = expected.last_turn(family, THREE_TURNS)
+    assert readable(family, row["input_ids"]) == readable(family, right.ids)
+    assert row["loss_mask"] == right.mask
+
+
 MARKED = [family for family in OWN if family.keeps_history and family.end and family.fast]
 
 
