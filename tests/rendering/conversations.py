@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alignment_core.data.messages import assistant, user
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 SYSTEM = [{"role": "system", "content": "Be brief."}]
 ONE_TURN = [*user("How are you?"), *assistant("Fine, thanks.")]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.rendering.families import Family
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
 Ids = list[int]
 
 
@@ -28,17 +29,17 @@ def runs(mask: Ids) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def encoded(family: Family, messages: Messages, add_generation_prompt: bool = False) -> Ids:
+def encoded(family: Family, messages: Messages, add_generation_prompt: bool = False, tools: Tools = None) -> Ids:
     """A conversation by ``apply_chat_template``."""
     encoding = family.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
     )
     return list(encoding["input_ids"])
 
 
-def prompt(family: Family, messages: Messages) -> Ids:
+def prompt(family: Family, messages: Messages, tools: Tools = None) -> Ids:
     """What a model is asked, by ``apply_chat_template``."""
-    return encoded(family, messages, add_generation_prompt=True)
+    return encoded(family, messages, add_generation_prompt=True, tools=tools)
 
 
 def common(first: Ids, second: Ids) -> int:
@@ -47,19 +48,19 @@ def common(first: Ids, second: Ids) -> int:
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
-def last_turn(family: Family, messages: Messages) -> Row:
+def last_turn(family: Family, messages: Messages, tools: Tools = None) -> Row:
     """A conversation of which the last turn alone is trained.
 
     As in TRL the targets begin where the ids of the prompt and of the whole part. They end with the token that ends the turn: a
     model cannot write what the template puts behind that. Where the template writes no such token, EOS is it.
     """
-    ids = encoded(family, messages)
-    begin = common(prompt(family, messages[:-1]), ids)
+    ids = encoded(family, messages, tools=tools)
+    begin = common(prompt(family, messages[:-1], tools), ids)
     if family.end is None:
         ids.append(family.tokenizer.eos_token_id)
     else:
-        (end,) = family.ids(family.end)
-        ids = ids[: len(ids) - ids[::-1].index(end)]
+        ends = family.ids(family.end, *family.stops)  # a call of gpt-oss ends with a token of its own
+        ids = ids[: max(place for place, token in enumerate(ids) if token in ends) + 1]
     return Row(ids, [0] * begin + [1] * (len(ids) - begin))
 
 

@@ -69,6 +69,13 @@ def test_texts_are_a_question_and_its_answer(family: Family, renderer: Renderer)
     assert row["prompt_ids"] == expected.prompt(family, user("And you?"))
 
 
+def test_prompt_and_text_of_an_answer_give_its_ids_again(family: Family, renderer: Renderer) -> None:
+    """A reward model reads them: a text that it was trained on has to get the ids that it was trained on."""
+    (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
+    ids = renderer.closed(row["prompt"] + row["completion"])
+    assert readable(family, ids) == readable(family, row["prompt_ids"] + row["completion_ids"])
+
+
 def test_the_text_of_an_answer_ends_with_its_content(family: Family, renderer: Renderer) -> None:
     """Verifiers compare it with labels, so what ends the turn is no part of it, such as `` </s>`` of Llama 2."""
     (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)

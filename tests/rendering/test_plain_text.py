@@ -22,6 +22,7 @@ PAIRS = [
     ("The capital of France is ", "Paris."),
     ("def add(a, b):\n", "    return a + b"),
     ("hel", "lo"),
+    ("12 + 34 =  ", "日"),
 ]
 pytestmark = pytest.mark.parametrize("family", OWN, ids=str, scope="session")
 

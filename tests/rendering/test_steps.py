@@ -19,6 +19,19 @@ def token_of(offsets: list[tuple[int, int]], place: int) -> int:
     return max(token for token, (begin, end) in enumerate(offsets) if begin <= place < end)
 
 
+def test_a_placeholder_behind_each_step_is_part_of_the_text(family: Family, renderer: Renderer) -> None:
+    """Where it is a special token; each step is judged at it."""
+    (mark,) = family.ids(family.eos)
+    settings = {"separator": "." if family.name == "words" else "\n", "placeholder": family.eos}
+    steps = [step.rstrip(".") for step in STEPS]
+    (row,) = rows_of(Stepwise(THREE_TURNS[:1], steps, [1.0, 1.0, 0.0]), renderer, family, **settings)
+    prompt = family.tokenizer.apply_chat_template(THREE_TURNS[:1], tokenize=False, add_generation_prompt=True)
+    text = prompt + "".join(step + settings["separator"] + family.eos for step in steps)
+    right = list(family.tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
+    assert [place for place, token in enumerate(row["completion_ids"]) if token == mark] == row["step_ends"]
+
+
 @pytest.mark.parametrize("separator", ["\n", "\n\n", "."])
 def test_steps_are_encoded_as_one_text_with_their_prompt(family: Family, renderer: Renderer, separator: str) -> None:
     if not family.keeps_spaces and separator != ".":
