@@ -59,6 +59,21 @@ def test_earlier_turns_are_context_where_the_last_alone_is_trained(family: Famil
     assert row["loss_mask"] == right.mask
 
 
+def test_a_turn_of_weight_zero_is_context(family: Family, renderer: Renderer) -> None:
+    """The ids are those of the whole conversation; the turn's tokens are no targets."""
+    rows = rows_of(Demonstration([], THREE_TURNS, untrained=[3]), renderer, family)
+    assert readable(family, rows[-1]["input_ids"]) == readable(family, expected.last_turn(family, THREE_TURNS).ids)
+    turns = expected.rows(family, THREE_TURNS)
+    targets = [[token for token, on in zip(row["input_ids"], row["loss_mask"], strict=True) if on] for row in rows]
+    first, _, last = (row.turns[0] for row in turns)
+    if len(rows) == 1:
+        assert targets == [
+            (first if family.end else first[:-1]) + last
+        ]  # EOS of its own stands behind the last turn alone
+    else:
+        assert targets == [first, last]
+
+
 MARKED = [family for family in OWN if family.keeps_history and family.end and family.fast]
 
 

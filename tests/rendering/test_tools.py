@@ -6,6 +6,9 @@ import pytest
 
 from alignment_core.data.kinds.demonstrations import Demonstration
 from alignment_core.data.kinds.preferences import Preference
+from alignment_core.data.kinds.prompts import Prompt
+from alignment_core.data.kinds.stepwise import Stepwise
+from alignment_core.data.kinds.unpaired import Labelled
 from alignment_core.data.messages import assistant, user
 from alignment_core.data.template import Renderer
 from tests.rendering import expected
@@ -44,6 +47,16 @@ def test_a_pair_of_a_call_and_a_text(family: Family, renderer: Renderer) -> None
     for name, answer in (("chosen", CALLING), ("rejected", assistant("10")[0])):
         right = expected.last_turn(family, [*CHAT[:1], answer], TOOLS)
         assert readable(family, row["prompt_ids"] + row[f"{name}_ids"]) == readable(family, right.ids)
+
+
+def test_all_kinds_of_rows_show_the_tools(family: Family, renderer: Renderer) -> None:
+    asked, right = expected.prompt(family, CHAT[:3], TOOLS), expected.last_turn(family, CHAT, TOOLS)
+    (row,) = rows_of(Prompt(CHAT[:3], tools=TOOLS), renderer, family)
+    assert readable(family, row["prompt_ids"]) == readable(family, asked)
+    (row,) = rows_of(Labelled(CHAT[:3], CHAT[3:], True, tools=TOOLS), renderer, family)
+    assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right.ids)
+    (row,) = rows_of(Stepwise(CHAT[:3], ["Nine.", "It is nine."], [1.0, 0.0], tools=TOOLS), renderer, family)
+    assert readable(family, row["prompt_ids"]) == readable(family, asked)
 
 
 def test_a_result_follows_the_call_as_the_template_renders_it(family: Family, renderer: Renderer) -> None:
