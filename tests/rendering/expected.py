@@ -69,7 +69,7 @@ def conversation(family: Family, messages: Messages) -> Row:
     whole = rows(family, messages)[-1]
     for row in rows(family, messages):
         (begin, end), *_ = runs(row.mask)
-        if family.end is None and len(row.ids) < len(whole.ids):
+        if family.end is None and row.ids[end - 1] != whole.ids[end - 1]:
             end -= 1  # EOS, which stands behind the last turn alone
         assert row.ids[:end] == whole.ids[:end], "the oracle itself: this template keeps history"
         whole.mask[begin:end] = row.mask[begin:end]

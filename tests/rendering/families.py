@@ -112,21 +112,20 @@ def build(family: Family) -> Any:
 
 
 def _from_sentencepiece(
-    class_name: str,
-    model_type: Any,
-    prefix: bool,
-    rule: str = "identity",
-    pieces: tuple[str, ...] = CHATML,
-    **options: Any,
+    class_name: str, model_type: Any, prefix: bool, rule: str = "identity", named: bool = True, **options: Any
 ) -> Any:
-    """A tokenizer of a class of ``transformers``, read from a model that the library sentencepiece trained."""
+    """A tokenizer of a class of ``transformers``, read from a model that the library sentencepiece trained.
+
+    The ChatML tokens are symbols of that model; they are special tokens only if they are ``named`` beside it, too.
+    """
     import transformers
 
     cls = getattr(transformers, class_name)
+    special = {"extra_special_tokens": list(CHATML)} if named else {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / cls.vocab_files_names["vocab_file"]
-        file.write_bytes(vocabularies.sentencepiece_file(model_type, prefix, pieces, rule))
-        return cls.from_pretrained(folder, extra_special_tokens=list(pieces), **options)
+        file.write_bytes(vocabularies.sentencepiece_file(model_type, prefix, CHATML, rule))
+        return cls.from_pretrained(folder, **options, **special)
 
 
 def _of_class(class_name: str, vocabulary: str, **options: Any) -> Any:
@@ -184,6 +183,7 @@ OWN = [
     Family("alpaca", _pieces("first"), T.ALPACA, bos="<s>", end="</s>"),
     Family("solar", _pieces("always"), T.SOLAR, bos="<s>", end="</s>"),
     Family("openchat", _pieces("normalizer"), T.OPENCHAT, ("</s>",), eos="<|end_of_turn|>", bos="<s>", end="<|end_of_turn|>"),
+    Family("eos-between", _pieces("normalizer"), T.EOS_BETWEEN, bos="<s>"),
     Family("phi3", _pieces("normalizer"), T.PHI_3, stripped(*TAGS, "<|end|>", rstrip=True), eos=TEXT_END, bos="<s>",
            pad=TEXT_END, end="<|end|>", stops=("<|end|>", "<|assistant|>")),
     Family("minicpm", _pieces("first"), T.MINICPM, bos="<s>", end="</s>"),
@@ -234,6 +234,8 @@ OWN = [
     Family("tulu3", _bytes("llama3"), T.TULU, eos="<|end_of_text|>", bos="<|begin_of_text|>", end="<|end_of_text|>"),
     Family("olmo2", _bytes("llama3"), T.tags(TEXT_END, head=T.BOS), eos=TEXT_END, bos=TEXT_END, end=TEXT_END),
     Family("stablelm", _bytes("gpt2"), T.tags(TEXT_END, user_end=TEXT_END), TAGS, eos=TEXT_END, pad=TEXT_END, end=TEXT_END),
+    Family("dialogpt", _bytes("gpt2"), T.DIALOGUE, eos=TEXT_END, bos=TEXT_END, end=TEXT_END),
+    Family("pythia-hh", _bytes("gpt2"), T.HUMAN_ASSISTANT, eos=TEXT_END),
     Family("granite", _bytes("starcoder"), T.GRANITE, ("<|start_of_role|>", "<|end_of_role|>"), eos="<|end_of_text|>",
            pad="<|end_of_text|>", end="<|end_of_text|>"),
     Family("glm4", _bytes("llama3"), T.GLM_4, GLM, eos=TEXT_END, pad=TEXT_END, stops=("<|user|>", "<|observation|>")),
@@ -254,6 +256,8 @@ OWN = [
     # Classes of transformers
     Family("LlamaTokenizer", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True), T.chatml(), bos="<s>",
            end="<|im_end|>"),
+    Family("LlamaTokenizer-user-defined", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True, named=False),
+           T.chatml(), bos="<s>", end="<|im_end|>"),
     Family("LlamaTokenizer-legacy", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True, legacy=True), T.LLAMA_2,
            bos="<s>", end="</s>"),
     Family("LlamaTokenizer-no-prefix", lambda: _from_sentencepiece("LlamaTokenizer", "bpe", True, add_prefix_space=False),

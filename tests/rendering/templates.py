@@ -201,6 +201,17 @@ REKA = template("human: {} <sep> ", "assistant:", " {} <sep>", " ", "system: {} 
 """Spaces around the token that ends a turn."""
 INSTRUCTION_TUNED_T5 = template("question: {} ", "answer: ", "{}</s>", " ", "{} ")
 """The generation prompt ends in a space, which SentencePiece joins to the answer's first word."""
+DIALOGUE = template("{}<|endoftext|>", "", "{}<|endoftext|>", "", "{}<|endoftext|>")
+"""As DialoGPT: no tags, no generation prompt."""
+HUMAN_ASSISTANT = template("\n\nHuman: {}", "\n\nAssistant:", " {}", "", "{}")
+"""Plain text without an end of turn."""
+EOS_BETWEEN = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ 'Assistant:' }}"
+    "{{ ' ' + m.content }}{% if not loop.last %}{{ eos_token }}{% endif %}{{ '' }}"
+    "{% else %}{{ m.role + ': ' + m.content + ' ' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""EOS ends a turn once another follows; at the end of a conversation the template leaves it to the trainer."""
 HARMONY = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|start|>assistant' }}{% generation %}"
     "{{ '<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last and not add_generation_prompt else '<|end|>') }}"
