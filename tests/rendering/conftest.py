@@ -21,5 +21,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def renderer(family: Family) -> Renderer:
     if family.template is None:
-        pytest.skip("this version of TRL does not ship the template")
+        pytest.skip("the package that is installed does not ship the template")
     return Renderer(family.tokenizer, eos_token_ids=family.stop_ids)

@@ -1,20 +1,33 @@
-"""Chat templates that TRL ships, each with a tokenizer like its family's."""
+"""Chat templates that TRL and vLLM ship, each with a tokenizer like its family's, and the tokenizers of Mistral 7B.
+
+The package ``mistral_common``, which vLLM needs, holds these as they are.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tests.rendering import templates
 from tests.rendering.families import CHATML, COHERE, HARMONY, LLAMA_3, TAGS, TEXT_END, TURNS, Family, stripped
 from tests.rendering.vocabularies import byte_level, sentencepiece_bpe
 
-SPEC = find_spec("trl")
-FOLDER = Path(str(SPEC.origin if SPEC else "trl")).parent / "chat_templates"
+
+def package(name: str) -> Path:
+    """The folder of an installed package, which is not imported."""
+    found = find_spec(name)
+    return Path(str(found.origin if found else name)).parent
 
 
-def _read(name: str) -> str | None:
-    file = FOLDER / f"{name}.jinja"
+TRL = package("trl") / "chat_templates"
+VLLM = package("vllm") / "transformers_utils" / "chat_templates"
+
+
+def _read(name: str, folder: Path = TRL) -> str | None:
+    file = folder / f"{name}.jinja"
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
@@ -55,7 +68,22 @@ def _gemma() -> str:
     return sentencepiece_bpe("never", True)
 
 
+MISTRAL = package("mistral_common") / "data"
+
+
+def _mistral(file: str) -> Any:
+    from transformers import LlamaTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(MISTRAL / file, Path(folder) / "tokenizer.model")
+        return LlamaTokenizer.from_pretrained(folder)
+
+
 INSTALLED = [
+    Family("mistral_common-v1", lambda: _mistral("tokenizer.model.v1"), templates.MISTRAL_V1, bos="<s>", end="</s>"),
+    Family("mistral_common-v3", lambda: _mistral("mistral_instruct_tokenizer_240323.model.v3"), templates.MISTRAL_V3,
+           bos="<s>", end="</s>"),
+    Family("vllm-chatml", _qwen, _read("template_chatml", VLLM), (*CHATML, TEXT_END), eos="<|im_end|>", pad=TEXT_END),
     _installed("cohere", lambda: byte_level("starcoder"), **COMMAND),
     _installed("cohere2", lambda: byte_level("starcoder"), **COMMAND),
     _installed("gemma", _gemma, **GEMMA, system=False),

@@ -63,14 +63,12 @@ def test_a_turn_of_weight_zero_is_context(family: Family, renderer: Renderer) ->
     """The ids are those of the whole conversation; the turn's tokens are no targets."""
     rows = rows_of(Demonstration([], THREE_TURNS, untrained=[3]), renderer, family)
     assert readable(family, rows[-1]["input_ids"]) == readable(family, expected.last_turn(family, THREE_TURNS).ids)
-    turns = expected.rows(family, THREE_TURNS)
     targets = [[token for token, on in zip(row["input_ids"], row["loss_mask"], strict=True) if on] for row in rows]
-    first, _, last = (row.turns[0] for row in turns)
     if len(rows) == 1:
-        assert targets == [
-            (first if family.end else first[:-1]) + last
-        ]  # EOS of its own stands behind the last turn alone
+        first, _, last = expected.conversation(family, THREE_TURNS).turns
+        assert targets == [first + last]
     else:
+        first, _, last = (row.turns[0] for row in expected.rows(family, THREE_TURNS))
         assert targets == [first, last]
 
 
