@@ -63,9 +63,9 @@ def test_prompt_and_completion_are_encoded_as_one_text(
     assert row["loss_mask"] == [0] * parted + [1] * (len(right) - parted)
     (row,) = rows_of(Labelled(prompt, completion, True), without_template, family)
     assert (row["prompt_ids"], row["completion_ids"]) == (right[:parted], right[parted:])
-    (row,) = rows_of(Preference(prompt, completion, "no"), without_template, family)
+    (row,) = rows_of(Preference(prompt, completion, "Rome"), without_template, family)
     assert row["prompt_ids"] + row["chosen_ids"] == right
-    assert row["prompt_ids"] + row["rejected_ids"] == whole(family, prompt + "no")
+    assert row["prompt_ids"] + row["rejected_ids"] == whole(family, prompt + "Rome")
     (row,) = rows_of(Prompt(prompt), without_template, family)
     assert row["prompt_ids"] == asked
 
