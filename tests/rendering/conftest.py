@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from alignment_core.data.template import Renderer
-from tests.rendering.families import OWN, Family
-from tests.rendering.installed import INSTALLED
-
-FAMILIES = [*OWN, *INSTALLED]
+from tests.rendering.families import Family
+from tests.rendering.installed import FAMILIES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """All families, where a test does not name its own."""
-    named = any(mark.args[0] == "family" for mark in metafunc.definition.iter_markers("parametrize"))
+    named = any("family" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "family" in metafunc.fixturenames and not named:
         metafunc.parametrize("family", FAMILIES, ids=str, scope="session")
 

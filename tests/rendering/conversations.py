@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.data.messages import assistant, user
+from tests.rendering.families import Family
 
 Messages = list[dict[str, Any]]
 
@@ -32,6 +33,11 @@ BY_NAME: dict[str, Messages] = {
     "unicode": UNICODE,
     "white space": WHITE_SPACE,
 }
+
+
+def fits(family: Family, name: str) -> bool:
+    """Whether a family can render a conversation: some refuse system messages, some have no tokens for white space."""
+    return (family.system or name != "system message") and (family.keeps_spaces or name != "white space")
 
 
 def spelled_out(tokens: list[str]) -> Messages:

@@ -62,6 +62,11 @@ class Family:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def alternates(self) -> bool:
+        """Whether the template refuses two messages of a user, one behind the other."""
+        return "must alternate" in str(self.template)
+
     @functools.cached_property
     def tokenizer(self) -> Any:
         return build(self)

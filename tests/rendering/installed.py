@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rendering import templates
-from tests.rendering.families import CHATML, COHERE, HARMONY, LLAMA_3, TAGS, TEXT_END, TURNS, Family, stripped
+from tests.rendering.families import CHATML, COHERE, HARMONY, LLAMA_3, OWN, TAGS, TEXT_END, TURNS, Family, stripped
 from tests.rendering.vocabularies import byte_level, sentencepiece_bpe
 
 
@@ -113,3 +113,5 @@ INSTALLED = [
     _installed("qwen3_instruct_2507", _qwen, **QWEN),
     _installed("qwen3_vl", _qwen, **QWEN),
 ]  # fmt: skip
+
+FAMILIES = [*OWN, *INSTALLED]

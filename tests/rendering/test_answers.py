@@ -11,9 +11,10 @@ from alignment_core.data.kinds.prompts import Prompt
 from alignment_core.data.kinds.unpaired import Labelled
 from alignment_core.data.messages import assistant, user
 from alignment_core.data.template import Renderer
-from tests.rendering import expected
+from tests.rendering import conversations, expected
 from tests.rendering.conversations import SYSTEM, THREE_TURNS
 from tests.rendering.families import Family
+from tests.rendering.installed import FAMILIES
 from tests.rendering.rows import readable, rows_of
 
 PROMPTS: dict[str, Any] = {
@@ -24,29 +25,30 @@ PROMPTS: dict[str, Any] = {
 YES, NO = assistant("yes, of course"), assistant("46")
 
 
-@pytest.fixture(params=PROMPTS)
-def prompt(request: pytest.FixtureRequest, family: Family) -> Any:
-    if request.param == "system message" and not family.system:
-        pytest.skip("the template refuses system messages")
-    return PROMPTS[request.param]
+CASES = [(family, name) for family in FAMILIES for name in PROMPTS if conversations.fits(family, name)]
+for_each_prompt = pytest.mark.parametrize(("family", "name"), CASES, ids=str)
 
 
 def whole(family: Family, messages: Any, answer: Any) -> list[int]:
     return expected.last_turn(family, [*messages, *answer]).ids
 
 
-def test_a_pair_is_two_conversations_with_one_prompt(family: Family, renderer: Renderer, prompt: Any) -> None:
+@for_each_prompt
+def test_a_pair_is_two_conversations_with_one_prompt(family: Family, renderer: Renderer, name: str) -> None:
+    prompt = PROMPTS[name]
     (row,) = rows_of(Preference(prompt, YES, NO), renderer, family)
     chosen, rejected = (whole(family, prompt, answer) for answer in (YES, NO))
     asked = expected.prompt(family, prompt)
     parted = min(expected.common(asked, chosen), expected.common(asked, rejected))
-    for name, right in (("chosen", chosen), ("rejected", rejected)):
-        assert readable(family, row["prompt_ids"] + row[f"{name}_ids"]) == readable(family, right)
-        assert row["prompt_ids"] + row[f"{name}_ids"] == right
+    for answer, right in (("chosen", chosen), ("rejected", rejected)):
+        assert readable(family, row["prompt_ids"] + row[f"{answer}_ids"]) == readable(family, right)
+        assert row["prompt_ids"] + row[f"{answer}_ids"] == right
     assert row["prompt_ids"] == asked[:parted]
 
 
-def test_a_labelled_completion_is_a_conversation(family: Family, renderer: Renderer, prompt: Any) -> None:
+@for_each_prompt
+def test_a_labelled_completion_is_a_conversation(family: Family, renderer: Renderer, name: str) -> None:
+    prompt = PROMPTS[name]
     (row,) = rows_of(Labelled(prompt, YES, True), renderer, family)
     right = whole(family, prompt, YES)
     asked = expected.prompt(family, prompt)
@@ -55,7 +57,9 @@ def test_a_labelled_completion_is_a_conversation(family: Family, renderer: Rende
     assert row["prompt_ids"] == asked[: expected.common(asked, right)]
 
 
-def test_a_prompt_is_what_apply_chat_template_asks(family: Family, renderer: Renderer, prompt: Any) -> None:
+@for_each_prompt
+def test_a_prompt_is_what_apply_chat_template_asks(family: Family, renderer: Renderer, name: str) -> None:
+    prompt = PROMPTS[name]
     (row,) = rows_of(Prompt(prompt), renderer, family)
     assert readable(family, row["prompt_ids"]) == readable(family, expected.prompt(family, prompt))
     assert row["prompt_ids"] == renderer.asked(prompt, None) == expected.prompt(family, prompt)

@@ -11,6 +11,7 @@ from alignment_core.data.template import Renderer
 from tests.rendering import conversations, expected
 from tests.rendering.conversations import THREE_TURNS
 from tests.rendering.families import OWN, Family
+from tests.rendering.installed import FAMILIES
 from tests.rendering.rows import readable, rows_of
 
 
@@ -25,12 +26,11 @@ def check(family: Family, renderer: Renderer, messages: Any) -> None:
     assert [row["loss_mask"] for row in rendered] == [row.mask for row in right]
 
 
-@pytest.mark.parametrize("name", conversations.BY_NAME)
+CASES = [(family, name) for family in FAMILIES for name in conversations.BY_NAME if conversations.fits(family, name)]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES, ids=str)
 def test_ids_and_targets_are_those_of_apply_chat_template(family: Family, renderer: Renderer, name: str) -> None:
-    if (name == "system message" and not family.system) or (name == "white space" and not family.keeps_spaces):
-        pytest.skip(
-            "the template refuses system messages" if family.keeps_spaces else "the tokenizer has no white space"
-        )
     check(family, renderer, conversations.BY_NAME[name])
 
 

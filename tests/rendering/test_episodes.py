@@ -8,45 +8,30 @@ from alignment_core.data.template import Renderer
 from tests.rendering import expected
 from tests.rendering.conversations import THREE_TURNS, WHITE_SPACE, Messages
 from tests.rendering.families import Family
+from tests.rendering.installed import FAMILIES
 from tests.rendering.rows import readable
 
-REWRITES_TURNS = ("gpt-oss", "trl-gptoss", "trl-qwen3", "trl-qwen3_6")
-"""They render any turn otherwise once the next follows, while the tokens that a policy has sampled stay as they are."""
+CHATS = {"plain": THREE_TURNS, "white space": [*THREE_TURNS[:2], *WHITE_SPACE, *THREE_TURNS[:2]]}
+KEEPING = [family for family in FAMILIES if family.keeps_history or family.name == "qwen3-thinking"]
+"""Others render any turn otherwise once the next follows; see test_rewritten_turns.py."""
+# Without an end of turn an answer's white space may join what follows it.
+CASES = [
+    (family, name)
+    for family in KEEPING
+    for name in CHATS
+    if name == "plain" or (family.keeps_spaces and family.keeps_history and family.end)
+]
 
 
-def written(family: Family, messages: Messages) -> list[int]:
-    """The tokens of the last turn as a policy would sample them."""
-    row = expected.last_turn(family, messages)
-    if row.mask.index(1) < len(expected.prompt(family, messages[:-1])):
-        pytest.skip("the answer's first token begins in the prompt, whose own ids a policy cannot take back")
-    return row.turns[0]
-
-
-def without_end(family: Family, messages: Messages) -> list[int]:
-    """The tokens of the last turn up to the end of its content."""
-    text, content = family.tokenizer.apply_chat_template(messages, tokenize=False), messages[-1]["content"]
-    ids = family.tokenizer(text[: text.rindex(content) + len(content)], add_special_tokens=False)["input_ids"]
-    begin, end = len(expected.prompt(family, messages[:-1])), expected.common(ids, expected.encoded(family, messages))
-    return list(ids[begin:end])
-
-
-@pytest.fixture(autouse=True)
-def _renders_all_turns_alike(family: Family) -> None:
-    if family.name in REWRITES_TURNS:
-        pytest.skip("a test of its own: it renders turns otherwise once others follow")
-
-
-@pytest.mark.parametrize(
-    "messages", [THREE_TURNS, [*THREE_TURNS[:2], *WHITE_SPACE, *THREE_TURNS[:2]]], ids=["plain", "spaces"]
-)
-def test_context_is_the_conversation(family: Family, renderer: Renderer, messages: Messages) -> None:
-    if messages is not THREE_TURNS and (not family.keeps_spaces or family.end is None):
-        pytest.skip("an answer's white space has no tokens, or joins what follows it")
+@pytest.mark.parametrize(("family", "name"), CASES, ids=str)
+def test_context_is_the_conversation(family: Family, renderer: Renderer, name: str) -> None:
+    messages = CHATS[name]
     context = renderer.asked(messages[:1], None)
     for turn in range(1, len(messages) - 1, 2):
-        policy = written(family, messages[: turn + 1])
-        ended_by = policy[-1]
-        right = expected.prompt(family, messages[: turn + 2])
+        row = expected.last_turn(family, messages[: turn + 1])
+        (policy,) = row.turns
+        context = context[: row.mask.index(1)]  # an answer may change the prompt's last token
+        ended_by, right = policy[-1], expected.prompt(family, messages[: turn + 2])
         if family.end is None and context + policy != right[: len(context + policy)]:
             assert policy.pop() == family.tokenizer.eos_token_id, "which the template does not show"
         context += policy + renderer.told(messages[turn + 1 : turn + 2], ended_by)
@@ -54,34 +39,32 @@ def test_context_is_the_conversation(family: Family, renderer: Renderer, message
         assert context == right
 
 
+@pytest.mark.parametrize("family", KEEPING, ids=str)
 def test_a_truncated_turn_is_closed_as_the_template_closes_turns(family: Family, renderer: Renderer) -> None:
     """Once, so that the context is the one behind a turn that the policy itself had ended."""
-    written(family, THREE_TURNS[:2])
-    context = renderer.asked(THREE_TURNS[:1], None)
-    context += without_end(family, THREE_TURNS[:2]) + renderer.told(THREE_TURNS[2:3], ended_by=None)
-    right = expected.prompt(family, THREE_TURNS[:3])
+    text, content = family.tokenizer.apply_chat_template(THREE_TURNS[:2], tokenize=False), THREE_TURNS[1]["content"]
+    ids = list(family.tokenizer(text[: text.rindex(content) + len(content)], add_special_tokens=False)["input_ids"])
+    truncated = ids[: expected.common(ids, expected.encoded(family, THREE_TURNS[:2]))]
+    context, right = (
+        truncated + renderer.told(THREE_TURNS[2:3], ended_by=None),
+        expected.prompt(family, THREE_TURNS[:3]),
+    )
     assert readable(family, context) == readable(family, right)
     assert context == right
 
 
+@pytest.mark.parametrize("family", [one for one in KEEPING if "<|user|>" in one.stops], ids=str)
 def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family, renderer: Renderer) -> None:
     """Such a tag is among the ids of generation_config.json, so the policy has sampled it as the last token of its turn."""
-    tag = next((token for token in family.stops if token == "<|user|>"), None)
-    if tag is None:
-        pytest.skip("no tag ends a turn of this family")
-    (ended_by,) = family.ids(tag)
-    policy = [*written(family, THREE_TURNS[:2])[:-1], ended_by]
-    context = renderer.asked(THREE_TURNS[:1], None) + policy + renderer.told(THREE_TURNS[2:3], ended_by)
-    right = expected.prompt(family, THREE_TURNS[:3])
-    assert readable(family, context) == readable(family, right)
+    (ended_by,) = family.ids("<|user|>")
+    context = [*expected.last_turn(family, THREE_TURNS[:2]).ids[:-1], ended_by]
+    context += renderer.told(THREE_TURNS[2:3], ended_by)
+    assert readable(family, context) == readable(family, expected.prompt(family, THREE_TURNS[:3]))
 
 
+@pytest.mark.parametrize("family", [one for one in KEEPING if not one.alternates], ids=str)
 def test_what_is_said_before_the_first_turn_is_part_of_the_prompt(family: Family, renderer: Renderer) -> None:
-    opening = [*THREE_TURNS[:1], {"role": "user", "content": "Be quick."}]
-    try:
-        right = expected.prompt(family, opening)
-    except Exception:
-        pytest.skip("the template refuses two messages of a user")
+    opening: Messages = [*THREE_TURNS[:1], {"role": "user", "content": "Be quick."}]
     text = family.tokenizer.apply_chat_template(opening[:1], tokenize=False, add_generation_prompt=True)
     context = renderer.told_first(text, opening[1:])
-    assert readable(family, context) == readable(family, right)
+    assert readable(family, context) == readable(family, expected.prompt(family, opening))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
@@ -71,11 +70,11 @@ def continuation(family: Family, prompt: list[int]) -> list[int]:
 
 
 def test_generate_stops_where_training_stopped(family: Family, renderer: Renderer) -> None:
-    prompt = expected.prompt(family, THREE_TURNS[:1])
+    """A policy is asked with the prompt's ids; where the answer changes the last of them (t5's prompt ends in a space, for
+    example), with those before."""
     trained = rows_of(Demonstration(THREE_TURNS[:1], THREE_TURNS[1:2]), renderer, family)[0]
     begin = trained["loss_mask"].index(1)
-    if begin < len(prompt):
-        pytest.skip("the answer's first token begins in the prompt, whose own ids a policy cannot take back")
+    prompt = expected.prompt(family, THREE_TURNS[:1])[:begin]
     sampled = generated(family, prompt, continuation(family, prompt), renderer.turn_end.stop_ids)
     assert readable(family, sampled) == readable(family, trained["input_ids"][begin:])
     assert sampled == trained["input_ids"][begin:]

@@ -9,6 +9,7 @@ from alignment_core.data.template import Renderer
 from tests.rendering import expected
 from tests.rendering.conversations import THREE_TURNS
 from tests.rendering.families import Family
+from tests.rendering.installed import FAMILIES
 from tests.rendering.rows import readable, rows_of
 
 STEPS = ["First we add 3 and 4, which is 7.", "Then we multiply 7 by 2.", "It is 14"]
@@ -32,10 +33,16 @@ def test_a_placeholder_behind_each_step_is_part_of_the_text(family: Family, rend
     assert [place for place, token in enumerate(row["completion_ids"]) if token == mark] == row["step_ends"]
 
 
-@pytest.mark.parametrize("separator", ["\n", "\n\n", "."])
+CASES = [
+    (family, separator)
+    for family in FAMILIES
+    for separator in ("\n", "\n\n", ".")
+    if family.keeps_spaces or separator == "."
+]
+
+
+@pytest.mark.parametrize(("family", "separator"), CASES, ids=str)
 def test_steps_are_encoded_as_one_text_with_their_prompt(family: Family, renderer: Renderer, separator: str) -> None:
-    if not family.keeps_spaces and separator != ".":
-        pytest.skip("white space has no tokens")
     steps = [step.rstrip(".") if separator == "." else step for step in STEPS]
     (row,) = rows_of(Stepwise(THREE_TURNS[:1], steps, [1.0, 1.0, 0.0]), renderer, family, separator=separator)
     tokenizer = family.tokenizer
