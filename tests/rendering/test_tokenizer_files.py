@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from alignment_core.data.kinds.preferences import Preference
 from alignment_core.data.kinds.prompts import Prompt
 from alignment_core.data.kinds.texts import Text
 from alignment_core.data.template import Renderer
+from alignment_core.errors import UserError
 from tests.rendering import conversations
 from tests.rendering.families import OWN, Family, build
+from tests.rendering.installed import MISTRAL
 from tests.rendering.rows import rows_of
 
 SAVED = [family for family in OWN if family.name in (
@@ -61,3 +64,35 @@ def test_stored_truncation_and_padding_change_nothing(family: Family, settings: 
     for example in EXAMPLES:
         without, with_settings = (rows_of(example, renderer, family) for renderer in renderers)
         assert with_settings == without
+
+
+def test_a_call_that_truncates_changes_nothing_for_later_rows() -> None:
+    """It leaves its limit in the tokenizer, which rows share."""
+    (family,) = (one for one in OWN if one.name == "qwen2.5-base")
+    tokenizer = build(family)
+    renderer = Renderer(tokenizer)
+    tokenizer(["How are you today?"], truncation=True, max_length=3)
+    for example in EXAMPLES:
+        assert rows_of(example, renderer, family) == rows_of(example, Renderer(family.tokenizer), family)
+
+
+def test_of_named_templates_rows_with_tools_take_the_one_for_tools() -> None:
+    (family,) = (one for one in OWN if one.name == "qwen2.5-base")
+    tokenizer, messages = build(family), conversations.THREE_TURNS[:1]
+    show = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
+    tokenizer.chat_template = {"default": family.template, "tool_use": show + str(family.template)}
+    tools = [{"type": "function", "function": {"name": "square", "parameters": {"type": "object", "properties": {}}}}]
+    for given in (None, tools):
+        right = tokenizer.apply_chat_template(
+            messages, tools=given, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        (row,) = rows_of(Prompt(messages, tools=given), Renderer(tokenizer), family)
+        assert row["prompt_ids"] == list(right["input_ids"])
+
+
+def test_a_tokenizer_that_renders_no_chat_template_is_refused(tmp_path: Path) -> None:
+    """``transformers`` reads folders of Mistral that have no other file than tekken.json by ``mistral_common``."""
+    shutil.copy(MISTRAL / "tekken_240911.json", tmp_path / "tekken.json")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    with pytest.raises(UserError, match="MistralCommonBackend"):
+        Renderer(AutoTokenizer.from_pretrained(tmp_path))
