@@ -13,8 +13,11 @@ from tests.rendering.families import Family
 CONFIG = DataConfig.model_validate({"sources": ["rows.jsonl"], "max_length": 8192})
 
 
-def rows_of(example: Example, renderer: Renderer, family: Family, **settings: Any) -> list[dict[str, Any]]:
-    rows = example.rows(Limits(CONFIG, renderer, family.tokenizer.bos_token_id, settings))
+def rows_of(
+    example: Example, renderer: Renderer, family: Family, max_length: int | None = None, **settings: Any
+) -> list[dict[str, Any]]:
+    config = CONFIG if max_length is None else CONFIG.model_copy(update={"max_length": max_length})
+    rows = example.rows(Limits(config, renderer, family.tokenizer.bos_token_id, settings))
     assert not any(isinstance(row, str) for row in rows), rows
     return list(rows)  # type: ignore[arg-type]
 

@@ -80,6 +80,22 @@ def test_a_text_is_what_the_tokenizer_makes_of_it_with_eos_behind(
     assert row["input_ids"] == whole(family, text)
 
 
+def test_the_blocks_of_a_document_have_each_of_its_tokens_once_as_a_target(
+    family: Family, without_template: Renderer
+) -> None:
+    """Tokens are cut as those of the whole; a block begins with BOS or else with the last token of the one before."""
+    text = "The capital of France is Paris.\n\nIt's late. Do you know others? Yes, I do."
+    right = whole(family, text)
+    bos = 1 if family.tokenizer("a")["input_ids"][0] == family.tokenizer.bos_token_id else 0
+    rows = rows_of(Document(text), without_template, family, max_length=8)
+    targets = [ids for row in rows for ids, on in zip(row["input_ids"], row["loss_mask"], strict=True) if on]
+    assert readable(family, targets) == readable(family, right[1:]), (
+        "behind BOS, or a first token that nothing precedes"
+    )
+    assert [row["input_ids"][:bos] for row in rows] == [right[:bos]] * len(rows)
+    assert max(len(row["input_ids"]) for row in rows) == 8
+
+
 def test_what_an_environment_says_is_encoded_behind_the_policys_text(
     family: Family, without_template: Renderer
 ) -> None:
