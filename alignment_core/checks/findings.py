@@ -187,7 +187,7 @@ def _beside(model: PlannedStage | Reference) -> PlannedStage | Reference:
 
 def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> rows.TokenizerSource:
     if isinstance(model, PlannedStage) and model.stage == "merge_adapter":
-        return _of_adapter(model, _tokenizer(store, model.inputs["model"], trust))
+        return _of_adapter(store, model, _tokenizer(store, model.inputs["model"], trust))
     if isinstance(model, Reference):
         return rows.TokenizerSource(folder=str(store.fetch(model)), trust_remote_code=trust)
     config: Any = model.config
@@ -199,34 +199,31 @@ def _tokenizer(store: Store, model: PlannedStage | Reference, trust: bool) -> ro
     return rows.TokenizerSource(**place, chat_template=config.model.chat_template, trust_remote_code=trust)
 
 
-def _of_adapter(merged: PlannedStage, base: rows.TokenizerSource) -> rows.TokenizerSource:
-    """The tokenizer of an adapter merged into a model: the adapter's, as far as it has one, else that of the ``base``.
-
-    One of the store, which was trained here, has none.
-    """
+def _of_adapter(store: Store, merged: PlannedStage, base: rows.TokenizerSource) -> rows.TokenizerSource:
+    """The tokenizer of an adapter merged into a model: the adapter's, as far as it has one, else that of the ``base``."""
     config: Any = merged.config
-    if merged.inputs.get(ADAPTER):
-        return base
     place: dict[str, Any] = {"hub": None, "folder": str(Path(config.adapter).expanduser()), "commit": None}
-    if config.commit is not None:
+    if isinstance(stored := merged.inputs.get(ADAPTER), Reference):
+        place["folder"] = str(store.fetch(stored))
+    elif config.commit is not None:
         place = {"hub": config.adapter, "folder": None, "commit": config.commit}
-    if _file_of(config, "tokenizer_config.json"):
+    if _file_of(place, "tokenizer_config.json"):
         return base.model_copy(update={**place, "chat_template": config.chat_template})
-    template = _file_of(config, "chat_template.jinja")
+    template = _file_of(place, "chat_template.jinja")
     if template and config.chat_template is None:
         return base.model_copy(update={"chat_template": template.read_text()})
     return base
 
 
-def _file_of(adapter: Any, name: str) -> Path | None:
-    """A file of an adapter, in its folder or from the Hub, if it is there and can be read now."""
-    if adapter.commit is None:
-        file = Path(adapter.adapter).expanduser() / name
+def _file_of(place: dict[str, Any], name: str) -> Path | None:
+    """A file of a folder or of a repository on the Hub, if it is there and can be read now."""
+    if place["folder"] is not None:
+        file = Path(place["folder"]) / name
         return file if file.is_file() else None
     try:
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(adapter.adapter, name, revision=adapter.commit))
+        return Path(hf_hub_download(place["hub"], name, revision=place["commit"]))
     except Exception:  # no network, no such file: the stage that needs it will tell
         return None
 

@@ -37,6 +37,12 @@ def test_an_adapters_own_tokenizer_renders_the_rows(store, rows, tiny_model, ada
     assert "the template refuses this row" in problem
 
 
+def test_the_tokenizer_of_an_adapter_in_the_store_renders_them(store, rows, tiny_model, adapter):
+    byte_tokenizer(REFUSES).save_pretrained(adapter)
+    recipe = sft(rows) | {"model": {"name": str(tiny_model()), "adapter": str(store.publish(adapter, ADAPTER))}}
+    assert "the template refuses this row" in look(store, recipe).problems[0]
+
+
 def test_an_adapters_own_template_renders_the_rows(store, rows, tiny_model, adapter):
     (adapter / "chat_template.jinja").write_text(REFUSES)
     (problem,) = problems(store, rows, tiny_model(), adapter)
