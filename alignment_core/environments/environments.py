@@ -15,7 +15,7 @@ from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
 from alignment_core.environments.calls import AGENT, FIELD, options_content
 from alignment_core.environments.episode import NO_ROOM, Episode
-from alignment_core.environments.tool_calls import TAGS, answers, parse
+from alignment_core.environments.tool_calls import TAGS, answers, parse, unclosed_thought
 from alignment_core.errors import Stopped, UserError
 from alignment_core.recipes.sections.rl import EnvironmentConfig
 from alignment_core.rewards.failures import failure_of
@@ -29,6 +29,8 @@ from alignment_core.user_code.process import FunctionProcess
 VERIFIER = "rl.environment.options.verifier"
 ACT = "alignment_core.environments.calls:act"
 CONTENT_SECONDS = 60.0
+CUE = 16
+"""Tokens before a turn that are looked at for the mark of a thought."""
 
 
 def environment_content(config: EnvironmentConfig) -> dict[str, Any]:
@@ -138,11 +140,8 @@ class Environments:
         turn = episode.ids[episode.turn_start :].tolist()
         before = len(episode.prompt_ids) + episode.turn_start
         counts = {"prompt_tokens": before, "completion_tokens": len(turn), "total_tokens": before + len(turn)}
-        return [
-            "step",
-            episode.name,
-            {"text": self._text(episode), "finish_reason": episode.finish_reason, "usage": counts},
-        ]
+        text = self._text(episode)
+        return ["step", episode.name, {"text": text, "finish_reason": episode.finish_reason, "usage": counts}]
 
     def _answered(self, episode: Episode, answer: Any) -> None:
         """Put an answer into its episode."""
@@ -216,11 +215,15 @@ class Environments:
         return self._renderer.told_first(episode.prompt["prompt"], self._messages(observation, episode))
 
     def _text(self, episode: Episode) -> str:
-        """The policy's last turn as its environment reads it."""
-        turn = episode.ids[episode.turn_start :].tolist()
+        """The policy's last turn as its environment reads it: with the mark of a thought that the prompt opened, if the turn
+        does not close it."""
+        start = episode.turn_start
+        turn = episode.ids[start:].tolist()
         if self.config.skip_special_tokens:
             turn = [*(token for token in turn[:-1] if token not in self._hidden), *turn[-1:]]
-        return self._decode(turn, episode.finish_reason)
+        text = self._decode(turn, episode.finish_reason)
+        before = self._renderer.decode([*episode.prompt_ids, *episode.ids[:start].tolist()][-CUE:])
+        return f"{unclosed_thought(before, text)}{text}"
 
     def _messages(self, texts: str | list[str], episode: Episode) -> list[dict[str, Any]]:
         """Answers to the policy's last turn; those of tools say which of its calls they answer."""

@@ -49,6 +49,15 @@ def parse(text: str) -> tuple[str, list[Call]]:
     return "".join([*said, text[place:]]).strip(), calls
 
 
+def unclosed_thought(before: str, turn: str) -> str:
+    """The mark of a thought that the text before a turn opens and the turn does not close; empty if there is none.
+
+    Generation prompts of reasoning models may end with it.
+    """
+    opened = (mark for mark in THOUGHTS if before.rstrip().endswith(mark))
+    return next((mark for mark in opened if THOUGHTS[mark] not in turn), "")
+
+
 def call_id(turn: int, number: int) -> str:
     """The id of a call: nine digits, the form that Mistral's templates take; equal in equal episodes."""
     return f"{turn:05}{number:04}"

@@ -145,6 +145,23 @@ def test_a_call_in_a_thought_is_not_executed_and_the_turn_with_the_answer_is_sco
     assert (episode.over, episode.failure) == (True, None)
 
 
+def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_close_calls_nothing(
+    tools: Callable[..., dict[str, Any]],
+) -> None:
+    """Generation prompts of Qwen3.5 and DeepSeek-R1 end with `<think>` and a line break."""
+    tokenizer = byte_tokenizer(TEMPLATE.replace("<assistant>{% endif %}", "<assistant><think>\n{% endif %}"))
+    prompt = {"prompt": "?", "label": "4", "prompt_ids": tokenizer("<user>?<assistant><think>\n")["input_ids"]}
+    with closing(opened(tools("charge"), tokenizer)) as made:
+        episodes = [Episode(draw, 0, 0, prompt, most_tokens=4000) for draw in range(2)]
+        made.answer_all(episodes)
+        for episode, turn in zip(episodes, (f"Or {CHARGE}?", f"Or {CHARGE}?</think>{CHARGE}"), strict=True):
+            say(episode, tokenizer, turn)
+        made.answer_all(episodes)
+    told = [tokenizer.decode(episode.ids[~episode.mask]) for episode in episodes]
+    assert (episodes[0].over, told[0]) == (True, "")
+    assert (episodes[1].over, told[1]) == (False, "<tool>charged 5<assistant><think>\n")
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("decorated", "decorated 1"), ("asks", "object 1"), ("partial", "object 1")]
 )
