@@ -82,7 +82,8 @@ class PackedModel(nn.Module):
         if head == "lm":
             model.get_output_embeddings().register_forward_pre_hook(self._choose)
         elif isinstance(model.score, nn.Linear):
-            model.score.forward = functools.partial(_linear_in_fp32, model.score)  # type: ignore[method-assign]
+            score: Any = model.score
+            score.forward = functools.partial(_linear_in_fp32, score)
 
     def train(self, mode: bool = True) -> PackedModel:
         """Set training or evaluation mode. Without ``dropout``, training mode is for LoRA adapters and for gradient
@@ -175,10 +176,11 @@ class PackedModel(nn.Module):
         """How many tokens the sequence of each token has. [L, W]"""
         if not self.shares:
             return sequence_lengths(position_ids)
-        longest, context = int(position_ids.max()) + 1, self.rope.context or 0
-        if longest > context:
+        assert self.rope.context is not None, "models whose sequences differ share nothing"
+        longest = int(position_ids.max()) + 1
+        if longest > self.rope.context:
             raise UserError(
-                f"a sequence of {longest} tokens is longer than any that is sampled ({context}), and this model has "
+                f"a sequence of {longest} tokens is longer than any that is sampled ({self.rope.context}), and this model has "
                 "other rotary positions for longer sequences: set max_length of its rows, or resources.attention to `sdpa`"
             )
         return torch.ones_like(position_ids)
