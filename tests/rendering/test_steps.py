@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from alignment_core.data.kinds.stepwise import Stepwise
@@ -23,7 +25,7 @@ def token_of(offsets: list[tuple[int, int]], place: int) -> int:
 def test_a_placeholder_behind_each_step_is_part_of_the_text(family: Family, renderer: Renderer) -> None:
     """Where it is a special token; each step is judged at it."""
     (mark,) = family.ids(family.eos)
-    settings = {"separator": "." if family.name == "words" else "\n", "placeholder": family.eos}
+    settings: dict[str, Any] = {"separator": "." if family.name == "words" else "\n", "placeholder": family.eos}
     steps = [step.rstrip(".") for step in STEPS]
     (row,) = rows_of(Stepwise(THREE_TURNS[:1], steps, [1.0, 1.0, 0.0]), renderer, family, **settings)
     prompt = family.tokenizer.apply_chat_template(THREE_TURNS[:1], tokenize=False, add_generation_prompt=True)

@@ -19,7 +19,7 @@ from alignment_core.models.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from alignment_core.recipes import DataConfig
 from tests.attestation.conftest import hub, hub_server  # noqa: F401 (fixtures)
 from tests.exports.conftest import export, logits
-from tests.exports.test_adapters import ATTENTION, others_adapter
+from tests.exports.test_exported_adapters import ATTENTION, others_adapter
 from tests.servers.hub import ORGANISATION
 
 LOADS = """
