@@ -25,10 +25,12 @@ class CompletionText:
         ``finish_reason`` is that of the last turn: "length" if it was truncated.
         """
         own = [number for number, sampled in enumerate(mask) if sampled] if mask is not None else [*range(len(ids))]
+        if not own:  # an episode that failed before the policy's first turn
+            return ""
         last_of_turns = {
             place for place, following in zip(own, [*own[1:], len(ids)], strict=True) if following > place + 1
         }
-        if own and finish_reason != "length":
+        if finish_reason != "length":
             last_of_turns.add(own[-1])
         kept = [int(ids[place]) for place in own if place not in last_of_turns or int(ids[place]) not in self._ends]
         text = str(self._tokenizer.decode(kept, skip_special_tokens=self._skip))
