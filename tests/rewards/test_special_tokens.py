@@ -124,16 +124,17 @@ def test_no_end_of_a_turn_and_no_observation_is_in_the_text(
     )
 
 
-@pytest.mark.parametrize(("skips", "seen"), [(True, "2+24"), (False, THOUGHT)])
+@pytest.mark.parametrize(("skips", "seen"), [(True, "<think>2+2</think>4"), (False, "<think>2<end>+2</think>4")])
 def test_an_environment_sees_special_tokens_only_where_it_asks_for_them(
     file: Path, tokenizer: Any, skips: bool, seen: str
 ) -> None:
+    """Marks of thoughts stay in any case: calls inside thoughts do not count."""
     config = EnvironmentConfig(name=f"{file}:Echo", skip_special_tokens=skips)
     environments = Environments(config, tokenizer, processes=1, timeout=60)
     try:
         one = Episode(0, 0, 0, prompt(), most_tokens=1000)
         environments.answer_all([one])
-        one.take(completion(tokenizer, THOUGHT))
+        one.take(completion(tokenizer, "<think>2<end>+2</think>4"))
         environments.answer_all([one])
     finally:
         environments.close()

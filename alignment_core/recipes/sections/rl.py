@@ -47,9 +47,9 @@ class EnvironmentConfig(Config):
     role: Literal["user", "tool"] = "user"
     """Role of a class's observations in the chat template; without a template they are appended as plain text."""
     skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
-    """Whether special tokens, except tags of tool calls, are left out of the text of the policy's turns that the environment
-    sees. With `false` it sees those that the policy sampled, such as `<think>` where the tokenizer has it as a special token;
-    the token that ends a turn is never shown."""
+    """Whether special tokens, except tags of tool calls and marks of thoughts such as `<think>`, are left out of the text of
+    the policy's turns that the environment sees. With `false` it sees all those that the policy sampled; the token that ends
+    a turn is never shown."""
 
     @field_validator("name", "agent")
     @classmethod
