@@ -83,7 +83,7 @@ def test_prompt_and_text_of_an_answer_give_its_ids_again(family: Family, rendere
 def test_the_text_of_an_answer_ends_with_its_content(family: Family, renderer: Renderer) -> None:
     """Verifiers compare it with labels, so what ends the turn is no part of it, such as `` </s>`` of Llama 2."""
     (row,) = rows_of(Labelled(user("And you?"), YES, True), renderer, family)
-    text = family.tokenizer.apply_chat_template([*user("And you?"), *YES], tokenize=False)
-    prompt = family.tokenizer.apply_chat_template(user("And you?"), tokenize=False, add_generation_prompt=True)
+    text = expected.text(family, [*user("And you?"), *YES])
+    prompt = expected.text(family, user("And you?"), add_generation_prompt=True)
     content = YES[0]["content"]
     assert row["completion"] == text.removeprefix(prompt)[: text.rindex(content) + len(content) - len(prompt)]

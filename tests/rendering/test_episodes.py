@@ -42,7 +42,7 @@ def test_context_is_the_conversation(family: Family, renderer: Renderer, name: s
 @pytest.mark.parametrize("family", KEEPING, ids=str)
 def test_a_truncated_turn_is_closed_as_the_template_closes_turns(family: Family, renderer: Renderer) -> None:
     """Once, so that the context is the one behind a turn that the policy itself had ended."""
-    text, content = family.tokenizer.apply_chat_template(THREE_TURNS[:2], tokenize=False), THREE_TURNS[1]["content"]
+    text, content = expected.text(family, THREE_TURNS[:2]), THREE_TURNS[1]["content"]
     ids = list(family.tokenizer(text[: text.rindex(content) + len(content)], add_special_tokens=False)["input_ids"])
     truncated = ids[: expected.common(ids, expected.encoded(family, THREE_TURNS[:2]))]
     context, right = (
@@ -65,6 +65,6 @@ def test_a_turn_that_the_next_speakers_tag_ends_has_that_tag_once(family: Family
 @pytest.mark.parametrize("family", [one for one in KEEPING if not one.alternates], ids=str)
 def test_what_is_said_before_the_first_turn_is_part_of_the_prompt(family: Family, renderer: Renderer) -> None:
     opening: Messages = [*THREE_TURNS[:1], {"role": "user", "content": "Be quick."}]
-    text = family.tokenizer.apply_chat_template(opening[:1], tokenize=False, add_generation_prompt=True)
+    text = expected.text(family, opening[:1], add_generation_prompt=True)
     context = renderer.told_first(text, opening[1:])
     assert readable(family, context) == readable(family, expected.prompt(family, opening))

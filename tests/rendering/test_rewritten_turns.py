@@ -46,7 +46,7 @@ def test_what_follows_a_sampled_turn_is_what_follows_it_in_the_template(
             renderer.told(messages[2:3], None)
         return
     answer, reply = messages[1]["content"].split("\n")[-1], messages[2:3]
-    text = family.tokenizer.apply_chat_template(messages[:3], tokenize=False, add_generation_prompt=True)
+    text = expected.text(family, messages[:3], add_generation_prompt=True)
     behind = text[text.index(answer, text.index(messages[0]["content"]) + 1) + len(answer) :]
     right = list(family.tokenizer(behind, add_special_tokens=False)["input_ids"])
     assert right[0] in family.ids(family.end, *family.ends_of_history), "the end of the turn comes first"

@@ -28,7 +28,7 @@ def test_a_placeholder_behind_each_step_is_part_of_the_text(family: Family, rend
     settings: dict[str, Any] = {"separator": "." if family.name == "words" else "\n", "placeholder": family.eos}
     steps = [step.rstrip(".") for step in STEPS]
     (row,) = rows_of(Stepwise(THREE_TURNS[:1], steps, [1.0, 1.0, 0.0]), renderer, family, **settings)
-    prompt = family.tokenizer.apply_chat_template(THREE_TURNS[:1], tokenize=False, add_generation_prompt=True)
+    prompt = expected.text(family, THREE_TURNS[:1], add_generation_prompt=True)
     text = prompt + "".join(step + settings["separator"] + family.eos for step in steps)
     right = list(family.tokenizer(text, add_special_tokens=False)["input_ids"])
     assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
@@ -48,7 +48,7 @@ def test_steps_are_encoded_as_one_text_with_their_prompt(family: Family, rendere
     steps = [step.rstrip(".") if separator == "." else step for step in STEPS]
     (row,) = rows_of(Stepwise(THREE_TURNS[:1], steps, [1.0, 1.0, 0.0]), renderer, family, separator=separator)
     tokenizer = family.tokenizer
-    prompt = tokenizer.apply_chat_template(THREE_TURNS[:1], tokenize=False, add_generation_prompt=True)
+    prompt = expected.text(family, THREE_TURNS[:1], add_generation_prompt=True)
     text = prompt + "".join(step + separator for step in steps)
     right = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert readable(family, row["prompt_ids"] + row["completion_ids"]) == readable(family, right)
