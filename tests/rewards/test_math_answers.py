@@ -119,6 +119,13 @@ def test_words_dates_and_codes_are_compared_as_text(completion: str, label: str,
         (r"\boxed{1e-3}", "0.001"),
         (r"\boxed{1,000}", "1000"),
         (r"\boxed{1000}", "1 000"),
+        (r"\boxed{12\,345\,678}", "12345678"),  # thin spaces; math-verify alone reads 12·345·678 or less
+        (r"\boxed{100000}", r"100\,000"),
+        (r"\boxed{5.}", "5"),
+        (r"\boxed{−5}", "-5"),  # the minus sign of Unicode
+        ("so x is −5", "-5"),
+        ("#### −5", "-5"),
+        (r"\boxed{-5}", "−5"),
         (r"\boxed{\frac{3}{2}}", "1 1/2"),
         (r"\boxed{3e5}", "300000"),
         (r"\boxed{50\%}", "0.5"),

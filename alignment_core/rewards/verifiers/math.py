@@ -8,11 +8,13 @@ from alignment_core.rewards.named import NamedVerifier
 
 FINAL = "####"
 """What comes before the final answer of GSM8K."""
+MINUS = "\u2212"
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 WORDS_IN_LATEX = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 FORMULA = re.compile(r"(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 AS_LATEX = (
-    (re.compile(r"(?<=\d)[ \u00a0\u202f](?=\d{3}(?!\d))"), ""),  # 1 000
+    (re.compile(r"(?<=\d)(?:[ ~\u00a0\u202f]|\\[,:; ])(?=\d{3}(?!\d))"), ""),  # 1 000, 1\,000
+    (re.compile(r"(?<=\d)\.$"), ""),  # a full stop
     (re.compile(r"(?<![\d.,])(\d+) (\d+)/(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),  # 1 1/2
     (re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),  # 1e-3
 )
@@ -52,7 +54,8 @@ def verify(prompt: str, completion: str, label: str | None) -> float:
 
 
 def _final(text: str) -> tuple[str, bool]:
-    """The final answer, or the text that contains it, and whether a box marks it."""
+    """The final answer, or the text that contains it, with minus signs as hyphens, and whether a box marks it."""
+    text = text.replace(MINUS, "-")
     _, found, answer = text.rpartition(FINAL)
     lines = answer.strip().splitlines() if found else [text]
     line = lines[0].strip() if lines else ""
