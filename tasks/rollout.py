@@ -50,7 +50,7 @@ def score(
     reference: Input | None = None,
 ) -> Step:
     """Score completions by everything that is given; ``policy`` has made them. ``verifying`` names the verifier, and the
-    temperature at which they were sampled, which is that of the ``reference``, too."""
+    temperature and lengths at which they were sampled, which are those of the ``reference``, too."""
     config = ScoreConfig(rewards=rewards.configs, field=rewards.field)
     if verifying is not None:
         rules: dict[str, Any] = {
@@ -58,6 +58,7 @@ def score(
         }
         if reference is not None:
             rules["temperature"] = verifying.generation.temperature
+            rules["max_completion_length"] = verifying.generation.max_completion_length
         config = config.model_copy(update=rules)
     tokenizer = policy if rewards.configs or not config.skip_special_tokens else None
     inputs = {"rollouts": rollouts, "tokenizer": tokenizer, "reference": reference, **rewards.models}

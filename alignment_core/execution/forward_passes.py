@@ -59,13 +59,14 @@ class ForwardPasses:
         over: threading.Event | None = None,
         verdicts: tuple[int, int] | None = None,
         temperature: float = 1.0,
+        longest: int | None = None,
     ) -> np.ndarray:
         """One number for each pair, [len(pairs)] float32; the same completion of the same prompt is computed once.
 
         The files of the blocks begin with ``name``. ``bf16`` is whether the model computes in bfloat16; None: if it is stored
         in half precision; ``verdicts`` are the tokens of one that judges; ``temperature`` is that of a language model's
-        distribution over tokens. Raises Stopped at the end of the block that is under
-        way when ``over`` is set.
+        distribution over tokens; ``longest`` is ``max_model_len`` of the engine that sampled the completions, for rotary
+        positions that depend on it. Raises Stopped at the end of the block that is under way when ``over`` is set.
         """
         from alignment_core.training.forward import ForwardJob
         from alignment_core.training.forward_ranks import ForwardRanks
@@ -74,18 +75,16 @@ class ForwardPasses:
         context = self.context
         asked, places = distinct(pairs)
         blocks = [asked[first : first + self.block] for first in range(0, len(asked), self.block)]
-        files = [
-            context.progress / f"{name}-{_digest(model, head, block, verdicts, temperature)}.npy" for block in blocks
-        ]
+        decides = f"{model.reference} {head} {verdicts} {temperature} {longest}"
+        files = [context.progress / f"{name}-{_digest(decides, block)}.npy" for block in blocks]
         values = {number: np.load(file) for number, file in enumerate(files) if file.is_file()}
         left = [(number, block) for number, block in enumerate(blocks) if number not in values]
         with self._alone:
             _check(over)
             started = time.monotonic()
             self._trainers.give(model.path)  # it may be what this stage has just made
-            ranks = ForwardRanks(
-                self._trainers, ForwardJob(model, head, bf16, verdicts, temperature), context.resources
-            )
+            job = ForwardJob(model, head, bf16, verdicts, temperature, longest)
+            ranks = ForwardRanks(self._trainers, job, context.resources)
             context.report(len(values), len(blocks), "blocks")
             for number, result in ranks.run(left):
                 write_whole(files[number], partial(np.save, arr=result))
@@ -103,11 +102,9 @@ def _check(over: threading.Event | None) -> None:
         raise Stopped("nobody waits for these scores")
 
 
-def _digest(
-    model: Model, head: Head, block: Sequence[Pair], verdicts: tuple[int, int] | None, temperature: float
-) -> str:
+def _digest(decides: str, block: Sequence[Pair]) -> str:
     """Of what decides the numbers of a block: a model may be asked several times, and several under one name."""
-    found = hashlib.sha256(f"{model.reference} {head} {verdicts} {temperature}".encode())
+    found = hashlib.sha256(decides.encode())
     for ids in (ids for pair in block for ids in pair):
         found.update(len(ids).to_bytes(8, "little"))
         found.update(np.asarray(ids, np.int32).tobytes())

@@ -40,9 +40,15 @@ class ScoreConfig(StageConfig):
     temperature: float = 1.0
     """Of the reference's distribution over tokens: that at which the completions were sampled, so that both log-probabilities
     are of distributions at one temperature."""
+    max_completion_length: int | None = None
+    """With a reference: that of sampling, as the engine's longest sequence decides some models' rotary positions."""
 
     def content(self) -> Any:
-        listed = {"rewards": rewards.content(self.rewards, self.field), "temperature": self.temperature}
+        listed = {
+            "rewards": rewards.content(self.rewards, self.field),
+            "temperature": self.temperature,
+            "max_completion_length": self.max_completion_length,
+        }
         if self.verifier is None:
             return {**listed, "verifier": None}
         verifier = {"verifier": verifier_content(self.verifier), "max_failed_rewards": self.max_failed_rewards}
@@ -77,7 +83,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
             columns, metrics = _rewarded(context, config, rollouts, sources)
         if "reference" in context.inputs:
             check_tokenizer(context.model("reference"), "reference", rollouts)
-            columns["reference_logp"] = _logps(passes, context.model("reference"), rollouts, config.temperature)
+            columns["reference_logp"] = _logps(passes, context.model("reference"), rollouts, config)
     if config.verifier:
         resources, most = context.resources, config.max_failed_rewards
         shown = rollouts
@@ -163,9 +169,12 @@ def _rewarded(
     return columns, means
 
 
-def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], temperature: float) -> list[float]:
-    """The log-probability of each completion under a model at a temperature."""
-    logps = passes(model, "lm", "reference", pairs_of(rollouts), temperature=temperature)
+def _logps(passes: ForwardPasses, model: Model, rollouts: list[dict[str, Any]], config: ScoreConfig) -> list[float]:
+    """The log-probability of each completion under a model, at the temperature and rotary positions of sampling."""
+    longest = None
+    if config.max_completion_length is not None:
+        longest = max(len(row["prompt_ids"]) for row in rollouts) + config.max_completion_length
+    logps = passes(model, "lm", "reference", pairs_of(rollouts), temperature=config.temperature, longest=longest)
     wrong = np.flatnonzero(~np.isfinite(logps))
     if len(wrong):
         raise NumericError(

@@ -32,6 +32,8 @@ class ForwardJob:
     """Of a language model that judges: the token that says good, and the one that says bad."""
     temperature: float = 1.0
     """Of a language model's distribution over tokens, softmax(logits / temperature)."""
+    context: int | None = None
+    """Tokens of the longest sequence that an engine sampled, see :class:`~alignment_core.models.rope.RopeLengths`."""
 
     def open(self, resources: ResourcesConfig, device: Device, rank: int = 0, world: int = 1) -> Forward:
         """One rank of it; none has to do with the others."""
@@ -47,7 +49,7 @@ class Forward:
         dtype, share = torch.bfloat16 if bf16 else torch.float32, resources.attention == "auto"
         try:
             with memory_explained(self.token_budget):
-                self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share)
+                self.packed = load_frozen(job.model, job.head, dtype, device.torch_device, share, job.context)
         except OutOfMemory as error:  # whatever the size of micro-batches
             raise EnvironmentFault(
                 f"{job.model.reference.short} does not fit into the memory of one device, which has to hold all of a model "

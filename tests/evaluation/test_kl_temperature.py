@@ -1,4 +1,4 @@
-"""The metric `kl`: both policies at the temperature at which the completions were sampled."""
+"""The metric `kl`: both policies at the temperature, and with the rotary positions, with which completions were sampled."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def with_peaks(folder: Path, path: Path) -> Any:
     return model
 
 
+def passes_here() -> Any:
+    """Forward passes in this process."""
+
+    def passes(model: Model, head: Any, _name: str, pairs: Any, temperature: float, longest: int | None) -> np.ndarray:
+        job = ForwardJob(model, head, temperature=temperature, context=longest)
+        return job.open(ResourcesConfig(), Device("cpu", 1)).run(pairs)
+
+    return passes
+
+
 @pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0, 1.5])
 def test_a_policy_has_no_divergence_from_itself_at_any_temperature(
     temperature: float, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,12 +60,8 @@ def test_a_policy_has_no_divergence_from_itself_at_any_temperature(
         for number, ids in enumerate(completions)
     ]
 
-    def forward_passes(model: Model, head: Any, _name: str, pairs: Any, temperature: float) -> np.ndarray:
-        return ForwardJob(model, head, temperature=temperature).open(ResourcesConfig(), Device("cpu", 1)).run(pairs)
-
     reference = Model(tmp_path / "peaked", Reference("model", "0" * 64))
-    passes: Any = forward_passes
-    reference_logps = score._logps(passes, reference, rows, temperature)
+    reference_logps = score._logps(passes_here(), reference, rows, score.ScoreConfig(temperature=temperature))
 
     scores = [
         {"prompt": number, "tokens": 12, "finish_reason": "length", "reward": None, "verifier": None}
@@ -67,5 +73,40 @@ def test_a_policy_has_no_divergence_from_itself_at_any_temperature(
     metrics = evaluate.run(context, evaluate.EvaluateConfig())
     assert metrics["kl"] == pytest.approx(0, abs=1e-3)
     if temperature != 1:  # what a reference at temperature 1 makes of the same completions
-        other = score._logps(passes, reference, rows, 1.0)
+        other = score._logps(passes_here(), reference, rows, score.ScoreConfig())
         assert abs(float(logps.sum()) - sum(other)) / 16 > 0.1
+
+
+def test_a_reference_has_the_rotary_positions_of_the_engine_that_sampled(tmp_path: Path) -> None:
+    """With `longrope` vLLM decides by ``max_model_len``, prompt and longest completion, not by the sequence. The right value
+    is that of plain ``transformers`` for the same sequence, continued to this length: nothing looks ahead."""
+    import torch
+    import transformers
+
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 4.0, 6.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors, "original_max_position_embeddings": 20}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}
+    shape = transformers.Phi3Config(
+        **sizes, bos_token_id=1, eos_token_id=2, original_max_position_embeddings=20, rope_parameters=rope
+    )
+    torch.manual_seed(0)
+    model = transformers.Phi3ForCausalLM(shape).eval()
+    for weight in model.parameters():
+        weight.data *= 4 if weight.dim() > 1 else 1
+    model.save_pretrained(tmp_path)
+    ids = torch.randint(3, 64, (12,))
+    rows = [{"prompt_ids": ids[:4].numpy(), "completion_ids": ids[4:].numpy(), "source": "test"}]
+
+    def logp(length: int) -> float:
+        whole = torch.cat([ids, torch.ones(length - len(ids), dtype=torch.long)])
+        with torch.no_grad():
+            logps = model(whole[None]).logits[0].log_softmax(-1)
+        return float(logps[torch.arange(3, 11), ids[4:]].sum())
+
+    reference = Model(tmp_path, Reference("model", "0" * 64))
+    for most, engine_length in ((8, 12), (26, 30)):  # below and above 20 tokens
+        config = score.ScoreConfig(max_completion_length=most)
+        (found,) = score._logps(passes_here(), reference, rows, config)
+        assert found == pytest.approx(logp(engine_length), abs=1e-4)
+    assert abs(logp(12) - logp(30)) > 1e-2
