@@ -14,6 +14,7 @@ from typing import Any
 from alignment_core.artifacts import Manifest, Reference
 from alignment_core.attestation.ancestry import Ancestor, Ancestry
 from alignment_core.attestation.names import hub_package_url, hub_uri, package_url, utc
+from alignment_core.evaluation.directions import STATED
 
 MODELS = ("model", "reward-model", "process-reward-model", "critic", "adapter")
 """Kinds of artifacts that are models."""
@@ -103,7 +104,7 @@ def _metrics(measured: dict[str, float]) -> Iterator[dict[str, Any]]:
 def intervals(measured: dict[str, float]) -> Iterator[tuple[str, float, tuple[float, float] | None]]:
     """Name, value and interval of each metric among what an evaluation wrote down."""
     for name, value in measured.items():
-        if name != "confidence" and not name.endswith((".low", ".high", ".n", ".stderr")):
+        if name != "confidence" and not name.endswith((".low", ".high", ".n", ".stderr", STATED)):
             low, high = measured.get(f"{name}.low"), measured.get(f"{name}.high")
             yield name, value, None if low is None or high is None else (low, high)
 
