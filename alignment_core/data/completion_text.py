@@ -13,10 +13,10 @@ class CompletionText:
     """Decodes completions as rewards, environments and people read them."""
 
     def __init__(self, tokenizer: Any, turn_end: TurnEnd | None = None, skip_special_tokens: bool = True) -> None:
-        """Special tokens may end a turn, and those of ``turn_end``. ``skip_special_tokens`` leaves other special tokens out,
-        too."""
+        """Without a ``turn_end`` every added token may end a turn. ``skip_special_tokens`` leaves all special tokens out."""
         self._tokenizer, self._turn_end, self._skip = tokenizer, turn_end, skip_special_tokens
-        self._ends = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        added = tokenizer.added_tokens_decoder.items()
+        self._ends = {number for number, token in added if token.special or not turn_end}
         self._ends |= {tokenizer.eos_token_id, *(turn_end.stop_ids if turn_end else ())}
 
     def __call__(self, ids: Sequence[int], finish_reason: str, mask: Sequence[bool] | None = None) -> str:

@@ -77,10 +77,12 @@ class Environments:
         processes: int,
         timeout: float,
         chat_template: str | None = None,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """``chat_template`` is the prompts' own, if they have one. An answer has ``timeout`` seconds."""
+        """``chat_template`` is the prompts' own, if they have one; ``eos_token_ids`` are those of the policy's
+        generation_config.json. An answer has ``timeout`` seconds."""
         self.config = config
-        self._renderer = Renderer(tokenizer, chat_template)
+        self._renderer = Renderer(tokenizer, chat_template, eos_token_ids)
         added = tokenizer.added_tokens_decoder.items()
         self._hidden = {number for number, token in added if token.special and token.content not in TAGS}
         """Special tokens, which an environment is not shown unless its configuration says so."""
@@ -220,7 +222,8 @@ class Environments:
         start = episode.turn_start
         turn = episode.ids[start:].tolist()
         if self.config.skip_special_tokens:
-            turn = [*(token for token in turn[:-1] if token not in self._hidden), *turn[-1:]]
+            last = [] if episode.finish_reason == "length" else turn[-1:]  # ends the turn
+            turn = [*(token for token in turn[: len(turn) - len(last)] if token not in self._hidden), *last]
         text = self._decode(turn, episode.finish_reason)
         before = self._renderer.decode([*episode.prompt_ids, *episode.ids[:start].tolist()][-CUE:])
         return f"{unclosed_thought(before, text)}{text}"

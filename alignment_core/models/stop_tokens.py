@@ -9,16 +9,17 @@ from alignment_core.data.turn_end import eos_token_ids
 from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_json
 
 
-def stop_at_turn_end(directory: Path, trust_remote_code: bool = False) -> None:
+def stop_at_turn_end(directory: Path, chat_template: str | None = None, trust_remote_code: bool = False) -> None:
     """Add the end of a turn and EOS to ``eos_token_id`` of the generation_config.json in a model folder, if it lacks them.
 
-    A base model's names its EOS alone, while a chat template may close turns with another token.
+    A base model's names its EOS alone, while a chat template may close turns with another token. ``chat_template`` is that of
+    the training data, if it is not the tokenizer's own.
     """
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
     known, file = eos_token_ids(directory), directory / GENERATION_CONFIG
-    stop_ids = Renderer(tokenizer, eos_token_ids=known).turn_end.stop_ids
+    stop_ids = Renderer(tokenizer, chat_template, known).turn_end.stop_ids
     if file.is_file() and (missing := [token for token in stop_ids if token not in known]):
         ids = [*missing, *known]
         write_json(file, read_json(file) | {"eos_token_id": ids if len(ids) > 1 else ids[0]})

@@ -120,7 +120,10 @@ class StepJudge:
         if not len(row["completion_ids"]):
             return ()
         ids = [int(number) for number in row["completion_ids"]]
-        ends = token_ends(self._tokenizer, ids, self._steps.ends(row["completion_text"]), self._skip_special_tokens)
+        text = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        lead = max(0, text.find(row["completion_text"]))  # white space of the chat template
+        places = [lead + end for end in self._steps.ends(row["completion_text"])]
+        ends = token_ends(self._tokenizer, ids, places, self._skip_special_tokens)
         ends[-1:] = [len(ids) - 1]
         chances = [aggregated([one], "last") for one in log_odds] or [0.0]
         found = tuple(zip(ends, chances, strict=True))

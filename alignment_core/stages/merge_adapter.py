@@ -109,7 +109,7 @@ def run(context: StageContext, config: MergeAdapterConfig) -> dict[str, Any]:
     save_checkpoint(merged, source.path, context.output, trust_remote_code=source.trust_remote_code)
     _adopt_tokenizer(config, folder, context.output, source.trust_remote_code)
     if is_lm:
-        stop_at_turn_end(context.output, source.trust_remote_code)
+        stop_at_turn_end(context.output, trust_remote_code=source.trust_remote_code)
     else:
         set_padding(context.output, source.trust_remote_code)
     return {"parameters": sum(one.numel() for one in merged.parameters())}

@@ -115,6 +115,8 @@ class ModelSource:
     """Whether the model's own dropout is on in training; that of LoRA adapters always is."""
     context: int | None = None
     """Tokens of the longest sequence that an engine samples with it, see :class:`~alignment_core.models.rope.RopeLengths`."""
+    chat_template: str | None = None
+    """That of the training data, if it is not the tokenizer's own."""
 
 
 class Learner:
@@ -282,7 +284,7 @@ class Learner:
         check_room(directory.parent, size, f"the model of step {self.steps}")
         save_checkpoint(model, source.path, directory, state, source.trust_remote_code)
         if self.source.head == "lm":
-            stop_at_turn_end(directory, source.trust_remote_code)
+            stop_at_turn_end(directory, self.source.chat_template, source.trust_remote_code)
         else:
             set_padding(directory, source.trust_remote_code)
         if adapter and self.training.lora:
@@ -296,6 +298,8 @@ class Learner:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 self._write({}, Path(folder, "model"), Path(folder, "adapter"))
+            except UserError as error:
+                return str(error)
             except (ValueError, TypeError, RuntimeError, KeyError) as error:
                 return (
                     f"{self.source.model.reference.short} cannot be trained, because `transformers` does not save it: "

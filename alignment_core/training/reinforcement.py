@@ -77,7 +77,8 @@ class PolicyTrainer:
         training = job.section.training
         bonus = job.section.loss.entropy_bonus > 0
         adapters = derive_seed(job.seed, "adapters")
-        policy = ModelSource(job.policy, "lm", None, adapters, bonus, context=job.context)
+        template = job.section.prompts.chat_template
+        policy = ModelSource(job.policy, "lm", None, adapters, bonus, context=job.context, chat_template=template)
         decay = job.section.ema.decay if job.section.ema else None
         self.learners = {"policy": Learner(policy, training, resources, device, rank, world, decay)}
         if job.critic is not None and job.section.critic is not None:

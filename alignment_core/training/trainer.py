@@ -17,6 +17,7 @@ import torch
 
 from alignment_core.canonical import derive_seed
 from alignment_core.cluster.device import Device
+from alignment_core.data.turn_end import chat_template_of
 from alignment_core.errors import NumericError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import MicroBatch, Row
@@ -82,7 +83,8 @@ class Trainer:
             needed = {"train": train, "test": range(len(self.test_rows))}
             self.reference = ReferenceLogps.read(job.reference_logps, needed)
         seeds = derive_seed(job.seed, "head"), derive_seed(job.seed, "adapters")
-        source = ModelSource(job.model, job.method.head, *seeds, dropout=job.dropout)
+        template = chat_template_of(job.train_data.parent)
+        source = ModelSource(job.model, job.method.head, *seeds, dropout=job.dropout, chat_template=template)
         self.learner = Learner(source, config, resources, device, rank, world)
         self.engine = self.learner.engine
         self.moving: MovingReference | None = None

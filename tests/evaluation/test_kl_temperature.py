@@ -86,9 +86,14 @@ def test_a_reference_has_the_rotary_positions_of_the_engine_that_sampled(tmp_pat
     factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 4.0, 6.0]}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors, "original_max_position_embeddings": 20}
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     shape = transformers.Phi3Config(
-        **sizes, bos_token_id=1, eos_token_id=2, original_max_position_embeddings=20, rope_parameters=rope
+        **sizes,
+        pad_token_id=None,
+        bos_token_id=1,
+        eos_token_id=2,
+        original_max_position_embeddings=20,
+        rope_parameters=rope,
     )
     torch.manual_seed(0)
     model = transformers.Phi3ForCausalLM(shape).eval()

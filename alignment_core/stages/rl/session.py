@@ -122,6 +122,7 @@ def _environments(
         processes=context.resources.environment_processes,
         timeout=context.resources.reward_timeout_seconds,
         chat_template=chat_template,
+        eos_token_ids=eos_token_ids(context.model("policy").path),
     )
 
 
