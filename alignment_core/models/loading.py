@@ -10,6 +10,8 @@ import torch
 from alignment_core.errors import UserError
 from alignment_core.models.saving import check_loadable
 
+SHOWN = 5
+"""Names of weights that a message lists."""
 Head = Literal["lm", "score", "value"]
 """Next-token logits; one score per sequence, at its last token; or, of the same model, one at each place."""
 
@@ -20,7 +22,8 @@ def load_model(
     """Load the Hugging Face folder ``path`` with a language-model or a one-score head.
 
     A score head that the folder does not hold is initialised from ``head_seed`` with standard deviation
-    1/sqrt(hidden); without a seed such a folder is refused with UserError, as are pickled weights.
+    1/sqrt(hidden); without a seed such a folder is refused with UserError, as are pickled weights, and folders that lack other
+    weights, which `transformers` would initialise anew with only a warning.
     """
     import transformers
 
@@ -35,7 +38,11 @@ def load_model(
         output_loading_info=True,
         **options,
     )
-    if head != "lm" and any(name.startswith("score") for name in info["missing_keys"]):
+    missing = sorted(name for name in info["missing_keys"] if head == "lm" or not name.startswith("score"))
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+        raise UserError(f"the weights of the model lack {names}, which its config.json says it has")
+    if head != "lm" and info["missing_keys"]:
         if head_seed is None:
             raise UserError("the model that should score completions has no score head: it is not a reward model")
         generator = torch.Generator().manual_seed(head_seed)

@@ -1,0 +1,57 @@
+"""A model folder without some of its weights: `transformers` would initialise them at random, and warn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from alignment_core.errors import UserError  # noqa: E402
+from alignment_core.models.loading import load_model  # noqa: E402
+from alignment_core.models.scratch import create_model  # noqa: E402
+from alignment_core.recipes.sections.model import ScratchModel  # noqa: E402
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    create_model(ScratchModel(hidden_size=32, num_hidden_layers=1, num_attention_heads=2), None, 0, tmp_path)
+    return tmp_path
+
+
+def without(folder: Path, *names: str) -> None:
+    """Take weights out of the folder."""
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if name not in names},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def test_a_head_that_is_neither_tied_nor_there_is_no_model(folder: Path) -> None:
+    """As in a reward model's folder, which has a score head instead."""
+    config = json.loads((folder / "config.json").read_text())
+    without(folder, "lm_head.weight")
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(UserError, match=r"the weights of the model lack lm_head\.weight, which its config"):
+        load_model(str(folder), "lm", torch.float32)
+
+
+def test_a_reward_model_may_lack_its_score_head_alone(folder: Path) -> None:
+    assert load_model(str(folder), "score", torch.float32, head_seed=0).score.weight.shape == (1, 32)
+    without(folder, "model.norm.weight")
+    with pytest.raises(UserError, match=r"lack model\.norm\.weight,"):
+        load_model(str(folder), "score", torch.float32, head_seed=0)
+
+
+def test_a_tied_head_lacks_nothing(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    without(folder, "lm_head.weight")
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = load_model(str(folder), "lm", torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
