@@ -224,15 +224,16 @@ def _render(question: Question) -> dict[str, Any]:
 def _check_answers(renderer: Renderer, role: str) -> None:
     """Raise UserError for a template that cannot show a policy's turn and the message that answers it, as an environment
     renders them."""
-    said = {"role": role, "content": SAID}
-    messages = answers([SAID], [Call("f", {})], 1) if role == "tool" else [said]
+    shown = []
     try:
-        text = renderer.decode(renderer.told(messages, renderer.turn_end.token_id))
+        for text in (SAID, f"{SAID} {SAID}"):
+            messages = answers([text], [Call("f", {})], 1) if role == "tool" else [{"role": role, "content": text}]
+            shown.append(renderer.told(messages, renderer.turn_end.token_id))
     except (UserError, ValueError) as error:
         raise UserError(
             f"rl.environment.role: a turn cannot be answered by a message of the role {role!r}: {error}"
         ) from None
-    if SAID not in text:
+    if shown[0] == shown[1]:
         raise UserError(f"rl.environment.role: the chat template does not show messages of the role {role!r}")
 
 
