@@ -57,12 +57,16 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], columns: Mapping[str, str]) -> None:
-        self._values = values
+        self._values, self._mapped = values, columns
         self._keys = {**columns}
         for role, name in _OTHER_NAMES.items():
             if role not in columns and role not in values and isinstance(values.get(name), list):
                 self._keys[role] = name
         self._padded = isinstance(values, ArrowRow)
+
+    def is_meant(self, role: str) -> bool:
+        """Whether the column of a role has the role's name, or the one that the recipe maps it to."""
+        return role in self._mapped or role in self._values
 
     def holds(self, role: str) -> bool:
         """Whether the row has the column, be it null."""

@@ -53,6 +53,16 @@ def table(data: BuiltDataset) -> list[dict[str, Any]]:
             {"prompt": MESSAGES[:4], "chosen": MESSAGES[4:], "rejected": [{"role": "assistant", "content": "7"}]},
             {"conversations": SHAREGPT[:4], "chosen": SHAREGPT[4], "rejected": {"from": "gpt", "value": "7"}},
         ),
+        (  # the prompt of a pair
+            "demonstrations",
+            {"prompt": MESSAGES[:4], "completion": MESSAGES[4:]},
+            {"conversations": SHAREGPT[:4], "chosen": SHAREGPT[4], "rejected": {"from": "gpt", "value": "7"}},
+        ),
+        (  # columns of their own names go before it
+            "demonstrations",
+            {"prompt": "2+2?", "completion": "4"},
+            {"prompt": "2+2?", "completion": "4", "conversations": [{"from": "human", "value": "5+5?"}]},
+        ),
         (
             "unpaired",
             {"prompt": MESSAGES[:4], "completion": MESSAGES[4:], "label": True},

@@ -94,6 +94,12 @@ def _of_messages(row: Fields) -> Demonstration:
     return Demonstration([], messages, tools=row.tools(), untrained=_untrained(row, "messages", messages))
 
 
+def _is_conversation(row: Fields) -> bool:
+    """False for ShareGPT's column beside a completion or a pair: there it is the prompt, or not read."""
+    others = (("prompt", "completion"), ("chosen", "rejected"))
+    return row.is_meant("messages") or not any(all(map(row.holds, roles)) for roles in others)
+
+
 def _of_prompt_and_completion(row: Fields) -> Demonstration:
     prompt, completion = row.prompt(), row.text_or_messages("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
@@ -120,7 +126,7 @@ class Demonstrations(texts.Texts):
 
     gives = "demonstrations"
     formats = {
-        "messages": Format(("messages",), _of_messages, ("tools",)),
+        "messages": Format(("messages",), _of_messages, ("tools",), fits=_is_conversation),
         "prompt_completion": Format(("prompt", "completion"), _of_prompt_and_completion, ("tools",)),
         **texts.Texts.formats,
         **formats_by_pair(lambda pair, row: Demonstration(pair.prompt, pair.chosen, tools=pair.tools)),
