@@ -241,6 +241,10 @@ def _of_configuration(
     one = configurations[name]
     place = folder / str(one.get("data_dir") or "")
     given = one.get("data_files")
+    if isinstance(given, dict) or given == []:
+        raise UserError(
+            f"{readme}: `data_files` of {name!r} must be a path, or a list of paths or of `split` and `path`"
+        )
     if given is None:
         splits = {split: _of_one_format(files) for split, files in _by_name(place, list(_files(place))).items()}
     else:

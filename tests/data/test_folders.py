@@ -177,6 +177,14 @@ def test_the_configurations_of_a_readme_are_those_of_datasets(tmp_path: Path, lo
         pinned(folder)
 
 
+@pytest.mark.parametrize("files", ["[]", "{train: a.jsonl}"])
+def test_a_configuration_of_another_form_is_named(tmp_path: Path, files: str) -> None:
+    folder = write(tmp_path / "folder", "a.jsonl")
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {files}\n---\n")
+    with pytest.raises(UserError, match="`data_files` of 'default' must be a path, or a list"):
+        pinned(folder)
+
+
 def test_shards_with_splits_of_their_own_are_told_apart_beside_data_too(tmp_path: Path) -> None:
     """`datasets` tells them apart in ``data/`` alone; of the folder ``data`` itself it would mix them."""
     names = [f"{split}-00000-of-00001.parquet" for split in ("train_sft", "train_prefs", "test_sft", "test_prefs")]
