@@ -13,6 +13,7 @@ import pytest
 from alignment_core.artifacts import Reference
 from alignment_core.cluster.device import Device
 from alignment_core.data.messages import user
+from alignment_core.data.turn_end import TurnEnd
 from alignment_core.errors import UserError
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair
@@ -205,3 +206,20 @@ def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(judge: Path) ->
     (judge / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
     with pytest.raises(UserError, match=r"rl\.rewards\.1\.reward_model: its tokenizer .* has no end-of-sequence token"):
         scored(judge, [])
+
+
+def test_an_answer_ends_as_those_that_the_model_was_trained_on_whatever_stop_token_ended_it() -> None:
+    """A policy may stop at EOS, or at another token of its generation config, where the model knows <|im_end|> (300)."""
+    asked: list[Pair] = []
+
+    def scores(pairs: Sequence[Pair]) -> list[float]:
+        asked.extend((prompt, [int(token) for token in answer]) for prompt, answer in pairs)
+        return [0.0] * len(pairs)
+
+    ends = TurnEnd(token_id=300, text="<|im_end|>", tail="<|im_end|>\n", stop_ids=(257, 300))
+    rows = [
+        {"prompt_ids": [1], "completion_ids": ids, "finish_reason": reason}
+        for ids, reason in (([5, 257], "stop"), ([6, 300], "stop"), ([7, 8], "length"), ([9, 257], "length"))
+    ]
+    list(Judge(scores, turn_end=ends)(rows))
+    assert [answer for _, answer in asked] == [[5, 300], [6, 300], [7, 8], [9, 257]]
