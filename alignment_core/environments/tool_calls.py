@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +83,21 @@ def answers(texts: Sequence[str], calls: Sequence[Call], turn: int) -> list[dict
 
 def _end_of_opened_thought(text: str) -> int:
     """Where the turn's first words begin, behind a thought that it closes without having opened it."""
-    ends = [0]
+    ends, words = [0], _without_json(text)
     for mark, close in THOUGHTS.items():
-        end = text.find(close)
-        if end >= 0 and mark not in text[:end]:
+        end = words.find(close)
+        if end >= 0 and mark not in words[:end]:
             ends.append(end + len(close))
     return max(ends)
+
+
+def _without_json(text: str) -> str:
+    """The text with blanks in place of the JSON of calls, whose arguments may contain marks of thoughts."""
+    for call in re.finditer(rf"{OPEN}\s*", text):
+        with suppress(ValueError, RecursionError):
+            _, end = _JSON.raw_decode(text, call.end())
+            text = text[: call.end()] + " " * (end - call.end()) + text[end:]
+    return text
 
 
 def _body(text: str, start: int) -> tuple[str, int] | None:

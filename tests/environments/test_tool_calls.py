@@ -64,6 +64,15 @@ def test_calls_count_outside_of_thoughts(turn: str, rest: str, calls: list[Call]
     assert parse(turn) == (rest, calls)
 
 
+def test_marks_of_thoughts_in_the_arguments_of_a_call_are_none() -> None:
+    """A tool that writes text may be given any. Behind a thought that the prompt opened the call is still one."""
+    arguments = {"text": "a</think>b<think>"}
+    written = call(json.dumps({"name": "write", "arguments": arguments}))
+    assert parse(written) == ("", [Call("write", arguments)])
+    assert parse(f"so</think>{written}") == ("so</think>", [Call("write", arguments)])
+    assert parse(f"{written}?</think>4")[1] == []
+
+
 def test_a_malformed_call_is_still_one() -> None:
     for turn in (call("charge(5)"), '<tool_call>{"name": "charge", "argu', call('{"name": "charge"} please')):
         assert [bool(one.problem) for one in parse(turn)[1]] == [True]
