@@ -242,3 +242,16 @@ def test_rows_of_a_folder_say_their_folder(tmp_path: Path) -> None:
     folder = write(tmp_path, "train/x/a.jsonl", "train/y/a.jsonl")
     found = sources.read(pinned(folder), 0, 0, kinds.load("demonstrations"))
     assert [row.where for row in found] == [f"train/{one}/a.jsonl:{line}" for one in "xy" for line in (1, 2)]
+
+
+def test_the_place_of_a_file_in_its_folder_is_in_the_key_as_it_is_in_the_rows(tmp_path: Path) -> None:
+    """Rows say in `source` where they were read, so that equal files at other places give another data set."""
+    for folder, name in (("one", "train/a.jsonl"), ("other", "train/b/a.jsonl"), ("flat", "a.jsonl")):
+        path = tmp_path / folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text('{"text": "a"}\n')
+    contents = {name: pinned(tmp_path / name).content() for name in ("one", "other", "flat")}
+    assert [contents[name]["files"][0]["name"] for name in contents] == ["train/a.jsonl", "train/b/a.jsonl", "a.jsonl"]
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert pinned(tmp_path / "moved").content() == contents["one"]
+    assert pinned(tmp_path / "flat/a.jsonl").content() == contents["flat"]

@@ -63,7 +63,9 @@ class FilesAndHub(Origin):
     def content(self, pinned: Pinned) -> dict[str, Any]:
         """Digests instead of paths, a commit instead of a branch."""
         return {
-            "files": [{"name": Path(file.path).name, "sha256": file.sha256} for file in pinned.files],
+            "files": [
+                {"name": _name_in_source(pinned, Path(file.path)), "sha256": file.sha256} for file in pinned.files
+            ],
             "hub": f"{pinned.source.path}@{pinned.hub_commit}" if pinned.hub_commit else None,
         }
 
@@ -74,8 +76,7 @@ class FilesAndHub(Origin):
             path = Path(file.path)
             if not path.is_file() or digest_of_file(path) != file.sha256:
                 raise DataError(f"{path}: is gone or has changed since this run started")
-            folder = Path(str(pinned.source.path)).expanduser()
-            name = path.relative_to(folder).as_posix() if folder in path.parents else path.name
+            name = _name_in_source(pinned, path)
             for number, row in read_file(path):
                 yield f"{name}:{number}", row
 
@@ -113,6 +114,12 @@ def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
             f"{f' of {source.subset!r}' if source.subset else ''}: {first_line(error)}"
         ) from error
     yield from map(ArrowRow, rows)
+
+
+def _name_in_source(pinned: Pinned, path: Path) -> str:
+    """What rows call their file: its place within a folder, else its name."""
+    folder = Path(str(pinned.source.path)).expanduser()
+    return path.relative_to(folder).as_posix() if folder in path.parents else path.name
 
 
 def _pinned_file(path: Path) -> dict[str, Any]:
