@@ -19,13 +19,13 @@ from alignment_core.data.fields import Fields
 from alignment_core.data.hold_out import Kept
 from alignment_core.data.kinds import KEPT, Example, Kind
 from alignment_core.data.limits import SHORTENED, Limits
-from alignment_core.data.message_fields import NOT_READ
+from alignment_core.data.message_fields import CONTEXT
 from alignment_core.data.origins import origin_of
 from alignment_core.data.pin import PinnedSource
 from alignment_core.data.row_order import as_stored
 from alignment_core.data.template import TODAY, Renderer
 from alignment_core.errors import DataError, UserError
-from alignment_core.recipes.sections.data import DataConfig, DataSource
+from alignment_core.recipes.sections.data import DataConfig
 from alignment_core.spool import Spool
 
 if TYPE_CHECKING:
@@ -220,19 +220,11 @@ def examples(
             fields = Fields(row.values, source.columns)
             example = kind.formats[format].parse(fields)
             shown = conditioned(example, template, fields) if template else example
-            ledger.unread.update(_not_read(row.values, source))
-            yield row.where, example, shown, fields.kept(source.keep_columns)
+            kept = fields.kept(source.keep_columns)
+            ledger.unread.update(f"rows have `{name}`, which nothing reads" for name in fields.unread(CONTEXT))
+            yield row.where, example, shown, kept
         except ValueError as error:
             ledger.bad(number, row.where, str(error))
-
-
-def _not_read(values: Mapping[str, Any], source: DataSource) -> list[str]:
-    """A sentence for each column, such as one of images, that other libraries read and no kind of rows here."""
-    read = {*source.columns.values(), *source.keep_columns}
-    found = ((name, values[name]) for name in NOT_READ if name in values and name not in read)
-    # An array of a decoded image has no truth value.
-    there = [name for name, value in found if (value if isinstance(value, str | list | dict) else value is not None)]
-    return [f"rows have `{name}`, which nothing reads" for name in there]
 
 
 def _digests(example: Example, kept: str | None, last_turn: bool) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

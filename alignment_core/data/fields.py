@@ -63,6 +63,8 @@ class Fields:
             if role not in columns and role not in values and isinstance(values.get(name), list):
                 self._keys[role] = name
         self._padded = isinstance(values, ArrowRow)
+        self._looked_at: set[str] = set()
+        """Columns that were asked for so far."""
 
     def is_meant(self, role: str) -> bool:
         """Whether the column of a role has the role's name, or the one that the recipe maps it to."""
@@ -194,14 +196,21 @@ class Fields:
                 ) from None
         return json.dumps(found, ensure_ascii=False)
 
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """Those of the columns ``names`` that the row has a value in, and that nothing has asked for so far."""
+        there = [name for name in names if name in self._values and name not in self._looked_at]
+        return [name for name in there if not _is_blank(self._values[name])]
+
     def column(self, name: str) -> Any:
         """The value of a column by its own name. Raises ValueError where there is none."""
+        self._looked_at.add(name)
         value = _lookup(self._values, name)
         if value is _ABSENT:
             raise self._absent(name)
         return value
 
     def _get(self, role: str) -> Any:
+        self._looked_at.add(self.name(role))
         return _lookup(self._values, self.name(role))
 
     def _needed(self, role: str) -> Any:
@@ -212,6 +221,11 @@ class Fields:
 
     def _absent(self, column: str) -> ValueError:
         return ValueError(f"there is no `{column}`; the row has {', '.join(self._values) or 'no columns'}")
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether there is nothing in a column; an array of a decoded image has no truth value."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
 
 
 def _checked_message(value: Any, name: str, padded: bool) -> dict[str, Any]:

@@ -24,8 +24,18 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 CALLS = ("tool_calls", "function_call")
 MEDIA = ("images", "image", "image_url", "videos", "video", "audios", "audio", "input_audio")
 """Fields of messages, and columns beside them, of pictures and sounds."""
-NOT_READ = (*MEDIA, "chat_template_kwargs")
-"""Columns beside messages that other libraries read, and that no kind of rows reads."""
+CONTEXT = (
+    *MEDIA,
+    "system",
+    "system_prompt",
+    "input",
+    "history",
+    "tools",
+    "functions",
+    "documents",
+    "chat_template_kwargs",
+)
+"""Columns of which other libraries make a part of the prompt. Some kinds of rows read some of them."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_TOOLS = ("name", "tool_call_id")
 """Say in a message of a tool which call it answers; templates that need them raise an error without them."""
