@@ -112,8 +112,14 @@ def _around_answer(render: Callable[[Messages, bool], str]) -> tuple[str, str, s
 
 
 def keep_chat_template(chat_template: str, prompts: Path) -> None:
-    """Leave the chat template that prompts are rendered with, instead of the tokenizer's own, in the folder of a data set."""
+    """Leave the chat template that data is rendered with, instead of the tokenizer's own, in its folder."""
     (prompts / TEMPLATE).write_text(chat_template, encoding="utf-8")
+
+
+def pass_chat_template_on(source: Path, target: Path) -> None:
+    """Leave in the folder ``target`` of data that was made of ``source`` what :func:`keep_chat_template` left in that."""
+    if (chat_template := chat_template_of(source)) is not None:
+        keep_chat_template(chat_template, target)
 
 
 def chat_template_of(prompts: Path) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.completion_text import CompletionText
 from alignment_core.data.template import Renderer
-from alignment_core.data.turn_end import chat_template_of, eos_token_ids
+from alignment_core.data.turn_end import chat_template_of, eos_token_ids, pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import SamplingPlan, Stage, StageConfig, StageContext, below
 from alignment_core.inference.engines import EngineRequest
@@ -45,6 +45,7 @@ def run(context: StageContext, config: GenerateConfig) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if missing:
         metrics = _sample(context, config, shards, missing)
+    pass_chat_template_on(context.inputs["prompts"], context.output)
     for number in range(len(shards)):
         _shard(context.output, number).write_bytes(_shard(context.progress, number).read_bytes())
     return {"prompts": len(prompts), "completions": len(prompts) * config.generation.num_generations, **metrics}

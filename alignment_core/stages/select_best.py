@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.sections.rejection_sampling import BestConfig
@@ -55,6 +56,7 @@ def run(context: StageContext, config: SelectBestConfig) -> dict[str, Any]:
     if not kept and not config.may_be_empty:
         raise DataError(_nothing_kept(selection, len(judged), dropped, lowest, max(values)))
     rows = [*earlier, *(_demonstration(row) for row, _ in kept)] if kept else []
+    pass_chat_template_on(context.inputs["rollouts"], context.output)
     write_table(rows, schema(KIND.columns), context.output / "train.parquet")
     metrics = {
         "prompts": len({row["prompt"] for row in rollouts}),

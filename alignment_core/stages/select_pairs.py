@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from typing import Any
 
+from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes import SelectionConfig
@@ -48,6 +49,7 @@ def run(context: StageContext, config: SelectPairsConfig) -> dict[str, Any]:
             f"no prompt gave a pair ({dict(dropped)}): the scores do not tell the completions apart; raise the "
             "temperature or num_generations, or lower selection.min_margin"
         )
+    pass_chat_template_on(context.inputs["rollouts"], context.output)
     write_table(pairs, schema(KIND.columns), context.output / "train.parquet")
     statistics = {"train_rows": len(pairs), "prompts_without_pair": dict(sorted(dropped.items()))}
     (context.output / "statistics.json").write_text(json.dumps(statistics, indent=2, sort_keys=True) + "\n")

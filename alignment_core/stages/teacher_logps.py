@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alignment_core.data.turn_end import pass_chat_template_on
 from alignment_core.errors import DataError, NumericError
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.files import write_whole
@@ -32,6 +33,8 @@ def run(context: StageContext, config: TeacherLogpsConfig) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     tables = _tables(context)
+    source = "rollouts" if "rollouts" in context.inputs else "data"
+    pass_chat_template_on(context.inputs[source], context.output)
     rows = train_rows = 0
     with context.machines.trainers(context.ticket) as trainers:
         for split, table in tables.items():

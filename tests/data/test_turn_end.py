@@ -11,7 +11,7 @@ import pytest
 from alignment_core.data.kinds.demonstrations import Demonstration
 from alignment_core.data.messages import user
 from alignment_core.data.template import Renderer, TrainingText
-from alignment_core.data.turn_end import eos_token_ids
+from alignment_core.data.turn_end import chat_template_of, eos_token_ids, keep_chat_template, pass_chat_template_on
 from tests.data.test_data_template import message
 
 CHATML = (
@@ -115,3 +115,15 @@ def test_the_last_turn_may_end_otherwise_than_those_before_it(tokenizer: Any) ->
     ids = renderer.told(user("no"), tokenizer.convert_tokens_to_ids("<|return|>"))
     assert tokenizer.decode(ids) == "<|im_start|>user\nno<|im_end|><|im_start|>assistant\n"
     assert tokenizer.decode(renderer.told(user("no"), None)).startswith("<|im_end|><|im_start|>user")
+
+
+def test_data_that_is_made_of_rendered_data_keeps_its_chat_template(tmp_path: Path) -> None:
+    prompts, rollouts, pairs = (tmp_path / name for name in ("prompts", "rollouts", "pairs"))
+    for folder in (prompts, rollouts, pairs):
+        folder.mkdir()
+    pass_chat_template_on(prompts, rollouts)
+    assert chat_template_of(rollouts) is None, "the tokenizer's own was used"
+    keep_chat_template(CHATML, prompts)
+    pass_chat_template_on(prompts, rollouts)
+    pass_chat_template_on(rollouts, pairs)
+    assert chat_template_of(pairs) == CHATML
