@@ -77,9 +77,8 @@ def splits_of(folder: Path, subset: str | None = None) -> Folder:
 
     Raises UserError for a folder without rows, and for a configuration that does not exist.
     """
-    configurations = _configurations(folder)
-    if configurations:
-        return Folder(folder, _of_configuration(folder, configurations, subset))
+    if named := configurations(folder):
+        return Folder(folder, _of_configuration(folder, named, subset))
     if subset is not None:
         raise UserError(
             f"{folder}: `subset` applies only to data sets with several: there are none in a README.md here"
@@ -212,7 +211,7 @@ def mixed(split: str, files: list[Path]) -> list[str]:
     ]
 
 
-def _configurations(folder: Path) -> dict[str, dict[str, Any]]:
+def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     """The configurations in the YAML in front of README.md, as the Hub has them: what to read, by name."""
     import yaml
 
@@ -228,17 +227,15 @@ def _configurations(folder: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{readme}: `configs` is not readable: {' '.join(str(error).split())}") from None
 
 
-def _of_configuration(
-    folder: Path, configurations: dict[str, dict[str, Any]], subset: str | None
-) -> dict[str, list[Path]]:
+def _of_configuration(folder: Path, named: dict[str, dict[str, Any]], subset: str | None) -> dict[str, list[Path]]:
     """The files of each split of a configuration: that of the ``subset``, the only one, or the default."""
     readme = folder / "README.md"
-    default = [name for name, one in configurations.items() if name == "default" or one.get("default")]
-    name = subset or (default[0] if default else next(iter(configurations)))
-    if name not in configurations or (subset is None and not default and len(configurations) > 1):
+    default = [name for name, one in named.items() if name == "default" or one.get("default")]
+    name = subset or (default[0] if default else next(iter(named)))
+    if name not in named or (subset is None and not default and len(named) > 1):
         problem = f"has no configuration {name!r}" if subset else "has several configurations"
-        raise UserError(f"{readme}: {problem}; set `subset` to one of {', '.join(configurations)}")
-    one = configurations[name]
+        raise UserError(f"{readme}: {problem}; set `subset` to one of {', '.join(named)}")
+    one = named[name]
     place = folder / str(one.get("data_dir") or "")
     given = one.get("data_files")
     if isinstance(given, dict) or given == []:

@@ -13,7 +13,7 @@ from typing import Any
 from alignment_core.data import kinds
 from alignment_core.data.fields import ArrowRow, Fields
 from alignment_core.data.files import read_file
-from alignment_core.data.folder import HELD_OUT, splits_of
+from alignment_core.data.folder import HELD_OUT, configurations, splits_of
 from alignment_core.data.origins import origin_of
 from alignment_core.data.origins.path import check_readable
 from alignment_core.data.pin import PinnedSource, pin
@@ -69,9 +69,20 @@ def candidates(folder: Path) -> list[str]:
     files = [path for path in files if suffixes[path] != ".json" or _has_rows(path)]  # most of them are settings
     if not files:
         return ["."] if len(texts) > 1 else [path.name for path in texts]
-    splits = splits_of(folder).splits if len(files) > 1 else {}
+    splits = _named_splits(folder, files) if len(files) > 1 else {}
     all_in_splits = {*files} <= {path for split in splits.values() for path in split}
     return ["."] if len(splits) > 1 and "train" in splits and all_in_splits else [path.name for path in files]
+
+
+def _named_splits(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """The splits of a working folder whose ``files`` or README.md name a training split; others, which may be a whole home, are
+    not searched."""
+    try:
+        if configurations(folder) or any("train" in path.name for path in files):
+            return splits_of(folder).splits
+    except UserError:
+        pass  # a README.md about something else
+    return {}
 
 
 def _has_rows(path: Path) -> bool:

@@ -215,3 +215,16 @@ def test_conversations_that_begin_alike_are_held_out_together(tmp_path: Path) ->
     first = {row["messages"][0]["content"] for row in kept}
     assert (len(kept), len(first)) == (16, 2)  # a fifth of the groups at most
     assert not first & {row["messages"][0]["content"] for row in every if row not in kept}
+
+
+def test_a_working_folder_is_not_searched_for_splits_that_nothing_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a home or a project, with a README.md about something else."""
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "a"}\n')
+    (tmp_path / "README.md").write_text("---\nconfigs: 3\n---\n")
+    assert rows.candidates(tmp_path) == ["a.jsonl", "b.jsonl"]
+    (tmp_path / "README.md").unlink()
+    monkeypatch.setattr("os.walk", lambda folder: pytest.fail("it was searched"))
+    assert rows.candidates(tmp_path) == ["a.jsonl", "b.jsonl"]
