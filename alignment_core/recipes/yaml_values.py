@@ -1,4 +1,4 @@
-"""YAML as recipes are written in it: numbers of YAML 1.2's core schema, and no field twice."""
+"""YAML as recipes are written in it: numbers of YAML 1.2's core schema, dates as texts, and no field twice."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from alignment_core.recipes.numbers import NumberText
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 """YAML 1.2.2, section 10.3.2."""
-_OF_OLD = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_OF_OLD = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
 _INTEGER_TAG, _FLOAT_TAG = "!core-int", "!core-float"
 
 
 class Loader(yaml.SafeLoader):
     """PyYAML's loader, which follows YAML 1.1, with the numbers of 1.2: `1e-3` is one, `010` is ten, `1_000` and `1:30` are
-    texts. A number with an exponent and without a dot is a :class:`NumberText`, as it may be part of a name.
+    texts, and so are dates, which JSON does not have. A number with an exponent and without a dot is a :class:`NumberText`, as
+    it may be part of a name.
 
     Of a field that occurs twice PyYAML silently takes the last; here it is an error. Fields of merge keys do not count.
     """
