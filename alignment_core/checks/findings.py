@@ -68,12 +68,33 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
         if label in made:
             problems += _broken(others.values(), rows.samples_of(plan.store.fetch(made[label])), timeout)
     found = [seen[stage.label] for stage in todo if stage.label in seen]
+    for label, sentence in _other_templates(plan):
+        if label in seen:
+            seen[label].warnings.append(sentence)
     return Findings(problems=list(dict.fromkeys(problems)), seen=found)
 
 
 def _reads(stage: PlannedStage) -> bool:
     config: Any = stage.config
     return stage.stage == "dataset" and bool(config.sources)
+
+
+def _other_templates(plan: Plan) -> Iterator[tuple[str, str]]:
+    """A sentence for each data set that a model reads in another chat template than its other data, with its label."""
+    rendered: dict[str, list[tuple[str, str | None]]] = {}
+    for stage in filter(_reads, plan.stages):
+        config, tokenizer = stage.config, stage.inputs.get("tokenizer")
+        label = tokenizer.label if isinstance(tokenizer, PlannedStage) else str(tokenizer)
+        rendered.setdefault(label, []).append((stage.label, config.data.chat_template))  # type: ignore[attr-defined]
+    for data in rendered.values():
+        for label, template in data:
+            others = [other for other, its_template in data if its_template != template]
+            if template is not None and others:
+                yield (
+                    label,
+                    f"`chat_template` is not that of {', '.join(others)}: a model that is trained in one chat template would "
+                    "be sampled in another; set `model.chat_template` instead, for all of them",
+                )
 
 
 def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:

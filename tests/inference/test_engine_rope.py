@@ -65,7 +65,7 @@ def test_the_trainer_computes_what_the_engine_sampled_from(
     prompts = [list(range(1, 40)), [5, 6, 7], list(range(60, 80))]
     generation = GenerationConfig(num_generations=1, max_completion_length=context - 39)
     with machines(1).engines(EngineRequest(Model(tmp_path / "model", POLICY["a"]), context)) as engine:
-        [(_, completions)] = engine.generate(str(POLICY["a"]), [(0, prompts, 0)], generation, STOP, 1)
+        [(_, completions)] = engine.generate(str(POLICY["a"]), [(0, prompts, 0)], generation, [STOP], 1)
         assert parity(engine, {"a": tmp_path / "model"}, "a") < 1e-4
     sampled = completions.each()
     rows = [

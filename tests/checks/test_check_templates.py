@@ -1,0 +1,39 @@
+"""Data that one model reads in several chat templates: it would be trained in one and sampled in another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checks.recipes import look, sft
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("training", "prompts", "warned"),
+    [
+        (TEMPLATE, None, ["sft/data"]),
+        (None, TEMPLATE, ["evaluation/prompts"]),
+        (TEMPLATE, TEMPLATE, []),
+        (None, None, []),
+    ],
+)
+def test_data_sets_of_one_model_in_several_templates_are_named(
+    store: Any, rows: Path, training: str | None, prompts: str | None, warned: list[str]
+) -> None:
+    recipe = sft(rows, chat_template=training)
+    asked = {"path": str(rows), "columns": {"label": "completion"}, "chat_template": prompts}
+    generation = {"max_completion_length": 8}
+    recipe["evaluation"] = {"prompts": asked, "generation": generation, "verifier": "math", "max_overlap": 1.0}
+    found = look(store, recipe)
+    assert found.problems == []
+    said = {answer.label: answer.warnings for answer in found.seen}
+    assert [
+        label for label, warnings in said.items() if any("`chat_template` is not" in one for one in warnings)
+    ] == warned
