@@ -127,6 +127,15 @@ def test_a_model_that_decodes_the_same_tokens_otherwise_reads_them_alike(change,
     check_tokenizer(model(folder), "reference", [{"completion_ids": ids, "completion_text": text}])
 
 
+def test_a_character_whose_bytes_stand_on_both_sides_of_a_special_token_is_read_alike(tmp_path):
+    """An untrained policy samples such bytes; its text, without special tokens, has the character."""
+    policy, ids = byte_tokenizer(), [*"é".encode()[:1], 256, *"é".encode()[1:]]
+    text = policy.decode(ids, skip_special_tokens=True)
+    assert text == "é"
+    rows = [{"completion_ids": ids, "completion_text": text}]
+    check_tokenizer(model(saved(tmp_path / "other")), "reference", rows)
+
+
 def test_a_model_whose_ids_are_other_tokens_is_refused(tmp_path):
     folder = saved(tmp_path / "other")
     content = json.loads((folder / "tokenizer.json").read_text())
