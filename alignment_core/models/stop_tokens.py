@@ -10,7 +10,7 @@ from alignment_core.models.saving import GENERATION_CONFIG, read_json, write_jso
 
 
 def stop_at_turn_end(directory: Path, chat_template: str | None = None, trust_remote_code: bool = False) -> None:
-    """Add the end of a turn and EOS to ``eos_token_id`` of the generation_config.json in a model folder, if it lacks them.
+    """Add the end of a turn and EOS to ``eos_token_id`` of the configurations in a model folder that lack them.
 
     A base model's names its EOS alone, while a chat template may close turns with another token. ``chat_template`` is that of
     the training data, if it is not the tokenizer's own.
@@ -18,8 +18,10 @@ def stop_at_turn_end(directory: Path, chat_template: str | None = None, trust_re
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    known, file = eos_token_ids(directory), directory / GENERATION_CONFIG
-    stop_ids = Renderer(tokenizer, chat_template, known).turn_end.stop_ids
-    if file.is_file() and (missing := [token for token in stop_ids if token not in known]):
-        ids = [*missing, *known]
-        write_json(file, read_json(file) | {"eos_token_id": ids if len(ids) > 1 else ids[0]})
+    stop_ids = Renderer(tokenizer, chat_template, eos_token_ids(directory)).turn_end.stop_ids
+    for file in (directory / GENERATION_CONFIG, directory / "config.json"):
+        content = read_json(file) if file.is_file() else {}
+        eos = content.get("eos_token_id")
+        known = eos if isinstance(eos, list) else [eos]
+        if eos is not None and (missing := [token for token in stop_ids if token not in known]):
+            write_json(file, content | {"eos_token_id": [*missing, *known]})

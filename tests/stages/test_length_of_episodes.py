@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment_core.data.completion_text import CompletionText
 from alignment_core.environments.environments import Environments
 from alignment_core.environments.episode import Episode
 from alignment_core.execution.stopwatch import Stopwatch
@@ -53,7 +54,7 @@ def penalty_of(*episodes: Episode) -> list[float]:
             "shaping": SHAPING,
         }
     )
-    rows = [{**episode.row(byte_tokenizer(), "policy"), "rewards": [0.0]} for episode in episodes]
+    rows = [{**episode.row(CompletionText(byte_tokenizer()), "policy"), "rewards": [0.0]} for episode in episodes]
     Rewarding(section, lambda _: [], Stopwatch(), cost={}).total(rows)
     return [row["reward"] for row in rows]
 
