@@ -95,11 +95,11 @@ def splits_of(folder: Path, subset: str | None = None) -> Folder:
 
 def _files(folder: Path) -> Iterator[Path]:
     """All files below the folder, sorted; hidden ones and folders such as __pycache__ are passed over."""
-    found = []
+    paths = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        found += [Path(root, name) for name in names if not name.startswith(".")]
-    for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix()):
+        paths += [Path(root, name) for name in names if not name.startswith(".")]
+    for path in sorted(paths, key=lambda path: path.relative_to(folder).as_posix()):
         if path.is_file() and path.name not in _SETTINGS and not path.name.endswith(HELD_OUT):
             yield path
 
@@ -123,9 +123,9 @@ def _by_name(folder: Path, every: list[Path]) -> dict[str, list[Path]]:
         splits = {}
         for split, some in patterns.items():
             inside = {path: path.relative_to(folder).as_posix() for path in files}
-            found = dict.fromkeys(path for pattern in some for path in files if pattern.fullmatch(inside[path]))
-            if found:
-                splits[split] = list(found)
+            matches = dict.fromkeys(path for pattern in some for path in files if pattern.fullmatch(inside[path]))
+            if matches:
+                splits[split] = list(matches)
         if splits:
             return splits
     return {"train": files} if files else {}
@@ -142,21 +142,21 @@ _NAMES = _patterns(rf"(.*/)?([^/]*{_SEPARATOR})?{{}}{_SEPARATOR}[^/]*")
 
 def _shards(files: Iterable[Path]) -> dict[str, list[Path]]:
     """Shards by the split in their names, those that everybody knows first."""
-    found: dict[str, list[Path]] = {}
+    shards: dict[str, list[Path]] = {}
     for path in files:
         if match := _SHARD.fullmatch(path.name):
-            found.setdefault(match[1], []).append(path)
-    return {split: found[split] for split in (*KEYWORDS, *sorted(found.keys() - KEYWORDS)) if split in found}
+            shards.setdefault(match[1], []).append(path)
+    return {split: shards[split] for split in (*KEYWORDS, *sorted(shards.keys() - KEYWORDS)) if split in shards}
 
 
 def _endings(names: Iterable[str]) -> dict[str, set[str]]:
     """What follows the word of a split in names, by split, without numbers: `sft` and `prefs` of `train_sft`, `train_prefs`."""
-    found: dict[str, set[str]] = {}
+    endings: dict[str, set[str]] = {}
     for name in names:
         for split, words in KEYWORDS.items():
             if match := re.match(rf"({'|'.join(words)})(?:$|{_SEPARATOR}+(.*))", name):
-                found.setdefault(split, set()).add(re.sub(r"\d", "", match[2] or ""))
-    return found
+                endings.setdefault(split, set()).add(re.sub(r"\d", "", match[2] or ""))
+    return endings
 
 
 def _stem(path: Path) -> str:
@@ -257,8 +257,8 @@ def _of_configuration(folder: Path, named: dict[str, dict[str, Any]], subset: st
 
 def _matching(folder: Path, patterns: Any) -> list[Path]:
     """The files of rows that globs name, in the order of the globs."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for pattern in patterns if isinstance(patterns, list) else [patterns]:
         names = sorted(Path(name).as_posix() for name in glob.glob(str(pattern), root_dir=folder, recursive=True))
-        found |= {path: None for name in names if (path := folder / name).is_file() and _is_read(path)}
-    return list(found)
+        paths |= {path: None for name in names if (path := folder / name).is_file() and _is_read(path)}
+    return list(paths)

@@ -147,5 +147,5 @@ def _without_copies(rows: list[Kept]) -> tuple[list[Kept], list[Kept]]:
 
 def counts(rows: Sequence[Kept], sources_in_all: int) -> list[int]:
     """How many of the rows are of each source."""
-    found = Counter(row.source for row in rows)
-    return [found[source] for source in range(sources_in_all)]
+    per_source = Counter(row.source for row in rows)
+    return [per_source[source] for source in range(sources_in_all)]

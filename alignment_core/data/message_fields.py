@@ -62,17 +62,17 @@ def _text(part: str | Mapping[str, Any], name: str) -> str:
 
 def is_target(message: Mapping[str, Any], name: str) -> bool | None:
     """Whether a message is to be trained by its own weight; None where it has none. Raises ValueError for other values."""
-    found: dict[str, bool] = {}
+    weights: dict[str, bool] = {}
     for field in WEIGHTS:
         value = message.get(field)
         if value is None or (field == "loss" and not isinstance(value, bool)):
             continue
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise ValueError(f"`{name}.{field}` is {value!r}; a turn is trained (1 or true) or not (0 or false)")
-        found[field] = bool(value)
-    if len(set(found.values())) > 1:
-        raise ValueError(f"{' and '.join(f'`{name}.{field}`' for field in found)} contradict each other")
-    for field, trained in found.items():
+        weights[field] = bool(value)
+    if len(set(weights.values())) > 1:
+        raise ValueError(f"{' and '.join(f'`{name}.{field}`' for field in weights)} contradict each other")
+    for field, trained in weights.items():
         if trained and message.get("role") != "assistant":
             raise ValueError(
                 f"`{name}.{field}` is set on a message of the role {message.get('role')!r}; only assistant turns are trained"
@@ -83,12 +83,12 @@ def is_target(message: Mapping[str, Any], name: str) -> bool | None:
 
 def without_weights(messages: Messages, name: str) -> Messages:
     """The messages without the weights of turns, which no template shows. Raises ValueError for values that are none."""
-    found = []
+    unweighted = []
     for number, message in enumerate(messages):
         is_target(message, f"{name}[{number}]")
         weights = {field for field in WEIGHTS if field != "loss" or isinstance(message.get(field), bool)}
-        found.append({field: value for field, value in message.items() if field not in weights})
-    return found
+        unweighted.append({field: value for field, value in message.items() if field not in weights})
+    return unweighted
 
 
 def untrained(messages: Messages, name: str) -> list[int]:
@@ -127,16 +127,16 @@ class ShownFields:
         Raises ValueError that names thoughts, calls and words of an assistant that the template does not show, and UserError
         for a template that shows no tools. Other words and fields that it leaves out are counted in ``unread``.
         """
-        found: Messages = []
+        fitted: Messages = []
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
-                message = self._fitted(found, message, messages[place + 1 :], tools)
-            found.append(message)
-        for place in range(len(found)):
-            self._note_unread(found, place, tools)
+                message = self._fitted(fitted, message, messages[place + 1 :], tools)
+            fitted.append(message)
+        for place in range(len(fitted)):
+            self._note_unread(fitted, place, tools)
         if tools:
-            self._check_tools(found, tools, whose)
-        return found
+            self._check_tools(fitted, tools, whose)
+        return fitted
 
     def _fitted(self, before: Messages, message: Message, rest: Messages, tools: Tools | None) -> Message:
         """An assistant's turn, of which the template shows all thoughts, calls and words while it is the last one."""

@@ -47,10 +47,10 @@ def to_message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        found = None
-    calls = found if isinstance(found, list) else [found]
+        parsed = None
+    calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
         raise ValueError(f'`{name}` is not the JSON text of a call such as {{"name": …, "arguments": …}}')
     return [{"type": "function", "function": call} for call in calls]

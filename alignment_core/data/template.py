@@ -103,9 +103,9 @@ class Renderer:
 
     def closed(self, text: str) -> Ids:
         """Ids of a rendered conversation up to the end of its last turn, which is added where the text does not have it."""
-        said, end = self.split_end(text)
+        content, end = self.split_end(text)
         end = end or self.turn_end.text
-        ids = self.encode(said + end)
+        ids = self.encode(content + end)
         return ids if end else [*ids, self._eos_id]
 
     def prompt(self, prompt: str | Messages, tools: Tools | None = None) -> tuple[Ids, str]:
@@ -248,11 +248,11 @@ class Renderer:
         """
         text, parts, ends, end = prompt, list[tuple[int, int]](), list[str](), ""
         for number, (span, target) in enumerate(spans, start=1):
-            said, end = self.split_end(span)
+            content, end = self.split_end(span)
             if target:
-                parts.append((len(text), len(text) + len(said) + len(end)))
+                parts.append((len(text), len(text) + len(content) + len(end)))
                 ends.append(end)
-            text += said + end if number == len(spans) else span
+            text += content + end if number == len(spans) else span
         ids, places = self.encode_parts(text, parts)
         if parts[0][0] == len(prompt):  # an answer may change the prompt's last tokens
             places[0] = (min(places[0][0], common_prefix(self.encode(prompt), ids)), places[0][1])
@@ -275,7 +275,7 @@ class Renderer:
         if tail and turn.endswith(tail):
             return turn.removesuffix(tail), self.turn_end.text
         text = turn.rstrip()  # a template may close some turns otherwise, such as those that call tools
-        end = self._closing.last(text) if self.template else ""
+        end = self._closing.last(text) if self.turn_end.text else ""
         if not end and text.endswith(self._eos):
             return text.removesuffix(self._eos), ""
         return (text.removesuffix(end), end) if end else (turn, "")

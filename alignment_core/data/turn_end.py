@@ -24,7 +24,7 @@ _BEFORE: tuple[Messages, ...] = (user(QUESTION), [{"role": "system", "content": 
 class TurnEnd:
     """The end of an assistant turn.
 
-    ``text`` is what the template writes behind the answer, up to and including the special token that closes the turn:
+    ``text`` is the template's text behind the answer, up to and including the special token that closes the turn:
     ``"<|im_end|>"`` of ChatML, ``" </s>"`` of Llama 2. It is empty without a template, and where a template closes a turn with
     no special token; then the turn ends with EOS directly behind the answer.
     """
@@ -103,8 +103,8 @@ def _around_answer(render: Callable[[Messages, bool], str]) -> tuple[str, str, s
         for question in _BEFORE:
             with suppress(ValueError):
                 prompt = render(question, True)
-                before, found, behind = render([*question, *assistant(ANSWER), *messages], False).partition(ANSWER)
-                if found:
+                before, answer, behind = render([*question, *assistant(ANSWER), *messages], False).partition(ANSWER)
+                if answer:
                     return before.removeprefix(prompt) if before.startswith(prompt) else "", behind
         return "", ""
 
@@ -112,18 +112,18 @@ def _around_answer(render: Callable[[Messages, bool], str]) -> tuple[str, str, s
 
 
 def keep_chat_template(chat_template: str, prompts: Path) -> None:
-    """Leave the chat template that data is rendered with, instead of the tokenizer's own, in its folder."""
+    """Write the chat template that data was rendered with, if it is not the tokenizer's own, to the folder of the data."""
     (prompts / TEMPLATE).write_text(chat_template, encoding="utf-8")
 
 
 def pass_chat_template_on(source: Path, target: Path) -> None:
-    """Leave in the folder ``target`` of data that was made of ``source`` what :func:`keep_chat_template` left in that."""
+    """Copy the chat template that :func:`keep_chat_template` wrote to ``source`` into ``target``, data derived from it."""
     if (chat_template := chat_template_of(source)) is not None:
         keep_chat_template(chat_template, target)
 
 
 def chat_template_of(prompts: Path) -> str | None:
-    """What :func:`keep_chat_template` left: None where the tokenizer's own was used."""
+    """The chat template that :func:`keep_chat_template` wrote; None if the tokenizer's own was used."""
     path = prompts / TEMPLATE
     return path.read_text(encoding="utf-8") if path.is_file() else None
 

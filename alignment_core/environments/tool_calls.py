@@ -33,21 +33,21 @@ def parse(text: str) -> tuple[str, list[Call]]:
     Calls inside thoughts do not count. A thought may have been opened by the prompt: then the turn only closes it.
     """
     place = _end_of_opened_thought(text)
-    said, calls = [text[:place]], []
-    while found := _NEXT.search(text, place):
-        said.append(text[place : found.start()])
-        place = found.end()
-        if found[0] in THOUGHTS:
-            close = THOUGHTS[found[0]]
+    words, calls = [text[:place]], []
+    while mark := _NEXT.search(text, place):
+        words.append(text[place : mark.start()])
+        place = mark.end()
+        if mark[0] in THOUGHTS:
+            close = THOUGHTS[mark[0]]
             end = text.find(close, place)
             place = len(text) if end < 0 else end + len(close)
-            said.append(text[found.start() : place])
+            words.append(text[mark.start() : place])
         elif body := _body(text, place):
             calls.append(_call(body[0]))
             place = body[1]
         else:  # words about calls
-            said.append(found[0])
-    return "".join([*said, text[place:]]).strip(), calls
+            words.append(mark[0])
+    return "".join([*words, text[place:]]).strip(), calls
 
 
 def unclosed_thought(before: str, turn: str) -> str:

@@ -107,6 +107,13 @@ def test_a_turn_that_ends_where_the_next_begins_is_not_begun_twice(tokenizer: An
     assert tokenizer.decode(renderer.told(user("no"), tokenizer.eos_token_id)) == "<|user|>\nno<|assistant|>\n"
 
 
+def test_an_answer_that_spells_a_special_token_out_at_its_end_is_ended_all_the_same(tokenizer: Any) -> None:
+    """By EOS where the template closes turns with no token, and by the template's own end."""
+    answer = "It is <|return|>"
+    assert tokenizer.decode(Renderer(tokenizer, NEXT_TURN_IS_THE_END).answered("hi", answer).ids) == f"{answer}<eos>"
+    assert tokenizer.decode(Renderer(tokenizer, CHATML).answered("hi", answer).ids) == f"{answer}<|im_end|>"
+
+
 def test_the_last_turn_may_end_otherwise_than_those_before_it(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer, LAST_TURN_ENDS_OTHERWISE)
     first, second = Demonstration([], TWO_TURNS).render(renderer)
