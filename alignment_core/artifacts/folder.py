@@ -17,6 +17,7 @@ from pathlib import Path
 
 from alignment_core.artifacts.backend import Object
 from alignment_core.artifacts.faults import check_room, explained
+from alignment_core.artifacts.group_access import is_shared
 from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.paths import LOCK, TEMPORARY, check_path
 from alignment_core.artifacts.workspace import names, open_lock
@@ -206,10 +207,16 @@ class FolderBackend:
             return
         if directory != self.root:
             self._make_directory(directory.parent)
-            make_like_parent(directory)
+            temporary = self.root / TEMPORARY
+            if directory != temporary and not directory.is_dir() and is_shared(directory.parent.stat()):
+                self._make_directory(temporary)
+                with self._alone():
+                    make_like_parent(directory, scratch=temporary)
+            else:
+                make_like_parent(directory)
             _sync_directory(directory.parent)
         elif not directory.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
+            make_like_parent(directory)
             _sync_directory(directory.parent)
         self._durable.add(directory)
 

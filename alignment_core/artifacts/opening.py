@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from alignment_core.artifacts.backend import Backend
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.folder import FolderBackend
+from alignment_core.artifacts.group_access import warn_of_closed
 from alignment_core.artifacts.ownership import make_like_parent
 from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY, check_path
 from alignment_core.artifacts.store import Store
@@ -54,6 +55,13 @@ def open_store(uri: str | Path | None = None, writes: bool = True) -> Store:
     return Store(backend, workspace)
 
 
+def folder_of(uri: str | Path | None = None) -> Path | None:
+    """The folder of a store, by default of the :func:`default_store`; None for a store on a server."""
+    uri = uri or default_store()
+    scheme, separator, _ = str(uri).partition("://")
+    return _folder(uri) if not separator or scheme == "file" else None
+
+
 def default_store() -> str | Path:
     """The one that ``$ALIGN_STORE`` names, that was chosen (:func:`choose_store`), or ``$ALIGN_HOME/store``."""
     return os.environ.get("ALIGN_STORE") or chosen_store() or align_home() / "store"
@@ -81,6 +89,7 @@ def _open_folder(uri: str | Path) -> tuple[Backend, Workspace]:
     if root.exists() and not root.is_dir():
         raise UserError(f"{root} is a file: a store is a folder")
     backend = FolderBackend(root)
+    warn_of_closed(backend.root)
     return backend, Workspace(backend.root)
 
 

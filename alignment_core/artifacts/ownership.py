@@ -6,13 +6,14 @@ Trusted are this user, root and, by root alone, the owner of the store: a contai
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.group_access import is_shared, open_directory_to_group
 from alignment_core.artifacts.paths import FORMAT
 from alignment_core.errors import EnvironmentFault
 
@@ -34,24 +35,32 @@ def make_private(directory: Path) -> Path:
                 return directory
 
 
-def make_like_parent(directory: Path) -> Path:
-    """Create a directory, if it is missing, that belongs to the owner of its parent, also where root does it first, and that a
-    group may write into if the parent was given to one (``chmod g+ws``)."""
+def make_like_parent(directory: Path, scratch: Path | None = None) -> Path:
+    """Create a directory, if it is missing, that belongs to the owner of its parent, also where root does it first, and that
+    the group may use if the parent was given to one (``chmod g+ws``), whatever the umask.
+
+    With ``scratch``, a folder of the same file system, it is complete when it gets its name, so that no other user meets it
+    before it is open to the group. Callers with one exclude each other.
+    """
+    if directory.is_dir():
+        return directory
+    if not directory.parent.exists():
+        make_like_parent(directory.parent)
+    parent = directory.parent.stat()
+    fresh = scratch / f"directory-{uuid.uuid4().hex}" if scratch is not None else directory
     with suppress(FileExistsError):
-        if not directory.parent.exists():
-            make_like_parent(directory.parent)
-        directory.mkdir()
-        shared = stat.S_ISGID | stat.S_IWGRP
-        if directory.parent.stat().st_mode & shared == shared:
-            directory.chmod(stat.S_IMODE(directory.stat().st_mode) | shared)
+        fresh.mkdir()
+        if is_shared(parent):
+            open_directory_to_group(fresh)
         if os.geteuid() == 0:
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                owner = directory.parent.stat()
                 with suppress(OSError):  # such as on a network file system, where root is nobody
-                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+                    os.fchown(descriptor, parent.st_uid, parent.st_gid)
             finally:
                 os.close(descriptor)
+    if scratch is not None:
+        os.rename(fresh, directory)
     return directory
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.group_access import open_lock_to_others
 from alignment_core.artifacts.ownership import make_like_parent, make_private
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
 from alignment_core.canonical import digest_of
@@ -136,11 +137,14 @@ def local_name(uri: str) -> str:
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Open a file in order to lock it, and create it if it is missing. It may be another user's, such as root's."""
+    """Open a file in order to lock it, and create it if it is missing; other users may lock it, too, whatever the umask. It
+    may be another user's, such as root's."""
     try:
-        return path.open("ab")  # for writing, as NFS wants it
+        lock = path.open("ab")  # for writing, as NFS wants it
     except PermissionError:
         return path.open("rb")  # enough on a disk of this machine
+    open_lock_to_others(lock.fileno(), path.parent)
+    return lock
 
 
 def names(path: Path, descriptor: int) -> bool:

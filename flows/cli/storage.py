@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.artifacts import open_store
-from alignment_core.artifacts.opening import choose_store, chosen_store, default_store
+from alignment_core.artifacts.group_access import open_to_group
+from alignment_core.artifacts.opening import choose_store, chosen_store, default_store, folder_of
 from alignment_core.errors import UserError
 
 store_app = typer.Typer(no_args_is_help=True, help="Choose the artifact store of this machine, and try it.")
@@ -40,9 +42,13 @@ def use(
 
 @store_app.command("doctor")
 def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Try what a store relies on, and measure latency and throughput; exit 3 if the storage does not keep its promises."""
+    """Try what a store relies on, and measure latency and throughput; exit 3 if the storage does not keep its promises.
+
+    In a folder that was given to a group, what this user has closed to it is opened, and what other users have to open is
+    listed."""
     from alignment_core.doctor.storage import examine_storage
 
+    _check_group_access(folder_of(store), as_json)
     report = examine_storage(open_store(store))
     if as_json:
         print_json({**report.model_dump(), "status": "ok" if report.sound else "failed"})
@@ -56,3 +62,17 @@ def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
         out.print(f"  clock: {report.clock_seconds:+g} s beside this machine")
     if not report.sound:
         raise typer.Exit(3)
+
+
+def _check_group_access(folder: Path | None, as_json: bool) -> None:
+    """End the command where other users closed parts of a shared folder to its group."""
+    closed = open_to_group(folder, files=True) if folder is not None else []
+    if not closed:
+        return
+    if as_json:
+        print_json({"store": str(folder), "status": "failed", "closed": [one._asdict() for one in closed]})
+    else:
+        out.print(f"{folder}\n  [red]failed [/] the group cannot use:", highlight=False)
+        for one in closed:
+            out.print(f"  {one.path}: its owner, {one.owner}, has to run `{one.command}`", markup=False)
+    raise typer.Exit(3)
