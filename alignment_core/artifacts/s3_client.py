@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -25,18 +27,28 @@ from botocore.exceptions import (
 )
 from botocore.utils import determine_content_length, parse_timestamp
 
-from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
+from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError, UserError
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 ATTEMPTS = 8
 """How often a request is sent at most; the pauses between are random and double from one second up to twenty."""
+_LONGEST_PAUSE = 20.0
 _CONNECTIONS = 64
 _SMALL = 1 << 20
 _WITH_NAMES = ("amazonaws.com", "amazonaws.com.cn")
 """Servers that have a name for each bucket; others rarely do."""
 
+ENCRYPTION, ENCRYPTION_KEY = "ALIGN_S3_SSE", "ALIGN_S3_SSE_KMS_KEY_ID"
+"""Environment variables: the server-side encryption of each upload, and the KMS key for it."""
+_ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
+_UPLOADS = ("PutObject", "CreateMultipartUpload", "CopyObject")
+"""Operations that take the headers for encryption; parts of an upload are encrypted as that was begun."""
+
+_THROTTLED = 429, "TooManyRequests"
+_PASSING = {"TooManyRequests", "RequestTimeout"}
+"""Codes of errors that may pass, whatever status they come with."""
 ABSENT = {"NoSuchKey", "404", "NotFound"}
 LOST = {"PreconditionFailed", "412"}
 AGAIN = {"ConditionalRequestConflict", "409", "OperationAborted"}
@@ -44,7 +56,8 @@ NO_UPLOAD = {"NoSuchUpload"}
 BROKEN_OFF = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 """What reading the body of an answer raises when the connection ends before it does."""
 _DENIED = {
-    "AccessDenied": "these credentials may not do this; ask for the right to read, write, list and delete below the prefix",
+    "AccessDenied": "these credentials may not do this; ask for the right to read, write, list and delete below the prefix, "
+    f"and set {ENCRYPTION} if the bucket requires encryption",
     "400": "the server refuses the credentials; renew them if they have expired",  # to HEAD, which gets no reason
     "403": "access is denied; are the credentials those of this bucket, and have they not expired?",
     "InvalidAccessKeyId": "the server does not know the access key; check AWS_ACCESS_KEY_ID or the profile",
@@ -78,12 +91,50 @@ def new_client() -> BaseClient:
         request_checksum_calculation="when_required",  # ours are SHA-256
         response_checksum_validation="when_required",  # whole files are verified
     )
+    if region := os.environ.get("AWS_REGION"):  # as in the AWS CLI; botocore itself reads AWS_DEFAULT_REGION alone
+        session.set_config_variable("region", region)
     region = session.get_config_variable("region") or "us-east-1"
-    session.get_component("event_emitter").register_last("before-call.s3", _without_waiting)
+    events = session.get_component("event_emitter")
+    events.register_last("before-call.s3", _without_waiting)
+    events.register("needs-retry.s3", _retry_throttled)
+    headers = encryption()
+    for operation in _UPLOADS if headers else ():
+        events.register(f"before-parameter-build.s3.{operation}", lambda params, **_: params.update(headers))
     where = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3").provide()
     if "addressing_style" not in own and where and not urlsplit(where).netloc.endswith(_WITH_NAMES):
         config = config.merge(Config(s3={"addressing_style": "path"}))
     return session.create_client("s3", region_name=region, config=config)
+
+
+def encryption() -> dict[str, str]:
+    """The parameters of an upload that encrypt it as ``$ALIGN_S3_SSE`` and ``$ALIGN_S3_SSE_KMS_KEY_ID`` say; none if these are
+    not set, and the bucket decides. Raises UserError for other values than S3 knows."""
+    algorithm, key = os.environ.get(ENCRYPTION, ""), os.environ.get(ENCRYPTION_KEY, "")
+    if key and not algorithm:
+        algorithm = "aws:kms"
+    if algorithm and algorithm not in _ENCRYPTIONS:
+        raise UserError(
+            f"{ENCRYPTION} is {algorithm!r}: set it to {', '.join(_ENCRYPTIONS[:-1])} or {_ENCRYPTIONS[-1]}"
+        )
+    if key and algorithm == "AES256":
+        raise UserError(f"{ENCRYPTION_KEY} names a KMS key, and {ENCRYPTION} is AES256: set {ENCRYPTION} to aws:kms")
+    parameters = {"ServerSideEncryption": algorithm, "SSEKMSKeyId": key}
+    return {name: value for name, value in parameters.items() if value}
+
+
+def _retry_throttled(response: tuple[Any, dict[str, Any]] | None, attempts: int, **_: object) -> float | None:
+    """Seconds before a throttled request is sent again: botocore's standard retries know neither status 429 nor the code
+    TooManyRequests. ``attempts``: how often it was sent; ``response``: None where no answer came."""
+    if response is None or attempts >= ATTEMPTS:
+        return None
+    http, answer = response
+    throttled = http.status_code in _THROTTLED or answer.get("Error", {}).get("Code") in _THROTTLED
+    return pause(attempts - 1) if throttled else None
+
+
+def pause(retry: int) -> float:
+    """Seconds before retry number ``retry``, 0 for the first: random, and twice as long each time."""
+    return random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, 2.0**retry)
 
 
 def _without_waiting(params: dict[str, Any], **_: object) -> None:
@@ -110,6 +161,16 @@ def status_of(error: ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
+def _reason(error: ClientError) -> str:
+    """The server's code and message and, where it names one, the bucket's region; after HEAD there is the HTTP status alone."""
+    answer = error.response.get("Error", {})
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    code, message = code_of(error), answer.get("Message", "")
+    region = answer.get("Region") or headers.get("x-amz-bucket-region", "")
+    words = f"HTTP {code}" if code.isdigit() else code
+    return ", ".join(part for part in (words, message, region and f"region {region}") if part)
+
+
 @contextmanager
 def told(action: str, uri: str, path: str) -> Iterator[None]:
     """Turn what botocore raises into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""
@@ -118,14 +179,15 @@ def told(action: str, uri: str, path: str) -> Iterator[None]:
         yield
     except ClientError as error:
         code, status = code_of(error), status_of(error)
-        said = error.response["Error"].get("Message", "") or code
+        reason = _reason(error)
         if code in _DENIED or status in (401, 403):
-            raise EnvironmentFault(f"{sentence}: {_DENIED.get(code, said)}") from error
+            cure = f"{_DENIED[code]} " if code in _DENIED else ""
+            raise EnvironmentFault(f"{sentence}: {cure}({reason})") from error
         if code in ABSENT:
             raise NotFound(f"{uri} has no {path}") from error
-        if status >= 500 or status == 429 or code in LOST | AGAIN | NO_UPLOAD:
-            raise InfrastructureError(f"{sentence}: {code}, {said}") from error
-        raise StoreError(f"{sentence}: {code}, {said}") from error
+        if status >= 500 or status == 429 or code in LOST | AGAIN | NO_UPLOAD | _PASSING:
+            raise InfrastructureError(f"{sentence}: {reason}") from error
+        raise StoreError(f"{sentence}: {reason}") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise EnvironmentFault(
             f"{sentence}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give "

@@ -105,9 +105,7 @@ def test_users_with_any_umask_publish_read_and_collect_in_one_store(
     assert in_children(user(BOB, of_bob, use_all)) == [0]
 
 
-def test_users_who_write_at_once_never_meet_a_closed_directory(
-    folder: Path, user: As, in_children: InChildren
-) -> None:
+def test_users_who_write_at_once_never_meet_a_closed_directory(folder: Path, user: As, in_children: InChildren) -> None:
     def tries(folder: Path) -> None:
         store = open_store(folder)
         for number in range(200):

@@ -14,8 +14,9 @@ import pytest
 from alignment_core.artifacts import open_store
 from alignment_core.artifacts.leases import Held, Leases
 from alignment_core.artifacts.s3 import PART, S3Backend
+from alignment_core.artifacts.s3_client import pause
 from alignment_core.errors import Corrupt, EnvironmentFault, InfrastructureError
-from tests.servers.faulty import Fault, Faulty
+from tests.servers.faulty import Fault, Faulty, at_random
 from tests.servers.s3 import S3Server
 from tests.servers.unconditional import unconditional_server
 
@@ -24,6 +25,7 @@ from tests.servers.unconditional import unconditional_server
 def proxy(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
     """Between the client and the server; the retries of the client come at once."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.001)
+    monkeypatch.setattr("alignment_core.artifacts.s3_client.pause", lambda _: 0.001)
     monkeypatch.setattr("alignment_core.artifacts.s3._pause", lambda _: None)
     with Faulty(s3_server.url) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -55,7 +57,15 @@ def large(folder: Path, size: int = PART + 5) -> Path:
     return source
 
 
-FAULTS = {"lost": Fault(lost=True), "503": Fault(status=503), "409": Fault(status=409), "cut": Fault(cut_request=3)}
+FAULTS = {
+    "lost": Fault(lost=True),
+    "503": Fault(status=503),
+    "429": Fault(status=429),
+    "429 of another name": Fault(status=429, code="RateExceeded"),
+    "TooManyRequests": Fault(status=400, code="TooManyRequests"),
+    "409": Fault(status=409),
+    "cut": Fault(cut_request=3),
+}
 CALLS = {
     "PutObject": ("PUT", "/one"),
     "CreateMultipartUpload": ("POST", "?uploads"),
@@ -75,6 +85,8 @@ def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
 ) -> None:
     if fault == "409" and call not in ("PutObject", "CompleteMultipartUpload", "DeleteObject"):
         return  # only conditional writes are answered so
+    if fault == "TooManyRequests" and call == "HeadObject":
+        return  # the answer to HEAD has no place for a code
     monkeypatch.setattr("alignment_core.artifacts.s3.PART", 1 << 16)
     source = large(tmp_path, 100_000)
     method, part = CALLS[call]
@@ -91,6 +103,25 @@ def test_whichever_request_fails_once_the_outcome_is_that_of_no_failure(
     backend.delete("one")
     assert backend.stat("one") is None
     assert any(request.fault for request in proxy.requests)
+
+
+def test_a_store_opens_although_one_answer_in_five_is_500_503_or_429(
+    proxy: Faulty, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request is sent at most 8 times, and 0.2 ** 8 is 3 in a million: of some 500 requests none fails for good."""
+    proxy.rule = at_random(1, status=0.2)
+    for number in range(40):
+        monkeypatch.setenv("ALIGN_HOME", str(tmp_path / f"home-{number}"))  # so that each opening probes
+        store = open_store(f"s3://{bucket}/{tmp_path.name}-{number}")
+        assert open_store(store.uri).tags() == {}
+    assert {request.status for request in proxy.requests} >= {429, 500, 503}
+
+
+def test_a_throttled_request_waits_longer_each_time() -> None:
+    """Half to all of 1, 2, 4, 8 and 16 seconds, and at most 20, as the AWS tools do."""
+    bounds = [(0.5, 1), (1, 2), (2, 4), (4, 8), (8, 16), (10, 20), (10, 20)]
+    for retry, (least, most) in enumerate(bounds):
+        assert least <= pause(retry) <= most
 
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
