@@ -16,7 +16,7 @@ from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.group_access import warn_of_closed
 from alignment_core.artifacts.ownership import make_like_parent
-from alignment_core.artifacts.paths import FORMAT, LAYOUT, TEMPORARY, check_path
+from alignment_core.artifacts.paths import CACHE, FORMAT, LAYOUT, TEMPORARY, check_path
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import Workspace, local_name
 from alignment_core.errors import EnvironmentFault, NotFound, StoreError, UserError
@@ -90,7 +90,7 @@ def _open_folder(uri: str | Path) -> tuple[Backend, Workspace]:
         raise UserError(f"{root} is a file: a store is a folder")
     backend = FolderBackend(root)
     warn_of_closed(backend.root)
-    return backend, Workspace(backend.root)
+    return backend, Workspace(backend.root) if _takes_copies(backend.root) else _workspace_of(backend)
 
 
 def _open_s3(uri: str | Path) -> tuple[Backend, Workspace]:
@@ -122,8 +122,14 @@ def _open_hub(uri: str | Path) -> tuple[Backend, Workspace]:
     return backend, _workspace_of(backend)
 
 
+def _takes_copies(root: Path) -> bool:
+    """Whether this user may keep copies of artifacts and temporary files in the folder of a store."""
+    folders = [folder if folder.is_dir() else root for folder in (root / CACHE, root / TEMPORARY)]
+    return not root.is_dir() or all(os.access(folder, os.W_OK | os.X_OK) for folder in folders)
+
+
 def _workspace_of(backend: Backend) -> Workspace:
-    """Where this machine keeps what belongs to a store that is not on its file system."""
+    """Where this machine keeps what belongs to a store that is not on its file system, or that this user may only read."""
     return Workspace(align_home() / "stores" / local_name(backend.uri))
 
 
