@@ -69,13 +69,19 @@ def boot() -> str:
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Keeps a Python process, and all that it starts, from importing files of the working folder: one that is called like a
+module of ours or of Python's own would be executed in its place."""
+
+
 def inherited(**changes: str) -> dict[str, str]:
     """The environment that a child process inherits, with changes: everything except Prefect's variables.
 
     They may hold a token or the password of a database, and below us runs anybody's code: reward functions, tokenizers,
     stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`alignment.flows.access`.
     """
-    return {**{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}, **changes}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {**kept, **SAFE_PATH, **changes}
 
 
 def lock(file: IO[bytes] | int) -> bool:

@@ -8,6 +8,7 @@ import re
 import secrets
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,12 @@ def connect(temporary: Path) -> Any:
     if is_private():
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_write_token(temporary))
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would come first
-    shared: dict[str, Any] = {"log_to_driver": True, "logging_level": "ERROR", "configure_logging": False}
+    shared: dict[str, Any] = {
+        "log_to_driver": True,
+        "logging_level": "ERROR",
+        "configure_logging": False,
+        "job_config": _job_config(),
+    }
     try:
         if not is_private():
             _check_answers(os.environ["RAY_ADDRESS"])
@@ -80,6 +86,23 @@ def connect(temporary: Path) -> Any:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
         raise EnvironmentFault(f"no usable Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {reason}") from error
     return ray
+
+
+def _job_config() -> Any:
+    """Ray's configuration of a job whose workers import from the working folder only if this process does.
+
+    Ray puts the driver's working folder first on the import path of every worker: a file there that is called like a module
+    of ours would be executed in its place.
+    """
+    from ray.job_config import JobConfig
+
+    class SameImportPath(JobConfig):
+        def _get_proto_job_config(self) -> Any:
+            here = {os.path.abspath(entry) for entry in sys.path}
+            self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder in here]
+            return super()._get_proto_job_config()
+
+    return SameImportPath()
 
 
 @contextlib.contextmanager

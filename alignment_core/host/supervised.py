@@ -13,7 +13,7 @@ from pathlib import Path
 
 from alignment_core.home import align_home
 from alignment_core.host.supervisor import IN_USE, discard
-from alignment_core.processes import is_locked
+from alignment_core.processes import SAFE_PATH, is_locked
 
 YOUNG_SECONDS = 60.0
 LONGEST_SOCKET_FOLDER = 25  # Ray's socket paths below it must stay under the kernel's 107 bytes
@@ -40,6 +40,7 @@ def short_folder() -> Path:
 
 class Supervised:
     """A running command. ``temporary`` is a folder of its own that goes when it ends; output is appended to ``log``.
+    Python in it imports nothing from the working folder.
 
     When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too; what outlives it
     has ``orphan_grace`` seconds.
@@ -70,7 +71,7 @@ class Supervised:
                     stderr=subprocess.STDOUT,
                     pass_fds=(read_end, *inherited),
                     start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
-                    env=dict(environment),
+                    env={**environment, **SAFE_PATH},
                 )
         except BaseException:
             os.close(self._lifeline)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import IO, Any
 from alignment_core.errors import EnvironmentFault
 from alignment_core.inference.options import BY_DEVICE
 from alignment_core.models.saving import check_loadable, checkpoint_dtype
+from alignment_core.processes import inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
 START_SECONDS = 600.0
@@ -68,7 +68,7 @@ def served(
     with tempfile.TemporaryFile() as log, ExitStack() as running:
         server = subprocess.Popen(
             command,
-            env={**os.environ, **environment},
+            env=inherited(**environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -14,6 +14,7 @@ from alignment_core.errors import DataError, UserError
 from alignment_core.evaluation.files import LM_EVAL as RESULTS
 from alignment_core.evaluation.lm_eval_process import task_of
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.processes import inherited
 from alignment_core.recipes.paths import is_written_as_path
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 
@@ -74,7 +75,9 @@ def run(context: StageContext, config: LmEvalStageConfig) -> dict[str, Any]:
     log = context.progress / "lm-eval.log"
     with log.open("wb") as said:
         command = [sys.executable, "-m", "alignment_core.evaluation.lm_eval_process", json.dumps(asked)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=inherited()
+        )
         try:
             while not _is_over(process):
                 context.report(0, len(config.tasks), "tasks")

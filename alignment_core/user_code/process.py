@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from alignment_core.errors import Stopped, UserError
-from alignment_core.processes import inherited
+from alignment_core.processes import SAFE_PATH, inherited
 from alignment_core.user_code import counted as user_code
 from alignment_core.user_code import modules as user_modules
 from alignment_core.user_code.conventions import called_with_rows
@@ -173,7 +173,7 @@ class FunctionProcess:
                     [sys.executable, "-P", "-m", __name__, *arguments],  # imports find what they find here,
                     pass_fds=[theirs.fileno()],
                     stdin=files,
-                    env=inherited(PYTHONPATH=path),
+                    env=_environment(path),
                     start_new_session=True,  # so that it can be ended with all that it started
                 )
         return self._read(time.monotonic() + self.timeout)
@@ -232,6 +232,14 @@ class FunctionProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _environment(path: str) -> dict[str, str]:
+    """Of the process: scripts that the user's code starts find what lies beside them, as they do in a shell."""
+    environment = inherited(PYTHONPATH=path)
+    for name in SAFE_PATH:  # `-P` says it to this process alone
+        del environment[name]
+    return environment
 
 
 def _children(pid: int) -> list[psutil.Process]:

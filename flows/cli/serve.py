@@ -12,6 +12,7 @@ import typer
 from alignment.flows.console import JsonOption, StoreOption, err, print_json
 from alignment_core.artifacts import open_store
 from alignment_core.errors import UserError
+from alignment_core.processes import inherited
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REWARD_MODELS = ("reward-model", "model")
@@ -45,7 +46,7 @@ def serve(
         print_json({"url": url, "model": name or shown})
     else:
         err.print(f"{shown} at {url} once vLLM is ready", markup=False)
-    os.execve(sys.executable, [*command, *(options or ())], {**os.environ, **environment})
+    os.execve(sys.executable, [*command, *(options or ())], inherited(**environment))
 
 
 def _token(host: str, variable: str | None) -> str | None:

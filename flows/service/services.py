@@ -20,7 +20,7 @@ from alignment.flows.service.environment import at_home
 from alignment_core.artifacts.faults import check_room, explained
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.home import align_home
-from alignment_core.processes import ProcessId, is_locked
+from alignment_core.processes import SAFE_PATH, ProcessId, is_locked
 
 SQLITE = "sqlite"
 START_SECONDS = 180.0
@@ -135,7 +135,7 @@ def environment(port: int) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # or its database grows for ever
     }
     users, _ = access.split(os.environ)
-    ours = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), "PYTHONSAFEPATH": "1"}
+    ours = {access.URL: access.url_of(port), "ALIGN_HOME": str(align_home()), **SAFE_PATH}
     return {**settings, **users, **ours}
 
 
