@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from alignment.flows import deployed
 from alignment.flows.any_recipe import PATHS_BEGIN
 from alignment.flows.run_form import run_form
+from alignment.flows.service import run_queue
 from alignment.flows.shipped import hidden, pool, shipped
 from alignment_core.errors import UserError
 from alignment_core.home import align_home
@@ -216,18 +217,22 @@ def take_over(client: SyncPrefectClient) -> None:
             client.update_deployment(one.id, DeploymentUpdate(entrypoint=entrypoint, job_variables=variables))
 
 
-def _create_pool(client: SyncPrefectClient, name: str) -> None:
+def create_pool(client: SyncPrefectClient, name: str, max_runs: int | None) -> int:
+    """Create the pool unless it is there; how many runs it has at once. ``max_runs`` is what the user asks for, if anything."""
     template = ProcessWorker.get_default_base_job_template()
     with suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+    return run_queue.set_limit(client, client.read_work_pool(name), max_runs)
 
 
 def main() -> int:
-    """Register the shipped deployments in the pool that is named, and print what cannot run as a JSON object."""
+    """Register the shipped deployments in the pool that is named; print as a JSON object how many runs it has at once, and what
+    cannot run."""
+    name = sys.argv[1]
     with get_client(sync_client=True) as client:
-        _create_pool(client, sys.argv[1])
+        max_runs = create_pool(client, name, run_queue.max_runs_from(os.environ.get(run_queue.VARIABLE)))
         take_over(client)
-        print(json.dumps({**register_shipped(client), **problems(client, sys.argv[1])}))
+        print(json.dumps({"max_runs": max_runs, "problems": {**register_shipped(client), **problems(client, name)}}))
     return 0
 
 

@@ -28,7 +28,8 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 """Ours; in a checkout a link to ``deployments/recipes``."""
 HEAD = """\
 # Made by `align deployments --prefect-yaml > prefect.yaml` from the recipes; a deployment has the name of its recipe's file.
-# Every deployment is alignment/<name>. The work pool must exist first: prefect work-pool create alignment --type process
+# Every deployment is alignment/<name>. The work pool must exist first:
+# prefect work-pool create alignment --type process; prefect work-pool set-concurrency-limit alignment 1
 name: alignment
 prefect-version: 3.7.7
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from alignment_core.home import align_home
-from alignment_core.host.supervisor import IN_USE, discard
+from alignment_core.host.supervisor import IN_USE, RESTART, RESTARTS, discard
 from alignment_core.processes import SAFE_PATH, is_locked
 
 YOUNG_SECONDS = 60.0
@@ -43,7 +43,8 @@ class Supervised:
     Python in it imports nothing from the working folder.
 
     When it is to end, the command has ``grace`` seconds for itself before what it started is ended, too; what outlives it
-    has ``orphan_grace`` seconds.
+    has ``orphan_grace`` seconds. With ``restart``, one that ends by itself is started again, and what it started keeps running;
+    it inherits no open files then.
     """
 
     def __init__(
@@ -55,12 +56,20 @@ class Supervised:
         inherited: Sequence[int] = (),
         grace: float = 0.0,
         orphan_grace: float = 0.0,
+        restart: bool = False,
     ) -> None:
         self.temporary, self._patience = temporary, grace + orphan_grace + CLOSE_SECONDS
         read_end, self._lifeline = os.pipe()
         fds = ",".join(map(str, inherited))
         supervisor = [sys.executable, "-m", "alignment_core.host.supervisor"]
-        supervisor += [str(read_end), str(temporary), fds, str(grace), str(orphan_grace)]
+        supervisor += [
+            str(read_end),
+            str(temporary),
+            fds,
+            str(grace),
+            str(orphan_grace),
+            *([RESTART] if restart else []),
+        ]
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
@@ -79,6 +88,13 @@ class Supervised:
             raise
         finally:
             os.close(read_end)
+
+    @property
+    def restarts(self) -> int:
+        """How often the command was started again."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.temporary / RESTARTS).read_text())
+        return 0
 
     def close(self) -> None:
         """End it and wait until nothing of it is left. May be called again."""

@@ -12,7 +12,7 @@ import typer
 
 from alignment.flows import access
 from alignment.flows.console import JsonOption, err, out, print_json
-from alignment.flows.service import services
+from alignment.flows.service import run_queue, services
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
@@ -37,12 +37,23 @@ def up(
             f"Command lines are visible to others: pass a URL with a password as {access.DATABASE}.",
         ),
     ] = None,
+    max_runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar=run_queue.VARIABLE,
+            help="Most runs of the worker at once; others wait. It is kept. Default: the present limit, at first "
+            f"{run_queue.MAX_RUNS}.",
+        ),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option(help="Stay in the foreground, for a service manager; SIGTERM stops the services.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a Prefect server, a worker and the reconciler in the background, with every deployment registered."""
+    if max_runs is not None:
+        os.environ[run_queue.VARIABLE] = str(max_runs)
     state = services.running()
     if state is not None and (foreground or state.phase == "ready"):
         if foreground or state.url != access.url_of(port):
@@ -50,6 +61,9 @@ def up(
         wanted = access.shown_database(services.database_settings(database)) if database else None
         if wanted not in (None, state.database):
             raise UserError(f"the services are already running, with {state.database}; `align down` stops them")
+        if max_runs is not None:
+            services.use_if_running()
+            run_queue.change_limit(max_runs)
     elif foreground:
         services.become(port, database)
     else:
@@ -62,9 +76,14 @@ def up(
         f"Prefect runs at {page}, with a worker. In another shell:\n\n"
         '  eval "$(align env)"\n'
         "  prefect deployment run alignment/quickstart --watch\n\n"
+        f"{_sentence(run_queue.limit_in_words(max_runs or state.max_runs))}; later ones wait in line.\n"
         f"The UI at {page} asks for a password, which is in {services.token_file()}.",
         markup=False,
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def env(as_json: JsonOption = False) -> None:
@@ -93,15 +112,18 @@ def status(as_json: JsonOption = False) -> None:
     """Show the services and the latest runs. Exit code 3 if the services are not running."""
     state = services.running()
     latest = [_run_row(record) for record in journal.runs()[-SHOWN_RUNS:]]
+    services.use_if_running()
+    queue = run_queue.read_if_possible() if state is not None and state.phase == "ready" else None
     if as_json:
-        print_json({"services": state.model_dump(mode="json") if state else None, "runs": latest})
+        shown = {"services": state, "queue": queue}
+        print_json({name: one and one.model_dump(mode="json") for name, one in shown.items()} | {"runs": latest})
     else:
-        _print_status(state, latest)
+        _print_status(state, queue, latest)
     if state is None:
         raise typer.Exit(NOT_UP)
 
 
-def _print_status(state: services.State | None, latest: list[dict[str, Any]]) -> None:
+def _print_status(state: services.State | None, queue: run_queue.Queue | None, latest: list[dict[str, Any]]) -> None:
     if state is None:
         out.print("no services are running; `align up` starts them")
     else:
@@ -114,6 +136,10 @@ def _print_status(state: services.State | None, latest: list[dict[str, Any]]) ->
             out.print(
                 f"  {service.name:<12} {f'pid {service.pid}' if service.pid else 'restarting'}{again}", markup=False
             )
+    if queue is not None:
+        out.print(f"  {run_queue.limit_in_words(queue.max_runs)}: {len(queue.running)} under way", markup=False)
+        for run_id in queue.waiting[:SHOWN_RUNS]:
+            out.print(f"  {run_id[:8]}  {queue.reason(run_id) or 'is about to start'}", markup=False)
     for row in latest:
         attempt = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
         by = "a worker's" if row["deployed"] else "align run's"

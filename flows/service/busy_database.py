@@ -1,4 +1,6 @@
-"""Prefect's application, in which a change that SQLite rejects is retried before the client is answered.
+"""Prefect's application: 503 while its database is away, and retries of changes that SQLite rejects.
+
+Where PostgreSQL does not answer, Prefect answers 500, with which its clients give up: workers exit, runs crash. They retry 503.
 
 On SQLite a request that reads first and writes then is refused where another one has written between, and the server answers
 503, for the client to try again. Prefect's client does, after seconds; its pages in a browser do not: with some runs under
@@ -8,8 +10,11 @@ way, about every second run that was submitted from the form was lost.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from alignment.flows.console import say
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -18,7 +23,12 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before the second try, the third, …"""
-BUSY = 503
+BUSY, FAILED = 503, 500
+BUSY_ANSWER: tuple[Message, ...] = (
+    {"type": "http.response.start", "status": BUSY, "headers": [(b"content-type", b"application/json")]},
+    {"type": "http.response.body", "body": b'{"exception_message": "The database does not answer"}'},
+)
+SAY_AGAIN_SECONDS = 10.0
 
 
 class TriesAgain:
@@ -57,6 +67,46 @@ class TriesAgain:
         return refused
 
 
+class AnswersBusy:
+    """An ASGI application that answers 503 instead of 500 while ``application`` cannot reach its database.
+
+    Only some of Prefect's routes do so; what it puts before them (its protection against forged requests) does not.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._said = -SAY_AGAIN_SECONDS
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._application(scope, receive, send)
+        failed = list[Message]()
+        """The answer 500: it is held back until what was raised is known."""
+
+        async def answer(message: Message) -> None:
+            if failed or message.get("status") == FAILED:
+                failed.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._application(scope, receive, answer)
+        except Exception as error:  # Starlette raises again what it has answered, for the log
+            if not database_is_away(error):
+                raise
+            failed[:] = BUSY_ANSWER if failed else []
+            self._say(error)
+        finally:
+            for message in failed:
+                await send(message)
+
+    def _say(self, error: Exception) -> None:
+        """One line now and then: while the database is away, every request fails."""
+        if time.monotonic() - self._said >= SAY_AGAIN_SECONDS:
+            self._said = time.monotonic()
+            say(f"the database does not answer: {type(error).__name__}: {error}; clients are told to try again")
+
+
 def _once_more(request: list[Message], receive: Receive) -> Receive:
     """Hear the request from its beginning, then what comes after it: that the client has gone."""
     messages = iter(request)
@@ -67,8 +117,21 @@ def _once_more(request: list[Message], receive: Receive) -> Receive:
     return hear
 
 
+def database_is_away(error: BaseException) -> bool:
+    """Whether a request failed because the server could not reach its database, or was refused a connection."""
+    import asyncpg
+    import sqlalchemy.exc
+
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(database_is_away, error.exceptions))
+    refused = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError)
+    return isinstance(error, (OSError, *refused, asyncpg.InterfaceError, sqlalchemy.exc.TimeoutError))
+
+
 def create_app() -> TriesAgain:
     """What uvicorn serves."""
     from prefect.server.api import server
 
-    return TriesAgain(server.create_app())
+    retryable = server.is_client_retryable_exception
+    server.is_client_retryable_exception = lambda error: retryable(error) or database_is_away(error)
+    return TriesAgain(AnswersBusy(server.create_app()))

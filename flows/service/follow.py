@@ -12,7 +12,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment.flows import access
-from alignment.flows.service import services
+from alignment.flows.service import run_queue, services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
 
@@ -132,7 +132,9 @@ class _States:
     def _on_server(self, run: _Run) -> Ending | None:
         state = run.state
         attempt = f", attempt {run.run_count}" if run.run_count > 1 else ""
-        if self._news(f"{state.name}{attempt}{': ' + state.message if state.message else ''}"):
+        queue = run_queue.read_if_possible() if state.type == "SCHEDULED" else None
+        why = (queue.reason(self._run_id) if queue else None) or state.message
+        if self._news(f"{state.name}{attempt}{': ' + why if why else ''}"):
             self._crashed_at = time.monotonic() if state.type == "CRASHED" else None
         status = ENDS.get(state.type)
         if self._crashed_at is not None:

@@ -8,18 +8,26 @@ scheduled again, a bounded number of times and after growing pauses.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
+import httpx
 import prefect.exceptions
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+)
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
@@ -38,12 +46,16 @@ SILENCE_SECONDS = 120.0
 for one every 30."""
 MOST_RESUMPTIONS = 4
 """How often a run is resumed automatically before somebody has to resume it by hand."""
+OUTAGE_SECONDS = 15.0
+"""A server that takes so long to answer was away."""
 FIRST_PAUSE_SECONDS, PAUSE_GROWTH = 3.0, 4.0
 """From a crash to the first resumption, by when the worker has said what it has to say; each later pause is so many times
 as long: 3, 12, 48, 192 seconds."""
 RESUME_WITHIN = timedelta(days=1)
 """Older crashes are left alone: somebody has seen them by now."""
 RESUMING = "Resuming"
+SKIPPED = "Skipped"
+"""State of a scheduled run that waited until the next one was due."""
 STOPPED = "it was told to stop, and did"
 """Why a run goes on that did not crash: such an attempt counts for nothing."""
 BY_HAND = ("AwaitingRetry", "ResumingByHand")
@@ -59,11 +71,12 @@ class Action(BaseModel):
     run_id: str
     name: str
     did: str
-    """``crashed``, ``cancelled``, ``resumed`` or ``given up``."""
+    """``crashed``, ``cancelled``, ``resumed``, ``given up`` or ``skipped``."""
     why: str
 
 
 _Sign = tuple[UUID | None, int]
+_Answer = TypeVar("_Answer")
 
 
 @dataclass
@@ -97,10 +110,10 @@ class Reconciler:
 
     def look(self, client: SyncPrefectClient) -> list[Action]:
         """Look once at all runs and set right what is not; a run is marked when it looks dead for the second time."""
-        return [*self._mark_dead(client), *self._resume_crashed(client)]
+        return [*self._mark_dead(client), *self._resume_crashed(client), *_skip_superseded(client)]
 
     def _mark_dead(self, client: SyncPrefectClient) -> Iterator[Action]:
-        runs = _runs(client, StateType.RUNNING, StateType.CANCELLING, StateType.PENDING)
+        runs = self._answered(lambda: _runs(client, StateType.RUNNING, StateType.CANCELLING, StateType.PENDING))
         before, self._suspects = self._suspects, {}
         self._signs = {run.id: self._signs[run.id] for run in runs if run.id in self._signs}
         for run in runs:
@@ -123,11 +136,23 @@ class Reconciler:
             local = record.is_of_this_boot()  # whether another machine holds the lock is not always seen here
             if local and record.run_count == run.run_count and run.state and not run.state.is_pending():
                 return f"its process {record.pid} is gone"  # otherwise a later attempt may be starting
-        sign, now = _sign(client, run), self._clock()
+        sign, now = self._answered(lambda: _sign(client, run)), self._clock()
         if run.id not in self._signs or self._signs[run.id][0] != sign:
             self._signs[run.id] = sign, now
         silence = now - self._signs[run.id][1]
         return f"no sign of life for {silence:.0f} s" if silence > SILENCE_SECONDS else None
+
+    def _answered(self, ask: Callable[[], _Answer]) -> _Answer:
+        """What the server answers; Prefect's client waits for the end of an outage."""
+        asked = self._clock()
+        answer = ask()
+        if self._clock() - asked > OUTAGE_SECONDS:
+            self.outage()
+        return answer
+
+    def outage(self) -> None:
+        """Count the silence of all runs from now: while the server was away, no heartbeat arrived."""
+        self._signs.clear()
 
     def _resume_crashed(self, client: SyncPrefectClient) -> Iterator[Action]:
         runs = [run for run in _runs(client, StateType.CRASHED) if run.deployment_id is not None]
@@ -148,10 +173,41 @@ class Reconciler:
             yield Action(run_id=str(run.id), name=run.name, did="resumed", why=message or "")
 
     def _seen(self, client: SyncPrefectClient, run: FlowRun, state: State) -> _Crash:
-        old = datetime.now(UTC) - state.timestamp > RESUME_WITHIN
-        states = [] if old else sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+        old = _is_old(state)
+        states = [] if old else _in_order(client.read_flow_run_states(run.id))
         resumptions, stopped = _resumptions(states), _was_stopped(run, states)
         return _Crash(state=state.id, seen=self._clock(), resumptions=resumptions, left=old, stopped=stopped)
+
+
+def _skip_superseded(client: SyncPrefectClient) -> Iterator[Action]:
+    """Skip due runs of a schedule of which a later one is due, too: a schedule that is faster than its runs would queue ever
+    more of them."""
+    due: dict[str, FlowRun] = {}
+    now = datetime.now(UTC)
+    for run in _runs(client, StateType.SCHEDULED, due_before=now):  # the latest first
+        if not run.auto_scheduled or run.run_count:
+            continue
+        schedule = f"{run.deployment_id} {json.dumps(run.parameters, sort_keys=True, default=str)}"
+        later = due.setdefault(schedule, run)
+        if later is not run:
+            why = f"a later run of its schedule, {later.name}, is due"
+            client.set_flow_run_state(run.id, Cancelled(name=SKIPPED, message=f"Skipped: {why}"), force=True)
+            yield Action(run_id=str(run.id), name=run.name, did="skipped", why=why)
+
+
+def _is_old(state: State) -> bool:
+    return datetime.now(UTC) - state.timestamp > RESUME_WITHIN
+
+
+def _in_order(states: Sequence[State]) -> list[State]:
+    return sorted(states, key=lambda state: state.timestamp)
+
+
+def resumes_by_itself(run: FlowRun, states: Sequence[State]) -> bool:
+    """Whether a reconciler is going to resume a crashed run of a deployment."""
+    if run.deployment_id is None or run.state is None or _is_old(run.state):
+        return False
+    return _resumptions(_in_order(states)) < MOST_RESUMPTIONS
 
 
 def _resumptions(states: Sequence[State]) -> int:
@@ -204,8 +260,10 @@ def _still_ends(run: FlowRun) -> bool:
 
 
 def schedule_again(client: SyncPrefectClient, run: FlowRun, why: str, name: str = RESUMING) -> None:
-    """Let a worker take the run up again; its finished stages are cached."""
-    client.set_flow_run_state(run.id, Scheduled(name=name, message=f"Goes on: {why}"), force=True)
+    """Let a worker take the run up again, before all that were due after it; its finished stages are cached."""
+    due = run.expected_start_time or datetime.now(UTC)
+    state = Scheduled(scheduled_time=due, name=name, message=f"Goes on: {why}")
+    client.set_flow_run_state(run.id, state, force=True)
 
 
 def mark_if_open(run_id: str, why: str) -> None:
@@ -241,10 +299,13 @@ def resume_now(run_id: str, from_stage: str | None, why: str) -> str:
         return str(client.create_flow_run_from_deployment(run.deployment_id, parameters=parameters).id)
 
 
-def _runs(client: SyncPrefectClient, *types: StateType) -> list[FlowRun]:
+def _runs(client: SyncPrefectClient, *types: StateType, due_before: datetime | None = None) -> list[FlowRun]:
+    due = None if due_before is None else FlowRunFilterExpectedStartTime(before_=due_before)
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=list(types)))),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=StateTypes(any_=list(types))), expected_start_time=due
+        ),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=PAGE,
     )
@@ -260,8 +321,9 @@ def main() -> int:
                     for action in reconciler.look(client):
                         say(f"{action.name}: {action.did}: {action.why}")
                     time.sleep(EVERY_SECONDS)
-        except (prefect.exceptions.PrefectException, OSError, RuntimeError) as error:
+        except (prefect.exceptions.PrefectException, httpx.HTTPError, OSError, RuntimeError) as error:
             say(f"the server does not answer: {error}")
+            reconciler.outage()
             time.sleep(EVERY_SECONDS)
 
 

@@ -50,6 +50,8 @@ class State(ProcessId):
     services: tuple[ServiceState, ...] = ()
     problems: dict[str, str] = {}
     """Why a deployment cannot run, by its name."""
+    max_runs: int | None = None
+    """Runs of the work pool at once, when the services became ready."""
     error: str | None = None
 
 

@@ -26,6 +26,7 @@ from alignment.flows import access
 from alignment.flows.console import say
 from alignment.flows.service.prefect_api import answers, server_command
 from alignment.flows.service.prefect_worker import TEMPORARY
+from alignment.flows.service.run_queue import POOL
 from alignment.flows.service.services import (
     SQLITE,
     START_SECONDS,
@@ -45,7 +46,6 @@ from alignment_core.home import align_home
 from alignment_core.host.supervised import Supervised, fresh_folder
 from alignment_core.processes import ProcessId, lock
 
-POOL = "alignment"
 RUN_SECONDS = 60.0
 """What a worker's runs have to save their work when the services are stopped."""
 TELL_SECONDS = 30.0
@@ -83,11 +83,13 @@ class _Service:
         orphan_grace: float = 0.0,
         secrets: Mapping[str, str] = {},
         inherited: Sequence[int] = (),
+        restart: bool = False,
     ) -> None:
-        """``secrets`` are variables that no other service has; ``inherited`` are open files that it goes on with."""
+        """``secrets`` are variables that no other service has; ``inherited`` are open files that it goes on with; ``restart``
+        keeps what it started when it ends by itself, and starts it again beside that."""
         self.name, self.command, self.grace, self.orphan_grace = name, command, grace, orphan_grace
-        self.secrets, self.inherited = secrets, inherited
-        self.restarts = 0
+        self.secrets, self.inherited, self.restart = secrets, inherited, restart
+        self._restarts = 0
         self._pause = 0.5
         self._again_at = 0.0
         self._running: Supervised | None = None
@@ -103,6 +105,7 @@ class _Service:
             inherited=self.inherited,
             grace=self.grace,
             orphan_grace=self.orphan_grace,
+            restart=self.restart,
         )
         self._began = time.monotonic()
 
@@ -114,6 +117,7 @@ class _Service:
         with suppress(OSError):
             trim(log_of(self.name))
         if self._running is not None and self._running.process.poll() is not None:
+            self._restarts += self._running.restarts
             self._running.close()
             self._running = None
             if time.monotonic() - self._began > HEALTHY_SECONDS:
@@ -125,7 +129,7 @@ class _Service:
             except OSError as error:
                 self._later(f"does not start: {error}")
             else:
-                self.restarts += 1
+                self._restarts += 1
 
     def _later(self, what: str) -> None:
         self._pause = min(self._pause * 2, LONGEST_BACKOFF_SECONDS)
@@ -139,7 +143,8 @@ class _Service:
     @property
     def state(self) -> ServiceState:
         pid = self._running.process.pid if self._running else None
-        return ServiceState(name=self.name, pid=pid, restarts=self.restarts)
+        restarts = self._restarts + (self._running.restarts if self._running else 0)
+        return ServiceState(name=self.name, pid=pid, restarts=restarts)
 
 
 class Services:
@@ -151,6 +156,7 @@ class Services:
         self._of_database = database
         self.services: tuple[_Service, ...] = ()
         self.problems: dict[str, str] = {}
+        self.max_runs: int | None = None
         self.stopping = threading.Event()
         self._listener: socket.socket | None = None
         self._written: State | None = None
@@ -170,14 +176,14 @@ class Services:
         )
         server = _Service("server", server_command(fd, "warning"), secrets=secrets, inherited=[fd])
         take_runs = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]
-        worker = _Service("worker", take_runs, RUN_SECONDS, RUN_SECONDS)
+        worker = _Service("worker", take_runs, RUN_SECONDS, RUN_SECONDS, restart=True)
         reconciler = _Service("reconciler", [sys.executable, "-m", "alignment.flows.service.reconcile"])
         self.services = (server, worker, reconciler)
         self._write("starting")
         server.begin()
         self._write("starting")
         self._wait_for_server(server)
-        self.problems = _register()
+        self.max_runs, self.problems = _register()
         if self.stopping.is_set():
             return
         worker.begin()
@@ -221,6 +227,7 @@ class Services:
             phase=phase,
             services=tuple(service.state for service in self.services),
             problems=self.problems,
+            max_runs=self.max_runs,
             error=error,
         )
         if state != self._written:
@@ -231,16 +238,18 @@ class Services:
                 self._written = state
 
 
-def _register() -> dict[str, str]:
-    """Register the shipped deployments; why any deployment of the pool cannot run, by its name."""
+def _register() -> tuple[int, dict[str, str]]:
+    """Register the shipped deployments; how many runs the pool has at once, and why any deployment of it cannot run, by its
+    name."""
     register = [sys.executable, "-m", "alignment.flows.deployments", POOL]
     done = subprocess.run(register, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EnvironmentFault(f"the deployments were not registered: {(done.stderr or done.stdout)[-500:]}")
-    problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(done.stdout.splitlines()[-1])
+    problems: dict[str, str] = answer["problems"]
     for name, problem in problems.items():
         say(f"the deployment {name} cannot run: {problem}")
-    return problems
+    return answer["max_runs"], problems
 
 
 def _end_runs(url: str) -> None:

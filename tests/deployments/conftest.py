@@ -31,34 +31,54 @@ def postgresql(program: str) -> str:
     return found
 
 
-@pytest.fixture(scope="package")
-def database() -> Iterator[str]:
-    """The URL of a PostgreSQL on loopback, which refuses to run as root and so to lie below root's own folders."""
-    initdb, postgres = postgresql("initdb"), postgresql("postgres")
-    folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
-    (folder / "password").write_text(PASSWORD)
-    owner = "postgres" if os.geteuid() == 0 else None
-    if owner:
-        for path in (folder, folder / "password"):
-            shutil.chown(path, owner)
-    make = [initdb, "-D", str(folder / "data"), "-U", "align", "-A", "scram-sha-256", f"--pwfile={folder / 'password'}"]
-    subprocess.run(make, check=True, capture_output=True, user=owner, cwd=folder)
-    port = free_port()
-    options = ["-h", "127.0.0.1", "-p", str(port), "-k", str(folder), "-c", "fsync=off"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [postgres, "-D", str(folder / "data"), *options], user=owner, cwd=folder, stdout=log, stderr=log
-        )
+class PostgreSQL:
+    """One on loopback, which refuses to run as root and so to lie below root's own folders."""
 
-    def answers() -> bool:
+    def __init__(self) -> None:
+        initdb = postgresql("initdb")
+        self._program = postgresql("postgres")
+        self.folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        password = self.folder / "password"
+        password.write_text(PASSWORD)
+        self._owner = "postgres" if os.geteuid() == 0 else None
+        if self._owner:
+            for path in (self.folder, password):
+                shutil.chown(path, self._owner)
+        data = str(self.folder / "data")
+        make = [initdb, "-D", data, "-U", "align", "-A", "scram-sha-256", f"--pwfile={password}"]
+        subprocess.run(make, check=True, capture_output=True, user=self._owner, cwd=self.folder)
+        self.port = free_port()
+        self.url = f"postgresql+asyncpg://align:{PASSWORD}@127.0.0.1:{self.port}/postgres"
+        self.start()
+
+    def start(self) -> None:
+        options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder), "-c", "fsync=off"]
+        command = [self._program, "-D", str(self.folder / "data"), *options]
+        with (self.folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(command, user=self._owner, cwd=self.folder, stdout=log, stderr=log)
+        assert wait_until(self._answers, 60), (self.folder / "log").read_text()
+
+    def stop(self) -> None:
+        self._server.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown
+        self._server.wait(30)
+
+    def _answers(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    assert wait_until(answers, 60), (folder / "log").read_text()
-    yield f"postgresql+asyncpg://align:{PASSWORD}@127.0.0.1:{port}/postgres"
-    server.send_signal(signal.SIGINT)
-    server.wait(30)
-    shutil.rmtree(folder)
+
+@pytest.fixture(scope="package")
+def postgres() -> Iterator[PostgreSQL]:
+    server = PostgreSQL()
+    yield server
+    server.stop()
+    shutil.rmtree(server.folder)
+
+
+@pytest.fixture(scope="package")
+def database(postgres: PostgreSQL) -> str:
+    """Its URL."""
+    return postgres.url
 
 
 @pytest.fixture(scope="package")

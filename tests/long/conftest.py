@@ -1,5 +1,5 @@
 """The services of `align up`, as the tests of deployments have them."""
 
-from tests.deployments.conftest import database, services
+from tests.deployments.conftest import database, postgres, services
 
-__all__ = ["database", "services"]
+__all__ = ["database", "postgres", "services"]

@@ -1,0 +1,164 @@
+"""The queue of the work pool: how many runs take place at once, and which come first.
+
+Every run has a host, a Ray and engines of its own, so that a few at once fill a machine's memory. The pool therefore has a
+limit, which Prefect's server applies: further runs wait. Runs are taken up in the order in which they were due, and one that
+crashed and resumes keeps its place: as long as it waits for its resumption, no later run takes it.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from alignment.flows import access
+from alignment_core.errors import UserError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient, SyncPrefectClient
+    from prefect.client.schemas.objects import WorkPool
+    from prefect.client.schemas.responses import WorkerFlowRunResponse
+
+POOL = "alignment"
+MAX_RUNS = 1
+"""Runs at once in a pool whose limit nobody has set."""
+VARIABLE = "ALIGN_MAX_RUNS"
+ACTIVE = ("RUNNING", "PENDING")
+"""States that Prefect's server counts against the limit."""
+SHOWN = 200
+WIDTH = 40
+"""Characters of a run's name that are shown."""
+
+
+class Queue(BaseModel):
+    """The pool as its server has it now."""
+
+    model_config = ConfigDict(frozen=True)
+
+    max_runs: int | None
+    running: tuple[str, ...]
+    """The runs under way: id and name."""
+    waiting: tuple[str, ...]
+    """Ids of the runs that are due, in the order in which they are taken up."""
+
+    def reason(self, run_id: str) -> str | None:
+        """Why a run waits; None where it does not wait for the others."""
+        if run_id not in self.waiting or self.max_runs is None or len(self.running) < self.max_runs:
+            return None
+        ahead = self.waiting.index(run_id)
+        before = f"; {ahead} waiting runs come first" if ahead else ""
+        return f"waits for {', '.join(self.running)}: {limit_in_words(self.max_runs)}{before}"
+
+
+def limit_in_words(max_runs: int | None) -> str:
+    """What the limit of a pool means."""
+    if max_runs is None:
+        return "the worker has no limit of runs at once"
+    return f"the worker runs at most {max_runs} at once (`align up --max-runs` changes it)"
+
+
+def max_runs_from(environment: str | None) -> int | None:
+    """The number that the variable holds. Raises UserError."""
+    if not environment:
+        return None
+    if not environment.isdigit() or not int(environment):
+        raise UserError(f"{VARIABLE}={environment}: must be a number of runs, 1 or more")
+    return int(environment)
+
+
+def set_limit(client: SyncPrefectClient, pool: WorkPool, max_runs: int | None) -> int:
+    """Give the pool its limit: ``max_runs``, otherwise the one that it has, otherwise the default."""
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    chosen = max_runs or pool.concurrency_limit or MAX_RUNS
+    if chosen != pool.concurrency_limit:
+        client.update_work_pool(pool.name, WorkPoolUpdate(concurrency_limit=chosen))
+    return chosen
+
+
+def change_limit(max_runs: int) -> None:
+    """Change the limit of services that run."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        set_limit(client, client.read_work_pool(POOL), max_runs)
+
+
+def read(client: SyncPrefectClient) -> Queue:
+    """What runs and waits in the pool now."""
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    running = client.read_flow_runs(**_in_pool(*ACTIVE), sort=FlowRunSort.START_TIME_ASC, limit=SHOWN)
+    first = FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
+    scheduled = client.read_flow_runs(**_in_pool(StateType.SCHEDULED), sort=first, limit=SHOWN)
+    now = datetime.now(UTC)
+    return Queue(
+        max_runs=client.read_work_pool(POOL).concurrency_limit,
+        running=tuple(f"{str(run.id)[:8]} ({textwrap.shorten(run.name, WIDTH)})" for run in running),
+        waiting=tuple(
+            str(run.id)
+            for run in scheduled
+            if run.next_scheduled_start_time is not None and run.next_scheduled_start_time <= now
+        ),
+    )
+
+
+def read_if_possible() -> Queue | None:
+    """The queue of the server that the environment names; None where it does not answer, or has no such pool."""
+    if not os.environ.get(access.URL):
+        return None
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectException
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    with (
+        suppress(httpx.HTTPError, PrefectException, RuntimeError),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True) as client,
+    ):
+        return read(client)
+    return None
+
+
+def _in_pool(*states: str) -> dict[str, Any]:
+    """Arguments with which Prefect's clients read the pool's runs in these states."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        WorkPoolFilter,
+        WorkPoolFilterName,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    types = FlowRunFilterStateType(any_=[StateType(state) for state in states])
+    return {
+        "flow_run_filter": FlowRunFilter(state=FlowRunFilterState(type=types)),
+        "work_pool_filter": WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
+    }
+
+
+async def admitted(
+    client: PrefectClient, limit: int | None, due: Sequence[WorkerFlowRunResponse]
+) -> list[WorkerFlowRunResponse]:
+    """Of runs that are due, those that a worker takes up now: runs that resume first, and no others in the places of runs that
+    crashed and are about to resume."""
+    from alignment.flows.service.reconcile import resumes_by_itself
+
+    resumed = [one for one in due if one.flow_run.run_count]
+    others = [one for one in due if not one.flow_run.run_count]
+    if others and limit is not None:
+        reserved = 0
+        for run in await client.read_flow_runs(**_in_pool("CRASHED"), limit=SHOWN):
+            reserved += resumes_by_itself(run, await client.read_flow_run_states(run.id))
+        if reserved:
+            active = len(await client.read_flow_runs(**_in_pool(*ACTIVE), limit=SHOWN))
+            others = others[: max(limit - active - len(resumed) - reserved, 0)]
+    return [*resumed, *others]

@@ -1,0 +1,167 @@
+"""An outage of the database of Prefect's server: clients are told to try again, and no run ends with the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+import sqlalchemy.exc
+from prefect.states import Running
+
+from alignment.flows.service import busy_database, prefect_worker
+from alignment.flows.service.reconcile import EVERY_SECONDS, OUTAGE_SECONDS, SILENCE_SECONDS, Reconciler
+from alignment_core.host.supervised import Supervised, fresh_folder
+from tests.flows.service.test_reconcile import Server
+from tests.processes import wait_until
+
+AWAY = [
+    ConnectionRefusedError(111, "Connection refused"),
+    OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed"),
+    TimeoutError(),
+    asyncpg.CannotConnectNowError("the database system is starting up"),
+    asyncpg.AdminShutdownError("terminating connection due to administrator command"),
+    asyncpg.TooManyConnectionsError("sorry, too many clients already"),
+    asyncpg.InterfaceError("cannot perform operation: connection is closed"),
+    sqlalchemy.exc.TimeoutError("QueuePool limit reached"),
+    ExceptionGroup("of a middleware", [ConnectionRefusedError(111, "Connection refused")]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+def test_clients_are_told_to_try_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503, which Prefect's clients retry; with 500 they give up (HTTP: RFC 9110, 15.6.4)."""
+    from prefect.server.api import server
+
+    monkeypatch.setattr(server, "create_app", lambda: None)
+    monkeypatch.setattr(server, "is_client_retryable_exception", server.is_client_retryable_exception)
+    busy_database.create_app()
+
+    def status(raised: Exception) -> int:
+        return asyncio.run(server.custom_internal_exception_handler(None, raised)).status_code  # type: ignore[arg-type]
+
+    assert status(error) == 503
+    assert status(KeyError("a bug")) == 500
+    assert status(asyncpg.InvalidPasswordError("wrong password")) == 500
+
+
+async def failing(scope: Any, receive: Any, send: Any) -> None:
+    """Answers 500 and raises what made it do so, as Starlette does for what is raised outside of Prefect's routes."""
+    await send({"type": "http.response.start", "status": 500, "headers": []})
+    await send({"type": "http.response.body", "body": b"Internal Server Error"})
+    raise scope["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [*((error, 503) for error in AWAY), (KeyError("a bug"), 500)],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_fails_before_a_route_is_reached_is_retried_too(method: str, error: Exception, status: int) -> None:
+    async def ask() -> httpx.Response:
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            await failing({**scope, "error": error}, receive, send)
+
+        wrapped = busy_database.TriesAgain(busy_database.AnswersBusy(application), (0.0,))
+        transport: Any = httpx.ASGITransport(app=wrapped, raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, "/api/flow_runs/filter")
+
+    assert asyncio.run(ask()).status_code == status
+
+
+RUN = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(600)"
+WORKER = """
+import os, subprocess, sys
+from pathlib import Path
+starts, run = Path(sys.argv[1]), sys.argv[2]
+with starts.open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+if len(starts.read_text().split()) == 1:
+    child = subprocess.Popen([sys.executable, "-c", run, str(starts.with_suffix(".run"))])
+    starts.with_suffix(".pid").write_text(str(child.pid))
+    while not starts.with_suffix(".run").exists():
+        pass
+    sys.exit(1)
+import time
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_exits_is_started_again_and_its_run_keeps_running(tmp_path: Path) -> None:
+    """The supervisor's task is to leave nothing behind at the end: only its own end ends the run."""
+    starts = tmp_path / "starts"
+    command = [sys.executable, "-c", WORKER, str(starts), RUN]
+    supervised = Supervised(command, dict(os.environ), tmp_path / "log", fresh_folder(tmp_path, "s-"), restart=True)
+    try:
+        assert wait_until(lambda: starts.exists() and len(starts.read_text().split()) == 2, 30)
+        assert wait_until(lambda: supervised.restarts == 1, 10)
+        run = Path("/proc", starts.with_suffix(".pid").read_text(), "stat")
+        assert run.read_text().rpartition(")")[2].split()[0] in "SR"
+    finally:
+        supervised.close()
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "exits"),
+    [(RuntimeError("Service exceeded error threshold."), True), (asyncio.CancelledError(), False), (None, False)],
+    ids=["an error", "a signal", "in order"],
+)
+def test_a_worker_with_an_error_exits_before_prefect_ends_its_runs(
+    ending: BaseException | None, exits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.workers.process import ProcessWorker
+
+    happened: list[str] = []
+
+    async def leave(*_: object) -> None:
+        happened.append("its runs are ended")
+
+    def gone(code: int) -> None:
+        happened.append(f"exit {code}")
+        raise SystemExit(code)
+
+    monkeypatch.setattr(ProcessWorker, "__aexit__", leave)
+    monkeypatch.setattr(prefect_worker.os, "_exit", gone)
+    prefect_worker._keep_runs()
+    call: Callable[..., object] = ProcessWorker.__aexit__
+    with contextlib.suppress(SystemExit):
+        asyncio.run(call(None, type(ending) if ending else None, ending, None))  # type: ignore[arg-type]
+    assert happened == (["exit 1"] if exits else ["its runs are ended"])
+
+
+class Away(Server):
+    """Answers the first question about runs only after an outage, as Prefect's client sees it."""
+
+    outage = 0.0
+
+    def read_flow_runs(self, *arguments: object, **options: object) -> list[object]:  # type: ignore[override]
+        self.clock, self.outage = self.clock + self.outage, 0.0
+        return super().read_flow_runs(*arguments, **options)  # type: ignore[return-value, arg-type]
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("raised", [False, True], ids=["the client waits", "the client gives up"])
+def test_an_outage_does_not_count_as_silence_of_a_run_elsewhere(raised: bool) -> None:
+    """Runs of other machines are dead after 120 s without a heartbeat; none arrives while the server is away."""
+    server = Away(Running(), deployed=False)
+    reconciler = Reconciler(lambda: server.clock)
+    assert server.looked_at(reconciler, 30) == []
+    if raised:
+        server.clock += 2 * SILENCE_SECONDS
+        reconciler.outage()
+    else:
+        server.outage = 2 * SILENCE_SECONDS
+        assert server.outage > OUTAGE_SECONDS
+    assert server.looked_at(reconciler, SILENCE_SECONDS - EVERY_SECONDS) == []
+    assert server.looked_at(reconciler, 4 * EVERY_SECONDS) == ["crashed"], "silent since the end of the outage"
