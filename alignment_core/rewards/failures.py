@@ -1,4 +1,8 @@
-"""Completions without a reward: why, how many, which, and when there are too many. One account for every kind of reward."""
+"""Completions without a reward: why, how many, which, and when there are too many. One account for every kind of reward.
+
+None in place of a reward has two meanings. It is a failure, or the source leaves the completion to the other rewards, as in
+TRL, where the functions of several tasks return None for each other's rows (``missing`` of a reward says which).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 from alignment_core.errors import DataError
 from alignment_core.user_code.failed import Failed, Reason
@@ -20,7 +24,15 @@ SHOWN = 60
 """Characters of a prompt that a message shows."""
 
 Answers = Generator[tuple[int, Any], None, None]
-"""The number of each row, in any order, and its reward, None if it is to have none, or the :class:`Failed` that says why."""
+"""The number of each row, in any order, and its reward, None if it is to have none, :class:`Ignored`, or the :class:`Failed`
+that says why."""
+
+
+class Ignored:
+    """The answer of a source whose None means by itself that the other rewards count alone."""
+
+
+IGNORED = Ignored()
 
 
 class Given(float):
@@ -45,13 +57,17 @@ class Given(float):
         return given
 
 
-def scores(rewards: Sequence[float | Failed]) -> list[float | None]:
+RewardResult = float | Failed | None
+"""Of one source for one completion: a finite number, why there is none, or None where the source ignores the completion."""
+
+
+def scores(rewards: Sequence[RewardResult]) -> list[float | None]:
     """As :func:`numbers`, of what sources give as scores where they do."""
     found = [one.score if isinstance(one, Given) and one.score is not None else one for one in rewards]
     return numbers(found)
 
 
-def extras(rewards: Sequence[float | Failed]) -> dict[str, float]:
+def extras(rewards: Sequence[RewardResult]) -> dict[str, float]:
     """The numbers to show of one completion; those of later sources come first where names are the same."""
     return {name: value for one in rewards if isinstance(one, Given) for name, value in one.extra.items()}
 
@@ -59,9 +75,18 @@ def extras(rewards: Sequence[float | Failed]) -> dict[str, float]:
 class Account:
     """What one source of rewards gave and failed to give; counts over all calls in ``failed``."""
 
-    def __init__(self, who: str, max_failed: float, field: str, window: int = 0) -> None:
-        """``max_failed`` is a share of the last ``window`` rows, or of those of a call where it has more."""
+    def __init__(
+        self,
+        who: str,
+        max_failed: float,
+        field: str,
+        window: int = 0,
+        missing: Literal["ignore", "fail"] | None = None,
+    ) -> None:
+        """``max_failed`` is a share of the last ``window`` rows, or of those of a call where it has more. ``missing`` is the
+        meaning of None; by default what the source says (see :class:`Ignored`), otherwise a failure."""
         self.who, self.max_failed, self.field = who, max_failed, field
+        self.missing = missing
         self.failed: Counter[Reason] = Counter()
         self.window, self._recent = window, deque[bool](maxlen=window)
 
@@ -74,8 +99,8 @@ class Account:
         """Continue with the last rows of the run that wrote :attr:`recent`."""
         self._recent.extend(digit == "1" for digit in recent)
 
-    def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[float | Failed]:
-        """A finite number for each row of rollouts, or why there is none, which is logged with the row.
+    def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[RewardResult]:
+        """The reward of each row of rollouts; the reason of a failure is logged with the row.
 
         Raises DataError with the first failure, and ends ``answers``, once more than the share ``max_failed`` of the last
         rows have failed.
@@ -83,9 +108,12 @@ class Account:
         size = max(self.window, len(rows))
         failed = sum(list(self._recent)[len(rows) - size :]) if size > len(rows) else 0
         allowed, first = math.floor(self.max_failed * size), ""
-        rewards: dict[int, float | Failed] = {}
+        rewards: dict[int, RewardResult] = {}
         with closing(answers):
             for number, answer in answers:
+                if self._ignores(answer):
+                    rewards[number] = None
+                    continue
                 failure = failure_of(answer)
                 if failure is None:
                     rewards[number] = answer if isinstance(answer, Given) else float(answer)
@@ -105,14 +133,62 @@ class Account:
         self._recent.extend(isinstance(reward, Failed) for reward in found)
         return found
 
+    def _ignores(self, answer: Any) -> bool:
+        """Whether an answer leaves its completion to the other rewards."""
+        if answer is IGNORED:
+            return self.missing != "fail"
+        return answer is None and self.missing == "ignore"
 
-def numbers(rewards: Sequence[float | Failed]) -> list[float | None]:
+
+class MissingRewards:
+    """How many completions some sources ignored, by source, and how many of them all sources did."""
+
+    def __init__(self, sources: int, state: Sequence[int] = ()) -> None:
+        """``state``: that of an earlier one, to count on from."""
+        self.completions, self.without, *self.ignored = state or [0] * (sources + 2)
+
+    @property
+    def state(self) -> list[int]:
+        """Plain numbers that make an equal one."""
+        return [self.completions, self.without, *self.ignored]
+
+    def add(
+        self, rewards: Sequence[Sequence[float | None]], failures: Sequence[Sequence[Reason | None] | None]
+    ) -> None:
+        """Count completions, with their :func:`numbers` and :func:`reasons`."""
+        self.completions += len(rewards)
+        for given, reason in zip(rewards, failures, strict=True):
+            if reason is not None:
+                self.without += all(one is None for one in given) and set(reason) == {"none_given"}
+            elif None in given:
+                self.ignored = [count + (one is None) for count, one in zip(self.ignored, given, strict=True)]
+
+    def warnings(self, sources: Sequence[str], field: str) -> list[str]:
+        """Sentences with the counts; ``sources`` are their names, which the recipe has at ``field``."""
+        found = [
+            f"{field}.{number}: {who} returned None for {count} of {self.completions} completions that have "
+            "other rewards, whose sum is used (missing: ignore)"
+            for number, (who, count) in enumerate(zip(sources, self.ignored, strict=True))
+            if count
+        ]
+        if self.without:
+            found.append(
+                f"{field}: {self.without} of {self.completions} completions have no reward, because every reward returned "
+                "None; they are left out"
+            )
+        return found
+
+
+def numbers(rewards: Sequence[RewardResult]) -> list[float | None]:
     """Rewards without the reasons of those that are missing."""
-    return [None if isinstance(one, Failed) else float(one) for one in rewards]
+    return [None if one is None or isinstance(one, Failed) else float(one) for one in rewards]
 
 
-def reasons(rewards: Sequence[float | Failed]) -> list[Reason | None] | None:
-    """The reasons of those that are missing, None if none is. Not their messages, which may differ from run to run."""
+def reasons(rewards: Sequence[RewardResult]) -> list[Reason | None] | None:
+    """Why a completion with these rewards, one of each source, is not rewarded; None if it is: at least one source has a
+    number, and none has failed. Not the messages, which may differ from run to run."""
+    if all(one is None for one in rewards):
+        return ["none_given"] * len(rewards)
     found = [one.reason if isinstance(one, Failed) else None for one in rewards]
     return found if any(found) else None
 
@@ -121,7 +197,7 @@ def failure_of(answer: Any) -> Failed | None:
     """Why an answer is no reward, None if it is one."""
     if isinstance(answer, Failed):
         return answer
-    if answer is None:
+    if answer is None or answer is IGNORED:
         return Failed("none_given", "gave no reward")
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         return Failed("bad_number", f"returned {str(answer)[:SHOWN]!r}; a number is needed")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from alignment_core.data.messages import as_given, tools_of
-from alignment_core.rewards.failures import Answers, Given, failure_of
+from alignment_core.rewards.failures import IGNORED, Answers, Given, Ignored, failure_of
 from alignment_core.user_code.failed import Failed
 from alignment_core.user_code.pool import Elsewhere, FunctionPool
 
@@ -55,10 +55,11 @@ class GroupFunction:
         self._pool.close()
 
 
-def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Failed] | Failed:
+def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Ignored | Failed] | Failed:
     """The rewards of an answer that has scores and further numbers beside them: each a list of as many, or one for all.
 
-    Further numbers that are none, or not finite, are left out.
+    Further numbers that are none, or not finite, are left out. With ``none_is_ignored`` a reward that is None is
+    :class:`Ignored`.
     """
     rewards, scores, extra = answer.get("rewards"), answer.get("scores"), answer.get("extra_logs")
     extra = {} if extra is None else extra
@@ -74,8 +75,10 @@ def _with_extras(answer: dict[str, Any], count: int) -> list[Given | Failed] | F
         one = values[place] if isinstance(values, list) else values
         return float(one) if isinstance(one, bool) else one
 
-    def given(place: int) -> Given | Failed:
+    def given(place: int) -> Given | Ignored | Failed:
         reward, score = at(rewards, place), at(scores, place)
+        if reward is None and answer.get("none_is_ignored"):
+            return IGNORED
         failure = failure_of(reward) or (None if score is None else failure_of(score))
         shown = {name: at(values, place) for name, values in extra.items()}
         finite = {name: float(one) for name, one in shown.items() if failure_of(one) is None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,16 @@ from alignment_core.errors import Stopped
 from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.rewards.base import Opening, Rows, Source, kind_of
-from alignment_core.rewards.failures import Account
-from alignment_core.user_code.failed import Failed
+from alignment_core.rewards.failures import SHOWN, Account, RewardResult
+
+log = logging.getLogger(__name__)
 
 
 class RewardSources:
     """Everything that ``rewards`` names; a context manager to enter while trainers or engines are held.
 
-    Calling it with rows of completions gives one list for each source: a finite number for each row, or why there is none.
+    Calling it with rows of completions gives one list for each source: a finite number for each row, why there is none, or
+    None where the source leaves the row to the others.
     The sources are asked at the same time. It may be called from any thread, one call at a time is worked on, and closing it
     ends every process that it started and any call that is under way (with Stopped, but for a reward model's). ``failed``
     counts what had no reward, by reason. Raises DataError where more than a reward's ``max_failed`` of the last ``step``
@@ -41,13 +44,14 @@ class RewardSources:
             for number in range(len(rewards))
         ]
         self._accounts = [
-            Account(kind.who(reward), reward.max_failed, f"{one.field}.max_failed", step)
+            Account(kind.who(reward), reward.max_failed, f"{one.field}.max_failed", step, reward.missing)
             for kind, reward, one in zip(self._kinds, rewards, self._openings, strict=True)
         ]
         self._texts: CompletionText | None = None
         if not all(reward.skip_special_tokens for reward in rewards):
             self._texts = CompletionText(opening.tokenizer, skip_special_tokens=False)
         self._sources: dict[int, Source] = {}
+        self._unrewarded_seen = False
         self._open = ExitStack()
         try:
             self._start(actors=False)  # what is missing is said before actors are started
@@ -79,27 +83,46 @@ class RewardSources:
             if not self._kinds[number].actors:
                 source.close()
 
-    def __call__(self, rows: Rows) -> list[list[float | Failed]]:
+    def __call__(self, rows: Rows) -> list[list[RewardResult]]:
         with self._calling:
             if self._over.is_set():
                 raise Stopped("the rewards were closed")
-            if len(self._accounts) == 1:
-                return [self._ask(0, rows)]
-            with ThreadPoolExecutor(len(self._accounts), "reward") as threads:
-                try:
-                    asked = [threads.submit(self._ask, number, rows) for number in range(len(self._accounts))]
-                    done, _ = wait(asked, return_when="FIRST_EXCEPTION")
-                except BaseException:  # an interrupt waits for no threads
-                    self.stop()
-                    raise
-                if any(one.exception() for one in done):
-                    self.stop()  # nobody waits for what the others would give
-            failures = [error for one in asked if (error := one.exception())]
-            for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
-                raise error
-            return [one.result() for one in asked]
+            results = self._ask_all(rows)
+        self._warn_of_unrewarded(rows, results)
+        return results
 
-    def _ask(self, number: int, rows: Rows) -> list[float | Failed]:
+    def _ask_all(self, rows: Rows) -> list[list[RewardResult]]:
+        if len(self._accounts) == 1:
+            return [self._ask(0, rows)]
+        with ThreadPoolExecutor(len(self._accounts), "reward") as threads:
+            try:
+                asked = [threads.submit(self._ask, number, rows) for number in range(len(self._accounts))]
+                done, _ = wait(asked, return_when="FIRST_EXCEPTION")
+            except BaseException:  # an interrupt waits for no threads
+                self.stop()
+                raise
+            if any(one.exception() for one in done):
+                self.stop()  # nobody waits for what the others would give
+        failures = [error for one in asked if (error := one.exception())]
+        for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
+            raise error
+        return [one.result() for one in asked]
+
+    def _warn_of_unrewarded(self, rows: Rows, results: list[list[RewardResult]]) -> None:
+        """Log the first completion that every source ignores, once; the stage reports how many there were."""
+        if self._unrewarded_seen:
+            return
+        for row, given in zip(rows, zip(*results, strict=True), strict=True):
+            if all(one is None for one in given):
+                self._unrewarded_seen = True
+                log.warning(
+                    "%s: every reward returned None for a completion of the prompt %r; it is left out, as are further ones",
+                    row["source"],
+                    row["prompt_text"][:SHOWN],
+                )
+                return
+
+    def _ask(self, number: int, rows: Rows) -> list[RewardResult]:
         if self._texts and not self._rewards[number].skip_special_tokens:
             rows = with_special_tokens(rows, self._texts)
         return self._accounts[number].settle(rows, self._sources[number](rows))

@@ -48,21 +48,29 @@ def total_rewards(
 ) -> np.ndarray:
     """The weighted sum of all sources, each clipped and normalised as its section says. [S]
 
-    Args: ``raw_SR`` [S, R] rewards by source; ``groups_S`` [S] which prompt a completion answers; ``running`` one for
-    each source, which takes these rewards in.
+    A source that ignores a completion adds nothing to its sum, and its mean and deviation are of the others alone, as in
+    TRL's GRPOTrainer. Args: ``raw_SR`` [S, R] rewards by source, NaN where a source ignores a completion; ``groups_S`` [S]
+    which prompt a completion answers; ``running`` one for each source, which takes these rewards in.
     """
     total_S = np.zeros(len(raw_SR))
     for index, (config, known) in enumerate(zip(configs, running, strict=True)):
-        values_S = clipped(raw_SR[:, index], config)
-        known.add(values_S)
+        given_S = ~np.isnan(raw_SR[:, index])
+        values_G, groups_G = clipped(raw_SR[given_S, index], config), groups_S[given_S]
+        known.add(values_G)
         if config.normalise == "running":
-            values_S = (values_S - known.mean) / (known.deviation + EPSILON)
+            values_G = (values_G - known.mean) / (known.deviation + EPSILON)
         elif config.normalise == "batch":
-            values_S = _normalised(values_S, np.zeros(len(values_S), int))
+            values_G = _normalised(values_G, np.zeros(len(values_G), int))
         elif config.normalise == "group":
-            values_S = _normalised(values_S, groups_S)
-        total_S += config.weight * values_S
+            values_G = _normalised(values_G, groups_G)
+        total_S[given_S] += config.weight * values_G
     return total_S
+
+
+def means_by_source(raw_SR: np.ndarray) -> dict[int, float]:
+    """The mean of what each source has, for the sources that have anything. Args: [S, R], NaN where a source has nothing."""
+    given = {number: column[~np.isnan(column)] for number, column in enumerate(raw_SR.T)}
+    return {number: float(values.mean()) for number, values in given.items() if len(values)}
 
 
 def clipped(values_S: np.ndarray, config: RewardConfig) -> np.ndarray:
@@ -70,8 +78,8 @@ def clipped(values_S: np.ndarray, config: RewardConfig) -> np.ndarray:
 
 
 def rewards_as_given(raw_SR: np.ndarray, configs: Sequence[RewardConfig]) -> np.ndarray:
-    """The weighted sum of all sources, each clipped, but not normalised. [S] of [S, R]."""
-    return np.sum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
+    """The weighted sum of all sources, each clipped, but not normalised. [S] of [S, R]; NaN is left out of the sum."""
+    return np.nansum([config.weight * clipped(raw_SR[:, n], config) for n, config in enumerate(configs)], axis=0)
 
 
 def length_penalties(lengths_S: np.ndarray, truncated_S: np.ndarray, longest: int, config: ShapingConfig) -> np.ndarray:

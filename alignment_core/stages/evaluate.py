@@ -40,7 +40,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         metrics["failed_rewards"] = failed
     sources = list(zip(*[row["rewards"] for row in rows if row.get("rewards")], strict=True))
     for number, given in enumerate(sources if len(sources) > 1 else ()):
-        metrics[f"reward_{number}"] = float(np.mean([one for one in given if one is not None]))
+        if numbers := [one for one in given if one is not None]:
+            metrics[f"reward_{number}"] = float(np.mean(numbers))
     per_prompt_values = {name: per_prompt(rows, column) for name, column in measured.items()}
     for k in config.pass_at:
         if len(passed := pass_at(rows, "verifier", k)):

@@ -16,10 +16,10 @@ from alignment_core.models.handle import Model
 from alignment_core.recipes.sections.rewards import CHOICE, Reward, RewardConfig
 from alignment_core.rewards import base as rewards
 from alignment_core.rewards.base import Opening
-from alignment_core.rewards.failures import extras, numbers, reasons
+from alignment_core.rewards.failures import MissingRewards, extras, numbers, reasons
 from alignment_core.rewards.judges import BLOCK, check_tokenizer, pairs_of
 from alignment_core.rewards.sources import RewardSources
-from alignment_core.rewards.totals import RunningMean, total_rewards
+from alignment_core.rewards.totals import RunningMean, means_by_source, total_rewards
 from alignment_core.rewards.verify import verifier_code, verifier_content, verifier_packages, verify
 from alignment_core.rollout.records import SCORES, read_rollouts, score_schema, write_table
 
@@ -80,7 +80,7 @@ def run(context: StageContext, config: ScoreConfig) -> dict[str, Any]:
     of_models = any(rewards.kind_of(one).actors for one in config.rewards)
     with passes.held() if of_models or "reference" in context.inputs else nullcontext():
         if sources:
-            columns, metrics = _rewarded(context, config, rollouts, sources)
+            columns, metrics = _rewarded(context, config, rollouts, sources, warnings)
         if "reference" in context.inputs:
             check_tokenizer(context.model("reference"), "reference", rollouts)
             columns["reference_logp"] = _logps(passes, context.model("reference"), rollouts, config)
@@ -145,24 +145,32 @@ def _sources(
 
 
 def _rewarded(
-    context: StageContext, config: ScoreConfig, rollouts: list[dict[str, Any]], sources: RewardSources
+    context: StageContext,
+    config: ScoreConfig,
+    rollouts: list[dict[str, Any]],
+    sources: RewardSources,
+    warnings: list[str],
 ) -> tuple[dict[str, Sequence[Any]], dict[str, float]]:
-    """Columns of what each source gives, and of the weighted sum, which is missing where a source failed; and their means."""
+    """Columns of what each source gives, and of the weighted sum, which is missing where a source failed or all of them ignore
+    the completion; and their means. ``warnings`` takes how many of them there are."""
     with sources:
         given = list(zip(*sources([{**row, "group": row["prompt"]} for row in rollouts]), strict=True))
     complete = [number for number, one in enumerate(given) if reasons(one) is None]
     if not complete:
-        raise DataError(f"{config.field}: no completion has all of its rewards")
+        raise DataError(f"{config.field}: no completion has a reward")
     context.cost["failed_rewards"] = len(given) - len(complete)
     context.cost.update({f"failed_rewards_{reason}": count for reason, count in sources.failed.items()})
-    raw_SR = np.array([numbers(given[number]) for number in complete])
+    missing = MissingRewards(len(config.rewards))
+    missing.add([numbers(one) for one in given], [reasons(one) for one in given])
+    warnings += missing.warnings([rewards.kind_of(one).who(one) for one in config.rewards], config.field)
+    raw_SR = np.array([numbers(given[number]) for number in complete], float)
     groups_S = np.array([rollouts[number]["prompt"] for number in complete])
     total_S = total_rewards(raw_SR, groups_S, config.rewards, [RunningMean() for _ in config.rewards])
     total = dict(zip(complete, total_S.tolist(), strict=True))
     columns: dict[str, Sequence[Any]] = {"reward": [total.get(number) for number in range(len(given))]}
     columns["rewards"] = [numbers(one) for one in given]
-    several = raw_SR.T if len(config.rewards) > 1 else ()
-    means = {f"reward_{number}": float(values.mean()) for number, values in enumerate(several)}
+    by_source = means_by_source(raw_SR) if len(config.rewards) > 1 else {}
+    means = {f"reward_{number}": mean for number, mean in by_source.items()}
     shown = [extras(one) for one in given]
     for name in sorted({name for one in shown for name in one}):
         means[f"extra_{name}"] = float(np.mean([one[name] for one in shown if name in one]))

@@ -2,8 +2,9 @@
 
 Ours take one list of dicts, under any name. TRL's take ``completions`` by keyword, beside ``prompts``, ``completion_ids`` and
 columns of the data (so one that needs ``completions`` alone and takes no ``**kwargs`` is none of TRL's), and return a list of
-numbers or None; where the data set is conversational, prompts and completions are lists of messages. OpenRLHF's take
-``queries, prompts, labels`` and return numbers, or a dict of ``rewards`` with ``scores`` and ``extra_logs``.
+numbers, or None for a completion that is left to the other rewards; where the data set is conversational, prompts and
+completions are lists of messages. OpenRLHF's take ``queries, prompts, labels`` and return numbers, or a dict of ``rewards``
+with ``scores`` and ``extra_logs``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Cal
             )
         return given if takes_all else {key: value for key, value in given.items() if key in named}
 
-    return _wrapped(function, of_trl)
+    return _wrapped(function, of_trl, none_is_ignored=True)
 
 
 def _conversation(rows: Rows) -> dict[str, Any]:
@@ -75,7 +76,9 @@ def _of_openrlhf(rows: Rows) -> dict[str, Any]:
 
 
 def _wrapped(
-    function: Callable[..., Any], keywords: Callable[[Rows, dict[str, Any]], dict[str, Any]]
+    function: Callable[..., Any],
+    keywords: Callable[[Rows, dict[str, Any]], dict[str, Any]],
+    none_is_ignored: bool = False,
 ) -> Callable[..., Any]:
     """The function as one of rows; ``keywords`` makes its arguments, which may put numbers to show into their second one."""
     if is_async(function):
@@ -83,32 +86,35 @@ def _wrapped(
         async def waits(rows: Rows) -> Any:
             extra: dict[str, Any] = {}
             answer: Awaitable[Any] = function(**keywords(rows, extra))
-            return plain(await answer, extra)
+            return plain(await answer, extra, none_is_ignored)
 
         return waits
 
     def answers(rows: Rows) -> Any:
         extra: dict[str, Any] = {}
         answer = function(**keywords(rows, extra))
-        return _later(answer, extra) if inspect.isawaitable(answer) else plain(answer, extra)
+        if inspect.isawaitable(answer):
+            return _later(answer, extra, none_is_ignored)
+        return plain(answer, extra, none_is_ignored)
 
     return answers
 
 
-async def _later(answer: Awaitable[Any], extra: dict[str, Any]) -> Any:
-    return plain(await answer, extra)
+async def _later(answer: Awaitable[Any], extra: dict[str, Any], none_is_ignored: bool) -> Any:
+    return plain(await answer, extra, none_is_ignored)
 
 
-def plain(answer: Any, extra: dict[str, Any]) -> Any:
-    """What a function answered, without tensors, with the ``extra`` numbers that it logged."""
+def plain(answer: Any, extra: dict[str, Any], none_is_ignored: bool = False) -> Any:
+    """What a function answered, without tensors, with the ``extra`` numbers that it logged, and with the meaning of None."""
     if not isinstance(answer, dict):
         rewards = _numbers(answer) if hasattr(answer, "tolist") else answer
         logged = _logged(extra, rewards)
-        if not logged:
+        ignores = none_is_ignored and isinstance(rewards, list | tuple) and any(one is None for one in rewards)
+        if not logged and not ignores:
             return rewards
         if isinstance(rewards, list | tuple):  # of whatever is a number, as where nothing is logged
             rewards = [None if one is None else float(one) for one in rewards]
-        return {"rewards": rewards, "scores": None, "extra_logs": logged}
+        return {"rewards": rewards, "scores": None, "extra_logs": logged, "none_is_ignored": none_is_ignored}
     return {name: _numbers(answer.get(name)) for name in ("rewards", "scores")} | {
         "extra_logs": _shown(answer.get("extra_logs"))
     }

@@ -45,7 +45,7 @@ def experience(rewards: list[list[float | Failed]], **more: Any) -> tuple[Sample
 
     config = {"prompts": "p.jsonl", "prompts_per_step": 2, "generation": {"num_generations": 2}, **more}
     section = RlConfig.model_validate({**config, "rewards": [{"urls": "http://a/"}] * len(rewards)})
-    rewarding = Rewarding(section, lambda rows: [one[: len(rows)] for one in rewards], Stopwatch(), cost={})
+    rewarding = Rewarding(section, lambda rows: [[*one[: len(rows)]] for one in rewards], Stopwatch(), cost={})
     sampling: Any = SimpleNamespace(complete=complete)
     samples, metrics = rewarding.experience(InStep(sampling, rewarding.of, sleeps=False), 0)
     return samples, {**metrics, **rewarding.cost}

@@ -28,8 +28,6 @@ TAKEN = frozenset(
             "messages",
             "columns",
             "label",
-            "task",
-            "source",
             "group",
             "sample",
             "policy",
@@ -39,7 +37,8 @@ TAKEN = frozenset(
         *("trainer_state", "log_extra", "log_metric"),
     )
 )
-"""Names that a reward function knows something else by: in our form or in TRL's."""
+"""Names that a reward function knows something else by: in our form or in TRL's. A kept column `task`, as in TRL's example of
+functions for several tasks, or `source` takes the place of ours."""
 
 
 class _NamesRows(Config):

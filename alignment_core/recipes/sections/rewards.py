@@ -36,6 +36,8 @@ class RewardConfig(Config):
     """The field that says so."""
     of_environment: ClassVar[bool] = False
     """Whether it needs the episodes of an environment."""
+    may_return_none: ClassVar[bool] = True
+    """Whether it may have None for a completion without having failed."""
 
     weight: float = 1.0
     """Weight in the sum of all rewards."""
@@ -47,6 +49,11 @@ class RewardConfig(Config):
     (`model`; before `clip`)."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
     """Largest share of a step's completions that may lack this reward; they are counted and left out."""
+    missing: Literal["ignore", "fail"] | None = Field(None, exclude_if=lambda meaning: meaning is None)
+    """Meaning of None in place of a reward (null from an endpoint). With `ignore` the completion's other rewards are summed
+    without it, so that functions of several tasks can return None for each other's rows; a completion that all rewards
+    ignore has no reward. With `fail` it counts towards `max_failed`. Default: `ignore` for a function with TRL's
+    parameters, as in TRL, and `fail` otherwise."""
     skip_special_tokens: bool = Field(True, exclude_if=lambda skips: skips)
     """Whether special tokens are left out of the text of a completion that is rewarded. With `false` the reward sees those
     that the policy sampled, such as `<think>` where the tokenizer has it as a special token; the token that ends a turn is
@@ -79,6 +86,10 @@ class RewardConfig(Config):
                 ("skip_special_tokens",),
                 "here",
                 "set `rl.environment.skip_special_tokens`, which the environment's text follows",
+            )
+        if not self.may_return_none:
+            self.refuse_unused(
+                ("missing",), f"for `{self.KEY}`", "a model never returns None, and its failures count in `max_failed`"
             )
         if self.normalise == "model" and self.KEY != "reward_model":
             raise ValueError(

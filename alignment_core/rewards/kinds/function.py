@@ -18,8 +18,7 @@ class FunctionReward(RewardConfig):
 
     function: CodePath
     """Reward function of all completions of a prompt at once: `module:function` or `file.py:function`, optionally
-    `async`. It is called with a list of dicts and returns one number for each, or None for a completion without a
-    reward."""
+    `async`. It is called with a list of dicts and returns one number for each, or None (see `missing`)."""
 
 
 def _content(reward: FunctionReward, field: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ Say in one or two sentences what is good and what is bad, then end with a line "
 class Judged(RewardConfig):
     """How a language model is asked what it thinks of a completion, and how its answer is read."""
 
+    may_return_none: ClassVar[bool] = False
+
     template: str = RUBRIC
     """The question to the judge, with `{prompt}`, `{completion}` and, where prompts have one, `{label}`."""
     score: str = r"[Ss]core:\s*\**\s*(-?\d+(?:\.\d+)?)"

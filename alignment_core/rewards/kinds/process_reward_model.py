@@ -16,6 +16,7 @@ class ProcessReward(RewardConfig):
     """What a process reward model thinks of the steps of an answer."""
 
     KEY: ClassVar[str] = "process_reward_model"
+    may_return_none: ClassVar[bool] = False
 
     process_reward_model: Literal["ours"] | ModelConfig
     """Process reward model: `ours` is the one of the recipe's section `process_reward_model`; anything else names a model."""

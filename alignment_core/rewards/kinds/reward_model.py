@@ -14,6 +14,7 @@ class ModelReward(RewardConfig):
     """A reward model's score."""
 
     KEY: ClassVar[str] = "reward_model"
+    may_return_none: ClassVar[bool] = False
 
     reward_model: Literal["ours"] | ModelConfig
     """Reward model: `ours` is the one of the recipe's section `reward_model`; anything else names a model. One with another

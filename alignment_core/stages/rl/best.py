@@ -13,7 +13,7 @@ import numpy as np
 from alignment_core.errors import NumericError
 from alignment_core.execution.base import StageContext
 from alignment_core.recipes.sections.rl import BestConfig, RlConfig
-from alignment_core.rewards.failures import numbers
+from alignment_core.rewards.failures import numbers, reasons
 from alignment_core.rewards.totals import rewards_as_given
 from alignment_core.rollout.episodes import Draws
 from alignment_core.rollout.experience import Samples
@@ -87,7 +87,7 @@ class Best:
 
     def _reward(self, rows: Samples, sources: Ask) -> float:
         """Mean reward of the completions of all held-out prompts; the same seeds each time, to compare with less noise."""
-        given = [one for one in zip(*map(numbers, sources(rows)), strict=True) if None not in one]
+        given = [numbers(one) for one in zip(*sources(rows), strict=True) if reasons(one) is None]
         if not given:
             raise NumericError(f"none of the {len(rows)} completions of rl.best.prompts has a reward")
         tokens = sum(len(row["completion_ids"]) for row in rows)

@@ -109,7 +109,7 @@ class Driver:
         warnings = unmoved(self.context.inputs["policy"], self.context.outputs[POLICY])
         if not differ:
             warnings.append("in every step all completions had equal rewards: nothing can be learnt from rl.rewards")
-        return warnings
+        return [*warnings, *self.rewarding.warnings()]
 
     def _best_at(self, step: int) -> Best | None:
         """The best policy, if a look is due after so many steps."""
@@ -118,7 +118,7 @@ class Driver:
     def _restore(self, state: dict[str, Any]) -> None:
         """Go on with what :meth:`_state` gave."""
         self.sampler.restore(state["sampler"])
-        self.rewarding.restore(state["running"])
+        self.rewarding.restore(state["rewarding"])
         if "failures" in state:
             self.sources.restore(state["failures"])
         self.kl_coefficient = state["kl_coefficient"]
@@ -249,7 +249,7 @@ class Driver:
         """All that a run that goes on needs to know beside what its trainers save."""
         state: dict[str, Any] = {
             "sampler": self.sampler.state,
-            "running": self.rewarding.state,
+            "rewarding": self.rewarding.state,
             "kl_coefficient": self.kl_coefficient,
             "returns": self.values.state,
         }

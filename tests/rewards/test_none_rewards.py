@@ -1,0 +1,291 @@
+"""None in place of a reward: which rewards ignore it, what is left of a completion's sum, and what is said about it.
+
+The right values are those of TRL 1.16's ``GRPOTrainer``: None becomes NaN, a completion's rewards are summed without NaN
+(``nansum``), and a completion whose rewards are all NaN counts neither in its group's mean nor in the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment_core.errors import DataError
+from alignment_core.execution.stopwatch import Stopwatch
+from alignment_core.models.tokenizer import byte_tokenizer
+from alignment_core.recipes import ResourcesConfig
+from alignment_core.recipes.base import REFUSES_UNUSED
+from alignment_core.recipes.sections.data import DataSource
+from alignment_core.recipes.sections.rewards import CHOICE, RewardConfig
+from alignment_core.recipes.sections.rl import AdvantageConfig, KlConfig, RlConfig
+from alignment_core.rewards.base import Opening, content
+from alignment_core.rewards.failures import Account, numbers, reasons
+from alignment_core.rewards.sources import RewardSources
+from alignment_core.rewards.totals import RunningMean, rewards_as_given, total_rewards
+from alignment_core.rollout.experience import add_advantages
+from alignment_core.stages.rl.rewarding import REFILLS, Rewarding
+from alignment_core.training.step_data import StepData
+from tests.rewards.reward_server import Server
+
+SOURCE = """
+def maths(completions, task, **kwargs):
+    return [float(one) if kind == "maths" else None for one, kind in zip(completions, task)]
+
+def coding(completions, task, log_metric, **kwargs):
+    log_metric("length", 1.0)
+    return [2 * float(one) if kind == "code" else None for one, kind in zip(completions, task)]
+
+async def waiting(completions, task, **kwargs):
+    return maths(completions, task)
+
+def ours(rows):
+    return [None if row["task"] != "maths" else float(row["completion"]) for row in rows]
+
+def score(prompt, completion, label):
+    return None
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "tasks.py").write_text(SOURCE)
+    return f"{tmp_path}/tasks.py"
+
+
+def reward(**fields: Any) -> RewardConfig:
+    config: RewardConfig = CHOICE.validate(fields)
+    return config
+
+
+@pytest.fixture
+def open_rewards() -> Iterator[Any]:
+    opened = []
+
+    def open_all(*configs: RewardConfig) -> RewardSources:
+        resources = ResourcesConfig(reward_timeout_seconds=20, reward_processes=1)
+        opened.append(RewardSources(configs, Opening("rl.rewards", resources, tokenizer=byte_tokenizer())))
+        return opened[-1]
+
+    yield open_all
+    for one in opened:
+        one.stop()
+
+
+def rows(*tasks: tuple[str, str], group_size: int = 1) -> list[dict[str, Any]]:
+    """One completion for each (task, completion)."""
+    return [
+        {
+            "source": f"p.jsonl:{number}",
+            "group": number // group_size,
+            "task": task,
+            "prompt_text": f"prompt {number}",
+            "completion_text": completion,
+            "label": "1",
+            "prompt_ids": [1],
+            "completion_ids": [2],
+            "finish_reason": "stop",
+        }
+        for number, (task, completion) in enumerate(tasks)
+    ]
+
+
+@pytest.mark.parametrize("maths", ["maths", "waiting"])
+def test_functions_of_trl_leave_the_rows_of_other_tasks_to_each_other(file: str, open_rewards: Any, maths: str) -> None:
+    given = rows(("maths", "1"), ("code", "3"), ("other", "5"))
+    sources = open_rewards(reward(function=f"{file}:{maths}"), reward(function=f"{file}:coding"))
+    first, second = sources(given)
+    assert (numbers(first), numbers(second)) == ([1.0, None, None], [None, 6.0, None])
+    assert [reasons(one) for one in zip(first, second, strict=True)] == [None, None, ["none_given", "none_given"]]
+    assert not sources.failed, "nothing of this is a failure"
+
+
+def test_the_column_by_which_functions_tell_tasks_apart_may_be_called_task(file: str, open_rewards: Any) -> None:
+    """TRL's own example of several tasks has a column `task`."""
+    assert DataSource(path="p.jsonl", keep_columns=("task", "source")).keep_columns == ("task", "source")
+    kept = [
+        {**row, "task": None, "columns": f'{{"task": "{row["task"]}"}}'} for row in rows(("maths", "1"), ("code", "3"))
+    ]
+    sources = open_rewards(reward(function=f"{file}:maths"), reward(function=f"{file}:coding"))
+    assert [numbers(one) for one in sources(kept)] == [[1.0, None], [None, 6.0]]
+
+
+@pytest.mark.parametrize(
+    ("function", "missing", "is_failure"),
+    [
+        ("maths", None, False),
+        ("maths", "ignore", False),
+        ("maths", "fail", True),
+        ("ours", None, True),
+        ("ours", "ignore", False),
+        ("ours", "fail", True),
+    ],
+)
+def test_the_recipe_says_what_none_means_and_trls_functions_say_so_themselves(
+    file: str, open_rewards: Any, function: str, missing: str | None, is_failure: bool
+) -> None:
+    config = reward(function=f"{file}:{function}", missing=missing, max_failed=0.5)
+    sources = open_rewards(config)
+    assert numbers(sources(rows(("maths", "1"), ("code", "3")))[0]) == [1.0, None]
+    assert sources.failed == ({"none_given": 1} if is_failure else {})
+
+
+def test_null_of_an_endpoint_and_none_of_a_verifier_are_failures_unless_the_recipe_ignores_them(
+    file: str, open_rewards: Any
+) -> None:
+    server = Server(lambda _: (200, b'{"rewards": [null]}'))
+    for config in ({"urls": server.url}, {"verifier": f"{file}:score"}):
+        ignoring = open_rewards(reward(**config, missing="ignore"))
+        assert (ignoring(rows(("maths", "1"))), ignoring.failed) == ([[None]], {})
+        with pytest.raises(DataError, match="gave no reward"):
+            open_rewards(reward(**config))(rows(("maths", "1")))
+    server.end()
+
+
+def test_a_model_never_returns_none_so_the_field_is_refused() -> None:
+    strictness = REFUSES_UNUSED.set(True)  # as where a recipe is read
+    try:
+        with pytest.raises(ValueError, match=r"`missing` has no effect for `reward_model`"):
+            reward(reward_model="ours", missing="ignore")
+    finally:
+        REFUSES_UNUSED.reset(strictness)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_stay_failures(value: float) -> None:
+    account = Account("f", 0.0, "rl.rewards.0.max_failed", missing="ignore")
+    with pytest.raises(DataError, match="a finite number"):
+        account.settle(rows(("maths", "1")), (one for one in [(0, value)]))
+
+
+def test_ignored_completions_do_not_use_up_the_share_that_may_fail() -> None:
+    account = Account("f", 0.25, "rl.rewards.0.max_failed", window=4, missing="ignore")
+    assert account.settle(rows(*[("code", "1")] * 4), (one for one in enumerate([None, None, None, 1.0]))) == [
+        None,
+        None,
+        None,
+        1.0,
+    ]
+    assert account.recent == "0000"
+
+
+RAW: list[list[float | None]] = [[1.0, None], [None, 2.0], [None, None], [0.0, 4.0]]
+"""Of two rewards with the weights 1 and 0.5, for the four completions of one prompt: sums 1, 1, none, 0 + 2 = 2."""
+
+
+def section(**fields: Any) -> RlConfig:
+    sources = [{"function": "f.py:f"}, {"function": "g.py:g", "weight": 0.5}]
+    prompts = {"path": "p.jsonl"}
+    return RlConfig.model_validate({"prompts": prompts, "rewards": sources, "prompts_per_step": 1, **fields})
+
+
+def rewarding_of(raw: Sequence[Sequence[float | None]], config: RlConfig) -> Rewarding:
+    """With sources that return the rewards ``raw`` [S][R] for whatever they are asked."""
+    return Rewarding(config, lambda _: [list(column) for column in zip(*raw, strict=True)], Stopwatch(), cost={})
+
+
+def sampled(count: int, group: int = 0) -> list[dict[str, Any]]:
+    return [
+        {
+            "group": group,
+            "tokens_left": 1,
+            "finish_reason": "stop",
+            "versions": np.zeros(1, np.int32),
+            "mask": np.ones(1, bool),
+        }
+        for _ in range(count)
+    ]
+
+
+class Sampler:
+    """Completions of a new prompt, rewarded, each time; ``taken`` counts them."""
+
+    def __init__(self, rewarding: Rewarding, count: int) -> None:
+        self.rewarding, self.count, self.taken = rewarding, count, 0
+
+    def take(self, prompts: int) -> list[dict[str, Any]]:
+        self.taken += prompts
+        return self.rewarding.of(sampled(self.count, group=self.taken))
+
+
+def test_advantages_are_those_of_the_rewards_that_there_are() -> None:
+    """The mean of 1, 1 and 2 is 4/3: advantages -1/3, -1/3 and 2/3. The third completion has no reward, does not count in the
+    mean and is not trained on, where TRL sets its advantage to 0. A plain sum with None as 0 would have the mean 1, and
+    the third completion the advantage -1."""
+    rewarding = rewarding_of(RAW, section())
+    samples, found = rewarding.experience(Sampler(rewarding, 4), 0)  # type: ignore[arg-type]
+    used = [row for row in samples if row["used"]]
+    assert [row["reward"] for row in used] == [1.0, 1.0, 2.0]
+    assert [row["failures"] for row in samples if not row["used"]] == [["none_given", "none_given"]]
+    assert (found["reward_0"], found["reward_1"]) == (0.5, 3.0), (
+        "the means of what each function returned, as TRL logs them"
+    )
+
+    data = StepData.of([[1]] * 3, [[2]] * 3, [[True]] * 3, [0] * 3)
+    add_advantages(data, [row["reward"] for row in used], AdvantageConfig(estimator="group"), KlConfig(), 0.0)
+    np.testing.assert_allclose(data.numbers["advantages"], [-1 / 3, -1 / 3, 2 / 3], rtol=1e-6)
+
+
+def test_the_mean_and_deviation_of_a_reward_are_of_the_completions_that_it_scores() -> None:
+    """By hand, as TRL's `normalize_then_sum` but for its deviation's divisor: the first reward has 1 and 0 (mean 0.5,
+    deviation 0.5), the second 2 and 4 (mean 3, deviation 1, weight 0.5)."""
+    raw = np.array(RAW, float)
+    configs = [reward(verifier="task", normalise="group"), reward(verifier="task", normalise="group", weight=0.5)]
+    total = total_rewards(raw, np.zeros(4, int), configs, [RunningMean(), RunningMean()])
+    first, second = 0.5 / 0.5001, 0.5 * 1 / 1.0001
+    np.testing.assert_allclose(total[[0, 1, 3]], [first, -second, -first + second], rtol=1e-12)
+    assert rewards_as_given(raw, configs).tolist() == [1.0, 1.0, 0.0, 2.0]
+
+
+def test_a_filter_compares_the_sums_of_the_rewards_that_there_are() -> None:
+    differ = rewarding_of([[1.0, None], [None, 1.0]], section(filter={})).of(sampled(2))  # 1 and 0.5 · 1
+    equal = rewarding_of([[1.0, None], [None, 2.0]], section(filter={})).of(sampled(2))  # 1 and 0.5 · 2
+    assert [row["used"] for row in differ + equal] == [True, True, False, False]
+
+
+def test_counts_of_a_run_are_said_and_go_on_after_it_resumes() -> None:
+    rewarding = rewarding_of(RAW, section())
+    rewarding.experience(Sampler(rewarding, 4), 0)  # type: ignore[arg-type]
+    again = rewarding_of(RAW, section())
+    again.restore(rewarding.state)
+    again.experience(Sampler(again, 4), 1)  # type: ignore[arg-type]
+    first, second, both = again.warnings()
+    assert first.startswith(
+        "rl.rewards.0: the function f.py:f returned None for 2 of 8 completions that have other rewards"
+    )
+    assert second.startswith(
+        "rl.rewards.1: the function g.py:g returned None for 2 of 8 completions that have other rewards"
+    )
+    assert both.startswith("rl.rewards: 2 of 8 completions have no reward, because every reward returned None")
+
+
+def test_a_step_without_any_reward_samples_further_prompts_and_then_ends_with_a_sentence() -> None:
+    rewarding = rewarding_of([[None, None]], section())
+    sampler = Sampler(rewarding, 1)
+    with pytest.raises(
+        DataError,
+        match=r"^step 3: no completion has a reward, of 4 prompts that were sampled; at least one of rl\.rewards",
+    ):
+        rewarding.experience(sampler, 3)  # type: ignore[arg-type]
+    assert sampler.taken == 1 + REFILLS
+
+    raw: list[list[float | None]] = [[None, None]]
+    rewarding = Rewarding(section(), lambda _: [[one] for one in raw[0]], Stopwatch(), cost={})
+    sampler = Sampler(rewarding, 1)
+    take = sampler.take
+
+    def then_rewarded(prompts: int) -> list[dict[str, Any]]:
+        found = take(prompts)
+        raw[0] = [1.0, None]
+        return found
+
+    sampler.take = then_rewarded  # type: ignore[method-assign]
+    samples, _ = rewarding.experience(sampler, 3)  # type: ignore[arg-type]
+    assert [row["used"] for row in samples] == [True, False], "the one with a reward first"
+
+
+def test_a_recipe_without_the_field_keeps_its_keys() -> None:
+    assert "missing" not in content([reward(verifier="task")], "rl.rewards")[0]
+    assert content([reward(verifier="task", missing="ignore")], "rl.rewards")[0]["missing"] == "ignore"
