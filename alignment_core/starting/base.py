@@ -43,6 +43,8 @@ class Facts:
     """What says whether an answer is right, where the rows have labels for it."""
     test_rows: int = 0
     """How many rows to hold out where they have no file of their own."""
+    rewards: Sequence[str] = ()
+    """Reward functions, as the recipe names them."""
 
     @property
     def all_sources(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from alignment_core.data import kinds
 from alignment_core.data.fields import Fields
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods
-from alignment_core.starting import models, rows, text
+from alignment_core.starting import models, reward_functions, rows, text
 from alignment_core.starting.base import Facts, Start, by_rank, loaded
 from alignment_core.starting.guess import Reading, check_given, columns_of, nothing_fits, reading
 from alignment_core.starting.lengths import Lengths, measure
@@ -31,6 +31,8 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "
 """Of a new tiny model."""
 ACCEPTED = "accepted"
 """What held-out rows call a thumb up, as prompts would take a ``label`` for an answer."""
+REWARDED = "rl"
+"""The method that learns from reward functions."""
 SHOWN = 0.8
 """Share of the demonstrations that have to show their answer."""
 Ask = Callable[[str, Sequence[str]], str]
@@ -47,6 +49,8 @@ class Wish:
     method: str | None = None
     eval_data: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    rewards: Sequence[str] = ()
+    """Reward functions, by name, for reinforcement learning."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
     Raises UserError where rows, columns or model mean nothing, or lack what the method needs.
     """
     machine, warnings = machine or this_machine(), list[str]()
+    reward_functions.check(wish.rewards)
     told(f"reading {wish.data}")
     found = rows.find(wish.data, keep_apart=wish.eval_data is None)
     if wish.columns:
@@ -102,34 +107,44 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
         warnings.append(f"the rows were not measured: {lengths.problem}")
     warnings += lengths.warnings
     model = _placed(model, lengths, folder)
-    sources = [{**one, **chosen.source_fields(found.first[0])} for one in found.sources]
+    kept = reward_functions.columns_for(wish.rewards, found.first, chosen) if wish.rewards else []
+    keeping = {"keep_columns": kept} if kept else {}
+    sources = [{**one, **chosen.source_fields(found.first[0]), **keeping} for one in found.sources]
     tests, prompts, apart = _apart(wish, found, begin, chosen, sources, labelled)
     local = [_moved(one, folder) for one in sources]
     if not apart:
         tests, prompts = ([_moved(one, folder) for one in some] for some in (tests, prompts))
+    tests, prompts = ([{**one, **keeping} for one in some] for some in (tests, prompts))
     facts = Facts(
         _name(found.named, method), found, chosen, local, tests, prompts, model, machine, lengths, verifier,
         test_rows=_test_rows(found, begin, chosen, sources, tests),
+        rewards=[reward_functions.written(one, folder) for one in wish.rewards],
     )  # fmt: skip
     content = _content(facts, method, begin, template)
     warnings += _warnings(facts, begin)
     if wish.method is None and not begin.learns:
         warnings += _unread(found, chosen, template)
-    why = begin.why if wish.method is None else f"you asked for it; it takes {kinds.load(chosen.kind).gives}"
+    why = begin.why
+    if wish.method is not None or wish.rewards:
+        why = f"you {'gave rewards' if wish.rewards else 'asked for it'}; it takes {kinds.load(chosen.kind).gives}"
     head = (
         f"{method} on {found.named}, written by `align init`: {why}. Edit what you like: `align fields "
         f"{next(iter(begin.sections(facts)))}` says what a section may hold, `align check` what is wrong."
     )
     return Started(
-        method, why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled, template), found,
+        method, why, text.written(content, head), text.plain(content), _columns(found, chosen, labelled, template, kept), found,
         model, lengths, apart, warnings, _unverified(facts),
     )  # fmt: skip
 
 
 def method_for(wish: Wish, found: rows.Rows) -> tuple[str, Start, Reading]:
     """The method that was asked for, or the first that the rows speak for, and how it reads them."""
-    if wish.method is not None:
-        name = _named(wish.method)
+    if wish.method is not None or wish.rewards:
+        name = _named(wish.method or REWARDED)
+        if wish.rewards and name != REWARDED:
+            raise UserError(
+                f"--reward is for --method {REWARDED}: leave one of them out, or write `rewards` into the recipe"
+            )
         start = loaded()[name]
         for kind in start.kinds:
             read = reading(found.first, kind, (), wish.columns)
@@ -395,7 +410,7 @@ def _with_template(value: Any, template: str) -> Any:
 
 
 def _columns(
-    found: rows.Rows, chosen: Reading, labelled: str | None, template: str | None
+    found: rows.Rows, chosen: Reading, labelled: str | None, template: str | None, kept: Sequence[str]
 ) -> list[tuple[str, str, Any]]:
     roles: dict[str, list[str]] = {}
     for role, column in chosen.columns.items():
@@ -404,6 +419,8 @@ def _columns(
         roles.setdefault(labelled, []).append("label")
     if template:
         roles[template.rpartition("{")[2].rstrip("}")] = ["in the prompt"]
+    for column in kept:
+        roles.setdefault(column, []).append("for rewards")
     first = found.first[0]
     if chosen.columns.get("messages") == "conversations" and "system" in first:  # ShareGPT's, read with them
         roles.setdefault("system", []).append("system")

@@ -122,9 +122,16 @@ def evaluation(facts: Facts, answers: int = 1, verifier: bool = True) -> dict[st
     room, most = answer_room(facts), 200 if facts.machine.gpus or facts.model.is_scratch else 64
     asked = prompts(facts, [{**one, "rows": most} for one in facts.prompts], room)
     found: dict[str, Any] = {"prompts": asked, "generation": generation(answers, room)}
+    if facts.rewards:
+        found["rewards"] = reward_list(facts)
     if verifier and facts.verifier:
         found["verifier"] = Said(facts.verifier, "says which answers are right, by the label")
     return {"evaluation": found}
+
+
+def reward_list(facts: Facts) -> list[Any]:
+    """The reward functions that somebody named; their sum counts."""
+    return [{"function": name} for name in facts.rewards]
 
 
 def generation(answers: int, room: int) -> dict[str, Any]:
@@ -144,6 +151,6 @@ def check_verified(facts: Facts, method: str) -> str:
     column = facts.reading.columns.get("label")
     what = f"`{column}` is no number, formula or test of a program" if column else "no column holds a right answer"
     raise UserError(
-        f"method {method}: nothing says which answers are right, as {what}: name the column with --column label=NAME, or begin "
-        "with `align init --from grpo` and a verifier of your own (`verifier: file.py:function`)"
+        f"method {method}: nothing says which answers are right, as {what}: name the column with --column label=NAME"
+        + (", or a reward function of yours with --reward file.py:function" if method == "rl" else "")
     )

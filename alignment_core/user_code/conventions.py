@@ -21,7 +21,13 @@ OPENRLHF = ("queries", "prompts", "labels")
 
 
 def called_with_rows(function: Callable[..., Any], name: str, field: str) -> Callable[..., Any]:
-    """The function as one of a list of dicts. Raises UserError where its parameters do not say how it is called."""
+    """The function as one of a list of dicts. Raises UserError for a class, and where the parameters do not say how it is
+    called."""
+    if isinstance(function, type):
+        raise UserError(
+            f"{field}: {name!r} is a class: name a function, or an object of it that can be called (`reward = "
+            f"{function.__name__}(…)` in the file, and `:reward` here)"
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # not known of some that are compiled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from alignment_core.errors import UserError
@@ -61,6 +62,10 @@ def function_content(name: str, field: str, docstrings: bool = False) -> dict[st
     except NotDefined as error:
         raise UserError(f"{field}: {source} has no {function!r}; {_nearest(function, error.names)}") from None
     except (OSError, SyntaxError, ValueError, ImportError) as error:
+        if isinstance(error, ModuleNotFoundError) and (file := _file_of(source)):
+            raise UserError(
+                f"{field}: there is no module {source!r} on Python's path; write {file}:{function}"
+            ) from None
         if not source.endswith(".py") and not isinstance(error, ModuleNotFoundError):
             load_function(name, field)  # of Python's own, or compiled: says what is wrong beside that
             raise _without_source(name, field) from None
@@ -76,8 +81,24 @@ def _parts(name: str, field: str) -> tuple[str, str]:
     """Where the function is, and what it is called."""
     source, separator, function = name.rpartition(":")
     if not separator or not source:
-        raise UserError(f"{field}: {name!r} is neither `module:function` nor `file.py:function`")
+        raise UserError(f"{field}: {name!r} is neither `module:function` nor `file.py:function`{_meant(name)}")
     return source, function
+
+
+def _meant(name: str) -> str:
+    """What somebody may have meant who wrote a file alone, or the dotted name of a function."""
+    if name.endswith(".py") and Path(name).expanduser().is_file():
+        return f"; add the function, as in {name}:FUNCTION"
+    module, dot, function = name.rpartition(".")
+    if not dot or not all(part.isidentifier() for part in name.split(".")):
+        return ""
+    return f"; did you mean {_file_of(module) or module}:{function}?"
+
+
+def _file_of(module: str) -> str | None:
+    """The file in the working folder of a module that Python does not find there by itself."""
+    path = Path(*module.split(".")).with_suffix(".py")
+    return str(path) if path.is_file() else None
 
 
 def _without_source(name: str, field: str) -> UserError:

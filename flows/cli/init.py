@@ -44,6 +44,12 @@ def init(
     column: Annotated[
         list[str], typer.Option(help="role=name, to correct a guess, such as prompt=question; may be repeated.")
     ] = [],
+    reward: Annotated[
+        list[str],
+        typer.Option(
+            help="Reward function for `rl`, file.py:function or module:function; may be repeated, to be summed."
+        ),
+    ] = [],
     copied: Annotated[
         str | None, typer.Option("--from", help="Copy this installed recipe instead, such as iterative-dpo.")
     ] = None,
@@ -59,13 +65,14 @@ def init(
     """
     if copied is not None:
         given = {"--data": data, "--model": model, "--method": method, "--eval-data": eval_data, "--column": column}
+        given["--reward"] = reward
         return _copy(copied, [name for name, value in given.items() if value], output, force, as_json)
     from alignment_core.starting.recipe import Wish, held_out_file, start
 
     with _plainly():
         check_output(output, force)
     asks = not (yes or as_json) and sys.stdin.isatty() and out.is_terminal
-    wish = Wish(data or _found(asks), output, model, method, eval_data, _columns(column))
+    wish = Wish(data or _found(asks), output, model, method, eval_data, _columns(column), reward)
     opened = open_store(store, writes=False)
     with err.status("", spinner="dots") as shown, _plainly():
 

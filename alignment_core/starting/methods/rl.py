@@ -1,4 +1,4 @@
-"""`rl` (GRPO) from prompts with an answer that a verifier compares with."""
+"""`rl` (GRPO) from prompts with an answer that a verifier compares with, or from prompts alone and reward functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 
 from alignment_core.starting.base import Facts, Start
 from alignment_core.starting.guess import Reading, reading
-from alignment_core.starting.sections import check_verified, evaluation, generation, prompts, steps, training
+from alignment_core.starting.sections import (
+    check_verified,
+    evaluation,
+    generation,
+    prompts,
+    reward_list,
+    steps,
+    training,
+)
 from alignment_core.starting.text import Said
 from alignment_core.starting.verifying import labels, verifier_of
 
@@ -24,7 +32,9 @@ def fits(rows: Sequence[Mapping[str, Any]], found: Reading) -> bool:
 
 
 def sections(facts: Facts) -> dict[str, Any]:
-    verifier = check_verified(facts, "rl")
+    rewards = reward_list(facts)
+    if not rewards:
+        rewards = [Said({"verifier": check_verified(facts, "rl")}, "1 for an answer that equals the label, else 0")]
     room = answers(facts)
     per_step = 64 if facts.machine.gpus else 16
     per_step = max(2, min(per_step, facts.rows.count // 4))
@@ -36,7 +46,7 @@ def sections(facts: Facts) -> dict[str, Any]:
         "steps": Said(steps(facts, per_step), f"each takes the next {per_step} of {facts.rows.words}"),
         "prompts_per_step": per_step,
         "generation": generation(GENERATIONS, room),
-        "rewards": [Said({"verifier": verifier}, "1 for an answer that equals the label, else 0")],
+        "rewards": rewards,
         "advantage": Said({"estimator": "group", "divide_by_deviation": True}, "GRPO"),
         "training": {**learning, "lr_scheduler_type": "constant"},
     }
