@@ -30,6 +30,7 @@ ALWAYS = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor that claims no GPU keeps the variables that it was given
+    "RAY_worker_niceness": "0",  # Ray's default of 15 leaves an actor 3 % of a core that any other process also wants
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on Linux: true loopback
 
