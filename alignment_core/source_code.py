@@ -32,6 +32,7 @@ NEVER_COMPUTES = (
     "alignment_core.errors",
     "alignment_core.execution.base",
     "alignment_core.execution.cost",
+    "alignment_core.execution.curve",
     "alignment_core.execution.key",
     "alignment_core.execution.machine_queue",
     "alignment_core.execution.machines",

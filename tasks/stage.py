@@ -19,6 +19,7 @@ from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.lately import Lately
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
+from alignment_core.execution.curve import Line
 from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import cached_result
 from alignment_core.host.client import Host
@@ -199,8 +200,12 @@ def stage_task(stage: str) -> Task[..., Any]:
                     listener.waits(label, reason)
                 logger.info("%s waits for %s", label, reason) if reason else logger.info("%s continues", label)
 
+            def on_resumed(lines: list[Line]) -> None:
+                for listener in run.listeners:
+                    listener.resumed(label, lines)
+
             try:
-                result = run.host.run(call, on_progress, order, on_wait, key)
+                result = run.host.run(call, on_progress, order, on_wait, key, on_resumed)
             except AlignmentError as error:
                 run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
                 raise

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, computed_field, model_validator
 from alignment_core.artifacts import Provenance, Reference
 from alignment_core.canonical import derive_seed
 from alignment_core.errors import Stopped, UserError
+from alignment_core.execution.curve import Curve, Line
 from alignment_core.execution.tickets import FIRST, Ticket
 from alignment_core.models.handle import Model
 from alignment_core.plugins import Group
@@ -237,6 +238,10 @@ class StageContext:
     resources: ResourcesConfig
     machines: WarmMachines
     reporter: Reporter
+    resumed: Callable[[list[Line]], None] = lambda _: None
+    """Called with the lines of the curve that a checkpoint held."""
+    curve: Curve = field(default_factory=Curve)
+    """The metrics that were reported so far, also before a checkpoint from which the stage was resumed."""
     ticket: Ticket = FIRST
     """Give it to the machines when you ask for one."""
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -259,8 +264,15 @@ class StageContext:
         """A seed for one shard, request or purpose of this stage."""
         return derive_seed(self.seed, *parts)
 
+    def resume_curve(self, saved: bytes, step: float) -> None:
+        """Continue the curve that a checkpoint of ``step`` held; trackers get its lines."""
+        self.curve = Curve.from_bytes(saved).up_to(step)
+        if self.curve.lines:
+            self.resumed(self.curve.lines)
+
     def report(self, done: float, total: float | None = None, unit: str = "", **metrics: float) -> None:
         """Say how far the stage is. Raises Stopped if the run is being stopped."""
+        self.curve.add(done, unit, metrics)
         if self.stopping.is_set():
             raise Stopped(f"stopped after {done:g} of {total or 0:g} {unit}")
         self.reporter(done, total, unit, metrics)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.artifacts import Provenance, ProvenanceDraft, Store
+from alignment_core.artifacts.attachments import attach
 from alignment_core.artifacts.paths import running_path
 from alignment_core.artifacts.places import placed
 from alignment_core.artifacts.stored_progress import StoredProgress
+from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import Reporter, StageCall, StageContext, StageResult
 from alignment_core.execution.cost import Meter
+from alignment_core.execution.curve import CURVE, Line
 from alignment_core.execution.key import StageKey, check_same_code, check_unchanged, key_of, stage_seed
 from alignment_core.execution.reasons import why_it_runs
 from alignment_core.execution.restarts import with_restarts
@@ -41,6 +44,8 @@ class StageRequest:
     machines: WarmMachines
     resources: ResourcesConfig
     reporter: Reporter
+    resumed: Callable[[list[Line]], None] = lambda _: None
+    """Called with the lines of the curve that a checkpoint held from which the stage is resumed."""
     run_ids: Mapping[str, str] = field(default_factory=dict)
     """For its provenance."""
     ticket: Ticket = FIRST
@@ -175,6 +180,7 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             resources=request.resources,
             machines=request.machines,
             reporter=request.reporter,
+            resumed=request.resumed,
             ticket=request.ticket,
             stopping=request.stopping,
             trust_remote_code=call.trust_remote_code,
@@ -208,6 +214,9 @@ def _run(request: StageRequest, key: StageKey, progress: Path, meter: Meter, cos
             if number == 0 or any(folders[name].iterdir())
         }
         outputs = store.publish_outputs(made, draft)
+    if context.curve.lines:
+        with suppress(AlignmentError, OSError):  # it is for people to look at, and the stage is done
+            attach(store, next(iter(outputs.values())), {CURVE: context.curve.to_bytes()})
     record = Provenance(**draft.model_dump(), outputs=outputs)
     return StageResult.of(record, call.label, call.stage, "run", reason, seconds())
 

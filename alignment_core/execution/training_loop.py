@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from alignment_core.errors import DataError, NumericError, UserError
 from alignment_core.execution.base import StageContext, below
 from alignment_core.execution.course import Course, unmoved
+from alignment_core.execution.curve import Curve
 from alignment_core.execution.looks import Looks
 from alignment_core.models.saving import ADAPTER
-from alignment_core.training.checkpoints import drop_incomplete, drop_older, newest_progress
+from alignment_core.training.checkpoints import curve_of, drop_incomplete, drop_older, newest_progress
 
 if TYPE_CHECKING:
     from alignment_core.recipes.sections.preference import ReferenceSyncConfig
@@ -105,6 +106,8 @@ def train(
         result = step if looks.best is None else looks.best
         if job.test_data and result not in looks.taken:
             looks.taken[result] = _averages(ranks.evaluate())
+            context.curve.add(step, "steps", _tested(looks.taken[result]))
+            context.reporter(step, state["total_steps"], "steps", _tested(looks.taken[result]))
         if target := context.output if looks.best in (None, step) else context.outputs.get(LAST):
             ranks.export(target)
     if result != step:
@@ -137,41 +140,41 @@ def _loop(
     Returns after which step it ended, and the averages of their last tenth and their first.
     """
     step, total = state["step"], state["total_steps"]
+    if step:
+        _resume_curve(context, looks, step)
     context.report(step, total, "steps")
     saved = started = time.monotonic()
     course = Course(context.progress, step, total)
     tokens, first = 0, step
     while True:
-        _look(
+        if tested := _look(
             ranks, looks, step
-        )  # before the first step, or of a run that goes on; otherwise it was taken with the step
+        ):  # before the first step or after a resume; otherwise it came with the step
+            context.report(step, total, "steps", **tested)
         if step == total or looks.stop:
             break
         reports = ranks.train(looks.next_after(step) - step, REPORT_SECONDS)
         before, step = step, step + reports[0].steps
         tokens += sum(report.tokens for report in reports)
         due = step < total and time.monotonic() - saved > context.resources.progress_seconds
+        speed = tokens / (time.monotonic() - started)
+        measured: dict[int, dict[str, float]] = {}
+        for number, of_step in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
+            averages, first_rank = _averages(of_step), of_step[0]
+            course.add(number, averages, sum(rank.normaliser for rank in of_step))
+            rates = {"grad_norm": first_rank.grad_norm, "learning_rate": first_rank.learning_rate}
+            measured[number] = {**averages, **rates, "tokens_per_second": speed}
+            context.curve.add(number, "steps", measured[number])  # before the checkpoint, which holds the curve
         stops = context.stopping.is_set()
         if due or stops:
-            _save(context.progress, ranks, step, looks)
+            _save(context, ranks, step, looks)
             saved = time.monotonic()
-        speed = tokens / (time.monotonic() - started)
-        for number, of_step in enumerate(zip(*(report.each for report in reports), strict=True), start=before + 1):
-            averages = _averages(of_step)
-            course.add(number, averages, sum(rank.normaliser for rank in of_step))
+        for number, metrics in measured.items():
             if context.stopping.is_set() and not stops:  # since a moment ago: the report ends the stage
-                _save(context.progress, ranks, step, looks)
+                _save(context, ranks, step, looks)
                 stops = True
-            context.report(
-                number,
-                total,
-                "steps",
-                **averages,
-                **(_look(ranks, looks, step) if number == step else {}),
-                grad_norm=of_step[0].grad_norm,
-                learning_rate=of_step[0].learning_rate,
-                tokens_per_second=speed,
-            )
+            tested = _look(ranks, looks, step) if number == step else {}
+            context.report(number, total, "steps", **metrics, **tested)
     seconds = time.monotonic() - started
     context.cost.update(
         train_tokens=tokens,
@@ -179,6 +182,14 @@ def _loop(
         train_steps=step - first,
     )
     return step, {**course.metrics(), "tokens_per_second": tokens / seconds if tokens else 0.0}
+
+
+def _resume_curve(context: StageContext, looks: Looks, step: int) -> None:
+    """Continue the curve of the checkpoint; held-out metrics may have been measured after it was written."""
+    curve = Curve.from_bytes(curve_of(context.progress, step))
+    for line in curve.lines:
+        line["metrics"] |= _tested(looks.taken.get(line["step"], {}))
+    context.resume_curve(curve.to_bytes(), step)
 
 
 def _look(ranks: TrainerRanks, looks: Looks, step: int) -> dict[str, float]:
@@ -214,8 +225,8 @@ def _kept_on_numeric_error(progress: Path) -> Iterator[None]:
         ) from error
 
 
-def _save(progress: Path, ranks: TrainerRanks, step: int, looks: Looks) -> None:
+def _save(context: StageContext, ranks: TrainerRanks, step: int, looks: Looks) -> None:
     """Write a checkpoint; the older ones go once it is complete."""
-    ranks.save_progress(progress)
-    drop_older(progress, step)
+    ranks.save_progress(context.progress, context.curve.to_bytes())
+    drop_older(context.progress, step)
     looks.checkpointed()

@@ -14,6 +14,7 @@ from typing import Any
 
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall, StageResult
+from alignment_core.execution.curve import Line
 from alignment_core.execution.key import StageKey
 from alignment_core.home import align_home
 from alignment_core.host.logs import LogTail, OnLines
@@ -24,6 +25,7 @@ from alignment_core.recipes import ResourcesConfig
 
 OnProgress = Callable[[dict[str, Any]], None]
 OnWait = Callable[[str | None], None]
+OnResumed = Callable[[list[Line]], None]
 
 
 def placed(error: AlignmentError, label: str, log: Path) -> AlignmentError:
@@ -69,11 +71,13 @@ class Host:
         order: int = 0,
         on_wait: OnWait = lambda _: None,
         key: StageKey | None = None,
+        on_resumed: OnResumed = lambda _: None,
     ) -> StageResult:
         """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
         The host works out the ``key`` where it is not given.
 
-        ``on_wait`` is told what the stage waits for, in words, and None when it goes on.
+        ``on_wait`` is told what the stage waits for, in words, and None when it goes on. ``on_resumed`` gets the curve of a
+        checkpoint from which the stage is resumed.
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
         ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host is ended, with
         all that it started: the next call has a new one.
@@ -100,6 +104,8 @@ class Host:
                     raise Stopped(f"{call.label}: the run was stopped")
                 if message["event"] == "progress":
                     on_progress(message)
+                elif message["event"] == "resumed":
+                    on_resumed(message["lines"])
                 elif message["event"] == "waits":
                     clock.stop() if message["for"] else clock.go_on()
                     on_wait(message["for"])

@@ -20,6 +20,7 @@ from alignment_core.artifacts import open_store
 from alignment_core.cluster import ray_cluster
 from alignment_core.errors import AlignmentError, InfrastructureError, Stopped
 from alignment_core.execution.base import StageCall
+from alignment_core.execution.curve import finite
 from alignment_core.execution.key import StageKey
 from alignment_core.execution.machines import WarmMachines
 from alignment_core.execution.runner import StageRequest, run_stage
@@ -117,6 +118,7 @@ class Server:
                 self.machines,
                 self.resources,
                 self._reporter(number, call),
+                resumed=lambda lines: self._send({"id": number, "event": "resumed", "lines": lines}),
                 run_ids=message["run_ids"],
                 ticket=ticket,
                 stopping=self.stopping,
@@ -166,10 +168,8 @@ class Server:
             if not metrics and time.monotonic() - last < PROGRESS_SECONDS and done != total:
                 return
             last = time.monotonic()
-            values = {name: value if abs(value) < 1e300 else None for name, value in metrics.items()}
-            self._send(
-                {"id": number, "event": "progress", "done": done, "total": total, "unit": unit, "metrics": values}
-            )
+            counted = {"done": done, "total": total, "unit": unit, "metrics": finite(metrics)}
+            self._send({"id": number, "event": "progress", **counted})
 
         return report
 

@@ -14,15 +14,17 @@ from pathlib import Path
 
 from alignment_core import journal
 from alignment_core.artifacts import Provenance, Reference, Store
+from alignment_core.artifacts.attachments import attachment
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult, shows_of
+from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.host.pace import headline
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, samples
 from alignment_core.reporting.curves import over_policies, over_steps
 from alignment_core.reporting.picture import picture
 from alignment_core.stages.report import columns_of
-from alignment_core.tracking.metrics_file import Points, read_points
+from alignment_core.tracking.metrics_file import Points, points_of, read_points
 
 MARKDOWN, PAGE = "report.md", "report.html"
 SECTION_KIND, SECTION = "section", "section.md"
@@ -154,7 +156,7 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
     here = read_points(journal.folder_of(run_id))
     made = store.recorded([result.key for result in results if result.state != "run"])
     for label, kind in stages.items():
-        points = _points(made, here, done[label]) if label in done else here.get(label)
+        points = _points(store, made, here, done[label]) if label in done else here.get(label)
         if points:
             kinds.setdefault(kind, {})[label] = points
     pictures = {kind: over_steps(shows_of(kind), points) for kind, points in kinds.items()}
@@ -166,11 +168,17 @@ def _curves(report: RunReport, store: Store, run_id: str, results: Sequence[Stag
             report.show(f"curves-{kind.replace('_', '-')}", kind.replace("_", " "), drawn)
 
 
-def _points(made: Mapping[str, Provenance], here: Mapping[str, Points], result: StageResult) -> Points:
-    """What a stage reported, ``here`` or in the run of this machine that made it."""
-    if (record := made.get(result.key)) is not None and "prefect" in record.run_ids:
-        return read_points(journal.folder_of(record.run_ids["prefect"])).get(record.label, [])
-    return here.get(result.label, [])
+def _points(store: Store, made: Mapping[str, Provenance], here: Mapping[str, Points], result: StageResult) -> Points:
+    """What a stage reported, in this run or where its result was made; results of earlier versions have their curves in the
+    journal of the run that made them."""
+    if (record := made.get(result.key)) is None:
+        return here.get(result.label, [])
+    with suppress(OSError, AlignmentError):
+        if (saved := attachment(store, result.reference, CURVE)) is not None:
+            return points_of(Curve.from_bytes(saved))
+    if "prefect" not in record.run_ids:
+        return []
+    return read_points(journal.folder_of(record.run_ids["prefect"])).get(record.label, [])
 
 
 def _text(report: RunReport, store: Store, run_id: str) -> None:

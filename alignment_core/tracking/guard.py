@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from alignment_core.execution.base import StageResult
+from alignment_core.execution.curve import Line
 from alignment_core.tracking.listener import Listener, Progress
 
 MOST_WAITING = 1000
@@ -58,6 +59,9 @@ class Guarded(Listener):
     def progress(self, label: str, progress: Progress) -> None:
         if self._events.qsize() < MOST_WAITING:
             self._tell(lambda tracker: tracker.progress(label, progress))
+
+    def resumed(self, label: str, lines: Sequence[Line]) -> None:
+        self._tell(lambda tracker: tracker.resumed(label, lines))
 
     def waits(self, label: str, reason: str | None) -> None:
         self._tell(lambda tracker: tracker.waits(label, reason))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from alignment_core.execution.base import StageResult
+from alignment_core.execution.curve import Line
 from alignment_core.host.pace import Progress
 
 
@@ -21,6 +22,10 @@ class Listener:
 
     def progress(self, label: str, progress: Progress) -> None:
         """How far it is."""
+
+    def resumed(self, label: str, lines: Sequence[Line]) -> None:
+        """It is resumed from a checkpoint, and ``lines`` are its whole curve up to there. What was reported after that
+        no longer counts."""
 
     def waits(self, label: str, reason: str | None) -> None:
         """What a started stage waits for, in words; None when it goes on."""

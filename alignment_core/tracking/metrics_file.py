@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from alignment_core.execution.curve import Curve, Line
+from alignment_core.files import write_whole
 from alignment_core.tracking.listener import Listener, Progress
 
 METRICS = "metrics.jsonl"
@@ -18,37 +19,70 @@ Points = list[tuple[float, dict[str, float]]]
 
 
 class MetricsFile(Listener):
-    """A listener that writes ``metrics.jsonl`` into ``folder``: ``at``, ``stage``, ``unit``, ``step`` and ``metrics``."""
+    """A listener that writes ``metrics.jsonl`` into ``folder``: ``at``, ``stage``, ``unit``, ``step`` and ``metrics``.
+
+    The file has each step of a stage once: where a stage is resumed from a checkpoint, or starts again, later steps go.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / METRICS).open("a")
+        self._path = folder / METRICS
+        self._curves = read_curves(folder)
+        self._file = self._path.open("a")
         if self._file.tell():
             self._file.write("\n")  # ends a line that a kill may have cut
 
     def progress(self, label: str, progress: Progress) -> None:
         if not progress.metrics:
             return
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"at": at, "stage": label, "unit": progress.unit, "step": progress.done, "metrics": {**progress.metrics}}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        curve = self._curves[label]
+        latest = Curve()
+        latest.add(progress.done, progress.unit, {**progress.metrics})
+        if curve.put(latest.lines[-1]):
+            self._file.write(_text(label, curve.lines[-1]))
+            self._file.flush()
+        else:
+            self._rewrite()
+
+    def resumed(self, label: str, lines: Sequence[Line]) -> None:
+        self._curves[label] = Curve(lines)
+        self._rewrite()
 
     def ended(self, completed: bool) -> None:
         self._file.close()
 
+    def _rewrite(self) -> None:
+        """Write the whole file again, in the order of time."""
+        lines = [(line["at"], label, line) for label, curve in self._curves.items() for line in curve.lines]
+        text = "".join(_text(label, line) for _, label, line in sorted(lines, key=lambda one: one[0]))
+        self._file.close()
+        write_whole(self._path, lambda file: file.write(text.encode()))
+        self._file = self._path.open("a")
+
+
+def _text(label: str, line: Line) -> str:
+    return json.dumps({"at": line["at"], "stage": label, **line}) + "\n"
+
+
+def read_curves(folder: Path) -> defaultdict[str, Curve]:
+    """What the stages of the run in ``folder`` reported, by label; lines that cannot be read are left out."""
+    curves: defaultdict[str, Curve] = defaultdict(Curve)
+    path = folder / METRICS
+    for text in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        with suppress(json.JSONDecodeError, KeyError, TypeError):
+            line = json.loads(text)
+            curves[line.pop("stage")].put({"at": "", "unit": "", **line})
+    return curves
+
 
 def read_points(folder: Path) -> dict[str, Points]:
-    """What the stages of the run in ``folder`` reported, by label; nothing where the file is not there.
+    """What the stages of the run in ``folder`` reported, by label; nothing where the file is not there."""
+    return {label: points_of(curve) for label, curve in read_curves(folder).items()}
 
-    A stage that began again, or went on from its last checkpoint, said some steps twice: the later ones count.
-    """
-    found: defaultdict[str, Points] = defaultdict(list)
-    path = folder / METRICS
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        with suppress(json.JSONDecodeError, KeyError, TypeError):
-            one: dict[str, Any] = json.loads(line)
-            points, step = found[one["stage"]], one["step"]
-            while points and points[-1][0] >= step:
-                points.pop()
-            points.append((step, {name: value for name, value in one["metrics"].items() if value is not None}))
-    return dict(found)
+
+def points_of(curve: Curve) -> Points:
+    """Steps and their metrics, without those that are not finite."""
+    return [(line["step"], _known(line["metrics"])) for line in curve.lines]
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

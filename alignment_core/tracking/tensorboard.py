@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.execution.base import StageResult
+from alignment_core.execution.curve import Line
 from alignment_core.tracking.listener import Listener, Progress, numbers
 
 if TYPE_CHECKING:
@@ -29,12 +30,20 @@ class TensorBoard(Listener):
         self._last.pop(label, None)
 
     def progress(self, label: str, progress: Progress) -> None:
-        step = round(progress.done)
-        if step <= self._last.get(label, step):
+        step, last = round(progress.done), self._last.get(label)
+        if last is None or step < last:
             self._forget_from(label, step if progress.metrics else step + 1)
+        elif step == last and not progress.metrics:
+            self._forget_from(label, step + 1)
         self._last[label] = step
         if progress.metrics:
             self._write(label, step, dict(numbers(progress.metrics)))
+
+    def resumed(self, label: str, lines: Sequence[Line]) -> None:
+        self._forget_from(label, round(lines[0]["step"]))
+        for line in lines:
+            self._last[label] = round(line["step"])
+            self._write(label, self._last[label], dict(numbers(line["metrics"])))
 
     def finished(self, result: StageResult) -> None:
         values = {f"result/{name}": value for name, value in numbers(result.metrics)}

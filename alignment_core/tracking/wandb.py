@@ -15,6 +15,7 @@ from typing import Any
 
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult
+from alignment_core.execution.curve import Line
 from alignment_core.host.protocol import Channel
 from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.processes import inherited
@@ -53,6 +54,10 @@ class WandbRun(Listener):
     def progress(self, label: str, progress: Progress) -> None:
         if progress.metrics:
             self._send({"label": label, "step": progress.done, "metrics": dict(numbers(progress.metrics))})
+
+    def resumed(self, label: str, lines: Sequence[Line]) -> None:
+        for line in lines:
+            self._send({"label": label, "step": line["step"], "metrics": dict(numbers(line["metrics"]))})
 
     def finished(self, result: StageResult) -> None:
         summary = {**dict(numbers(result.metrics)), "reference": str(result.reference), "state": result.state}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from socket import socket
 from typing import Any
 
+from alignment_core.files import write_whole
 from alignment_core.host.protocol import Channel
 
 OPEN_SECONDS = 30.0
@@ -31,7 +35,7 @@ def main() -> None:
 
     try:
         run = _open(opening, complain)
-        _record(run, messages)
+        _record(run, messages, Logged(Path(opening["folder"])))
     except TimeoutError:
         complain(f"the upload did not finish within {FINISH_SECONDS:g} s after the run; {_cure(opening)}")
     except Exception as error:
@@ -39,7 +43,31 @@ def main() -> None:
         complain(f"{type(error).__name__}: {error}")
 
 
-def _record(run: Any, messages: Iterable[dict[str, Any]]) -> None:
+class Logged:
+    """The last step of each stage that W&B has, and its metrics: a point that was logged cannot be taken back.
+
+    So the steps after a checkpoint, which a resumed stage takes again, are logged once. It is a file of the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._last = folder / "logged.json", dict[str, tuple[float, list[str]]]()
+        with suppress(OSError, ValueError):
+            self._last = json.loads(self._path.read_text())
+
+    def new(self, label: str, step: float, metrics: dict[str, float]) -> dict[str, float]:
+        """Those of the metrics that W&B does not have, which are then logged."""
+        last, names = self._last.get(label, (-1.0, []))
+        if step < last:
+            return {}
+        names = names if step == last else []
+        found = {name: value for name, value in metrics.items() if name not in names}
+        self._last[label] = (step, [*names, *found])
+        if found:
+            write_whole(self._path, lambda file: file.write(json.dumps(self._last).encode()))
+        return found
+
+
+def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged) -> None:
     """Pass everything on to W&B. Raises TimeoutError if it could not upload all of it in time."""
     import wandb
 
@@ -47,7 +75,9 @@ def _record(run: Any, messages: Iterable[dict[str, Any]]) -> None:
     completed = False
     for message in messages:
         if "metrics" in message:
-            _log(run, known, message["label"], message["step"], message["metrics"])
+            label, step = message["label"], message["step"]
+            if metrics := logged.new(label, step, message["metrics"]):
+                _log(run, known, label, step, metrics)
         elif "table" in message:
             run.log({message["table"]: wandb.Table(columns=message["columns"], data=message["rows"])})
         elif "summary" in message:

@@ -8,6 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+CURVE = "metrics.jsonl"
+"""The metrics of the steps up to a checkpoint, in its folder."""
+
 
 def complete(checkpoint: Path, described: dict[str, Any]) -> None:
     """Force all of a checkpoint to the disk, then say in its ``complete.json`` that it counts, and what it is."""
@@ -40,6 +43,14 @@ def link_tree(folder: Path, target: Path) -> None:
 def described(checkpoint: Path) -> dict[str, Any]:
     """What a complete checkpoint says of itself: its ``step``, its ``layout``, and what the driver of the job wants back."""
     return dict(json.loads((checkpoint / "complete.json").read_text()))
+
+
+def curve_of(directory: Path, step: int) -> bytes:
+    """The metrics of the steps up to the checkpoint of ``step``; empty in checkpoints of earlier versions."""
+    try:
+        return (folder_of(directory, step) / CURVE).read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def folder_of(directory: Path, step: int) -> Path:

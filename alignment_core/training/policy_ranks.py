@@ -59,6 +59,6 @@ class PolicyRanks(ResumableJob[PolicyTrainer]):
         folders = [directory, adapter] if adapter else [directory]
         self._write(folders, PolicyTrainer.export, name, directory, adapter)
 
-    def save_progress(self, progress: Path, driver: dict[str, Any]) -> None:
-        """Write a checkpoint of this step, with what the driver wants back."""
-        self._checkpoint(progress, PolicyTrainer.describe, PolicyTrainer.save, driver=driver)
+    def save_progress(self, progress: Path, driver: dict[str, Any], curve: bytes = b"") -> None:
+        """Write a checkpoint of this step, with what the driver wants back and the metrics of the steps so far."""
+        self._checkpoint(progress, curve, PolicyTrainer.describe, PolicyTrainer.save, driver=driver)

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from alignment_core.artifacts.places import home_id, receive
 from alignment_core.cluster.group import call
-from alignment_core.training.checkpoints import complete, folder_of, newest_progress
+from alignment_core.training.checkpoints import CURVE, complete, folder_of, newest_progress
 from alignment_core.training.trainers import OpenJob
 from alignment_core.training.worker import TrainWorker
 
@@ -46,10 +46,15 @@ class ResumableJob(OpenJob[J]):
         return self._first(prepare, newest)
 
     def _checkpoint(
-        self, progress: Path, describe: Callable[[J], dict[str, Any]], save: Callable[[J, Path], None], **more: Any
+        self,
+        progress: Path,
+        curve: bytes,
+        describe: Callable[[J], dict[str, Any]],
+        save: Callable[[J, Path], None],
+        **more: Any,
     ) -> None:
-        """Have all ranks write a checkpoint of their step below ``progress``; it counts once all of it is there, and says what
-        they ``describe`` and ``more``.
+        """Have all ranks write a checkpoint of their step below ``progress``, with the metrics of the steps so far; it counts
+        once all of it is there, and says what they ``describe`` and ``more``.
 
         When it returns, all of it is on this machine's disk, so that older ones may go. Raises EnvironmentFault where a disk
         has no room for it.
@@ -60,4 +65,6 @@ class ResumableJob(OpenJob[J]):
             return  # the one that this run resumed from
         shutil.rmtree(folder, ignore_errors=True)  # of another layout, or of a run that was killed while it wrote
         self._write([folder], save, folder)
+        if curve:
+            (folder / CURVE).write_bytes(curve)
         complete(folder, {**description, **more})

@@ -29,6 +29,6 @@ class TrainerRanks(ResumableJob[Trainer]):
         """Write the trained model as a Hugging Face folder."""
         self._write([directory], Trainer.export, directory)
 
-    def save_progress(self, progress: Path) -> None:
-        """Write a checkpoint of this step."""
-        self._checkpoint(progress, Trainer.describe, Trainer.save)
+    def save_progress(self, progress: Path, curve: bytes = b"") -> None:
+        """Write a checkpoint of this step, with the metrics of the steps so far."""
+        self._checkpoint(progress, curve, Trainer.describe, Trainer.save)

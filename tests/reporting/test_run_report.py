@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from alignment_core.artifacts import ProvenanceDraft, Store, open_store
+from alignment_core.artifacts.attachments import attach
 from alignment_core.canonical import digest_of
 from alignment_core.errors import Stopped, UserError
 from alignment_core.execution.base import StageResult
+from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.journal import Journal, folder_of, new_record, read
 from alignment_core.lineage.samples import Row
 from alignment_core.reporting.run_report import RunReport, fenced, policies_of, run_report
@@ -63,6 +66,19 @@ def test_a_report_has_curves_of_this_run_and_of_those_that_made_what_was_cached(
     place = report.write(tmp_path)
     assert {path.name for path in tmp_path.glob("*.svg")} == {"curves-sft.svg", "lineage.svg"}
     assert place.read_text() == report.markdown
+
+
+def test_a_result_that_was_made_in_another_home_has_its_curve(store: Store, tmp_path: Path) -> None:
+    """The other home's journal is not here: the curve lies beside the artifact."""
+    one = made(store, tmp_path, "sft", EARLIER, loss=0.3)
+    shutil.rmtree(folder_of(EARLIER))
+    cached = one.model_copy(update={"state": "cached"})
+    assert "curves-sft.svg" not in run_report(store, "small", NOW, [cached], {}).pictures
+    curve = Curve()
+    for step in (1, 2, 3):
+        curve.add(step, "steps", {"loss": 1 / step})
+    attach(store, one.reference, {CURVE: curve.to_bytes()})
+    assert ">loss<" in run_report(store, "small", NOW, [cached], {}).pictures["curves-sft.svg"]
 
 
 def test_policies_stay_in_the_order_in_which_they_came_to_be(store: Store, tmp_path: Path) -> None:

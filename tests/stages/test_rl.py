@@ -18,9 +18,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from alignment_core.artifacts import Reference, open_store
+from alignment_core.artifacts.attachments import attachment
 from alignment_core.data.messages import user
 from alignment_core.environments.episode import version_of
 from alignment_core.errors import DataError, NumericError
+from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.models.loading import load_model
 from alignment_core.models.tokenizer import byte_tokenizer
 from alignment_core.recipes import ResourcesConfig
@@ -70,8 +73,14 @@ def section(tmp_path: Path) -> Section:
     )
 
 
+def curve_of(store: Path, reference: Reference, name: str) -> list[tuple[float, float]]:
+    saved = attachment(open_store(store), reference, CURVE)
+    assert saved is not None
+    return [(line["step"], line["metrics"][name]) for line in Curve.from_bytes(saved).lines]
+
+
 def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_same_samples(
-    section: Section, machines: Any, resources: ResourcesConfig, run: RunRl, actors: Any
+    section: Section, machines: Any, resources: ResourcesConfig, run: RunRl, actors: Any, tmp_path: Path
 ) -> None:
     section["rewards"][0]["normalise"] = "running"  # all that a run remembers beside weights and optimisers
     section |= {
@@ -95,6 +104,9 @@ def test_after_the_death_of_an_actor_the_run_ends_in_the_same_policy_with_the_sa
         assert killed.cost["restarts"] == 1
         assert killer.done == [0, 1, 2, 2, 3, 4], "it went on from the checkpoint after step 2"
         assert killed.outputs == first.outputs
+        curves = [curve_of(tmp_path / name / "store", killed.reference, "reward") for name in ("whole", dies)]
+        assert [step for step, _ in curves[0]] == [1, 2, 3, 4]
+        assert curves[1] == curves[0], "the step that was taken twice is there once"
         assert actors()[stays] == before[stays], "only the group in which an actor died started again"
         assert not {*actors()[dies]} & {*before[dies]}
     policy, ema, best = ((whole[name] / "model.safetensors").read_bytes() for name in ("policy", "average", "best"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from alignment_core.execution.curve import Curve
 from alignment_core.tracking import Progress, file_trackers, listening
 from alignment_core.tracking.tensorboard import TensorBoard
 from tests.tracking.watched import recipe_with, result
@@ -54,6 +55,25 @@ def test_a_stage_that_goes_on_within_its_run_is_drawn_once_too(tmp_path: Path) -
         board.progress("dpo", Progress(step, 10, "steps", {"loss": loss}))
     board.ended(True)
     assert curves(tmp_path / "dpo") == {"loss": [(1, 4.0), (2, 3.0), (3, 2.5), (4, 1.5)]}
+
+
+@pytest.mark.parametrize("same_home", [True, False])
+def test_a_run_that_is_resumed_from_a_checkpoint_has_every_step_once(tmp_path: Path, same_home: bool) -> None:
+    if same_home:
+        killed = TensorBoard(tmp_path)
+        steps(killed, "sft", {1: 4.0, 2: 3.0, 3: 2.0})
+        killed._writer("sft").flush()
+    saved = Curve()
+    for step, loss in {1: 4.0, 2: 3.0}.items():
+        saved.add(step, "steps", {"loss": loss})
+    board = TensorBoard(tmp_path)
+    board.started("sft")
+    board.resumed("sft", saved.lines)
+    board.progress("sft", Progress(2, 10, "steps", {}))
+    board.progress("sft", Progress(2, 10, "steps", {"test_loss": 9.0}))
+    board.progress("sft", Progress(3, 10, "steps", {"loss": 2.5}))
+    board.ended(True)
+    assert curves(tmp_path / "sft") == {"loss": [(1, 4.0), (2, 3.0), (3, 2.5)], "test_loss": [(2, 9.0)]}
 
 
 def test_texts_are_a_table_whatever_they_hold(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from alignment_core.stages.rl.names import AVERAGE, CRITIC, POLICY, SHOWS
 from alignment_core.stages.rl.rewarding import Rewarding
 from alignment_core.stages.rl.trajectories import Trajectories
 from alignment_core.stages.rl.values import ValueScale
-from alignment_core.training.checkpoints import drop_older
+from alignment_core.training.checkpoints import curve_of, drop_older
 from alignment_core.training.learner import StepReport
 from alignment_core.training.policy_ranks import PolicyRanks
 
@@ -71,6 +71,7 @@ class Driver:
         metrics: dict[str, Any] = {}
         if step > 0:
             self._restore(state["driver"])
+            context.resume_curve(curve_of(context.progress, step), step)
         course, differ = Course(context.progress, step, section.steps), step > 0
         if self.best:
             self.best.resume(state["driver"].get("best"), state["driver"].get("looked", 0))
@@ -86,6 +87,7 @@ class Driver:
             if step < section.steps or best:
                 with self._saved_if_stopped(step):
                     metrics |= self._follow(step, best)
+            context.curve.add(step, "steps", metrics)  # before the checkpoint, which holds the curve
             due = step < section.steps and time.monotonic() - saved > context.resources.progress_seconds
             if due or context.stopping.is_set():
                 self._save(step, self._state())
@@ -260,7 +262,7 @@ class Driver:
     def _save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint; the older ones go once it is complete."""
         self.trajectories.settle()
-        self.trainers.save_progress(self.context.progress, state)
+        self.trainers.save_progress(self.context.progress, state, self.context.curve.to_bytes())
         drop_older(self.context.progress, step)
         if self.best:
             self.best.checkpointed()
