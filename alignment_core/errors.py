@@ -39,6 +39,10 @@ class InfrastructureError(AlignmentError):
     retryable = True
 
 
+class Unavailable(InfrastructureError):
+    """A service does not answer: the store, the Hub. It is an outage, which no row or recipe can have caused."""
+
+
 class DeadlineExceeded(InfrastructureError):
     """A wait took longer than its deadline. The message says which wait; the run host is ended and a new one tries."""
 
@@ -47,6 +51,10 @@ class RestartsExhausted(InfrastructureError):
     """A stage began again as often as it may, inside one run host, and failed each time. Not tried any further."""
 
     retryable = False
+
+
+class StillUnavailable(Unavailable, RestartsExhausted):
+    """An outage that outlasted the restarts of a stage."""
 
 
 class Stopped(AlignmentError):

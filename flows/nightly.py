@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -16,9 +14,9 @@ from alignment.flows.night import compose
 from alignment.flows.nightly_news import announce
 from alignment.flows.runs import Outcome, flow_run, run_recipe
 from alignment_core.artifacts import Reference, open_store
-from alignment_core.errors import Stopped
+from alignment_core.nights.attempt import attempt
 from alignment_core.nights.inbox import NO_FILES
-from alignment_core.nights.ledger import AlreadyRuns, Ledger, Night, summary
+from alignment_core.nights.ledger import Ledger, Night, summary
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 
 
@@ -28,38 +26,29 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
     ``night`` names the night; default when the run was due.
     """
     ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
-    entry = Night(night=night or _due(), run=run_id)
+    due = Night(night=night or _due(), run=run_id)
     outcome: Any = Outcome(status="completed", run_id=run_id, store=ledger.store.uri).model_dump(mode="json")
-    with ExitStack() as held:
-        with _failure_recorded(recipe, ledger, entry):
-            claim = held.enter_context(ledger.claim(entry.night, entry.run))
-        entry = claim.night
+    with attempt(ledger, due, partial(announce, recipe)) as mine:
+        entry, notes = mine.night, _given_up(ledger)
         nothing_there = any(line.endswith(NO_FILES) for line in entry.inbox)
         get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(entry))
-        for lost in claim.given_up:
-            announce(recipe, lost)
+        for note in notes:
+            get_run_logger().warning("%s", note)
         if entry.state == "claimed":
-            with _failure_recorded(recipe, ledger, entry):
-                composed = partial(compose, production=entry.production, rows=entry.batch, number=claim.number)
-                outcome = run_recipe(recipe, composed, from_stage)
-                if isinstance(outcome, State):  # cancelled: its rows are left to the next night
-                    return outcome
-                entry = ledger.record(_ended(entry, outcome))
-    announce(recipe, entry)
-    return {**outcome, "night": entry.model_dump(mode="json")}
+            composed = partial(compose, production=entry.production, rows=entry.batch, number=mine.claim.number)
+            lost = partial(mine.stop, "another attempt owns the run")
+            outcome = run_recipe(recipe, composed, from_stage, lost=lost, notes=notes)
+            if isinstance(outcome, State):
+                mine.stop("the run was cancelled")
+                return outcome
+            mine.end(_ended(entry, outcome))
+    given_up = [one.model_dump(mode="json") for one in mine.claim.given_up]
+    return {**outcome, "night": mine.night.model_dump(mode="json"), "given_up": given_up}
 
 
-@contextmanager
-def _failure_recorded(recipe: NightlyRecipe, ledger: Ledger, night: Night) -> Iterator[None]:
-    """A night that was stopped is not one that failed: it goes on, as if it had been killed."""
-    try:
-        yield
-    except (AlreadyRuns, Stopped):
-        raise
-    except Exception as error:
-        failure = night.model_copy(update={"state": "failed", "reasons": (f"{type(error).__name__}: {error}",)})
-        announce(recipe, ledger.record(failure))
-        raise
+def _given_up(ledger: Ledger) -> list[str]:
+    """A sentence for each batch of rows that no night takes until somebody decides."""
+    return [f"rows that were given up wait for a decision: {summary(one)}" for one in ledger.given_up()]
 
 
 def _ended(night: Night, outcome: dict[str, Any]) -> Night:

@@ -38,11 +38,12 @@ def leave_report(
     stages: Sequence[StageResult],
     outputs: Mapping[str, Reference],
     promotion: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> str | None:
-    """The report of a run that completed; where its Markdown lies, None if there is none."""
+    """The report of a run that completed; where its Markdown lies, None if there is none. It begins with ``notes``."""
     with only_shown("the run's report", NONE):
         decided = promotion_line(promotion) if promotion else None
-        report = run_report(run.store, name, run.journal.record.run_id, stages, outputs, decided)
+        report = run_report(run.store, name, run.journal.record.run_id, stages, outputs, decided, notes)
         return _leave(name, run, report)
     return None
 

@@ -6,7 +6,7 @@ import difflib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,8 @@ class Outcome(BaseModel):
     metrics: dict[str, Any] = {}
     promotion: dict[str, Any] | None = None
     night: dict[str, Any] | None = None
+    given_up: list[dict[str, Any]] = []
+    """Entries of the ledger of nights for rows that this night has given up."""
     report: str | None = None
     """The run's report with curves, text and lineage, as Markdown; the same as one HTML page lies beside it."""
     error: str | None = None
@@ -102,16 +104,19 @@ def run_recipe(
     recipe: BaseRecipe,
     compose: Callable[[Any], Outputs],
     from_stage: str | None = None,
+    lost: Callable[[], None] = lambda: None,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any] | State:
     """Run a composition with its own host; returns an :class:`Outcome` as plain data. Raises the first failure.
 
     A run that somebody cancelled returns Prefect's state for that. ``from_stage`` and what depends on it run again. The
-    promotion's tag is moved from what its policy was compared with, see :mod:`alignment.flows.comparison`.
+    promotion's tag is moved from what its policy was compared with, see :mod:`alignment.flows.comparison`. ``lost`` is called
+    before this process exits because another attempt owns the run; the report begins with ``notes``.
     """
     if COMMAND_LINE.get() is None:  # else the command has done it
         check_recipe(recipe, open_store(recipe.store))
 
-    with open_run(recipe, from_stage, planned(recipe)) as opened:
+    with open_run(recipe, from_stage, planned(recipe), lost=lost, notes=notes) as opened:
         opened.outputs = compose(recipe)
     outcome: dict[str, Any] | State = opened.outcome
     return outcome
@@ -133,6 +138,8 @@ def open_run(
     from_stage: str | None = None,
     labels: Callable[[Run], list[str]] = submitted,
     called: Mapping[str, Any] = {},
+    lost: Callable[[], None] = lambda: None,
+    notes: Sequence[str] = (),
 ) -> Iterator[OpenRun]:
     """A run with its own host, for as long as its stages are submitted and then until all are done; see :func:`run_recipe`.
 
@@ -152,6 +159,8 @@ def open_run(
                 with _deaf():
                     run.host.close()  # first: it wakes the stages that wait for an answer
                     if watch.lost:
+                        with suppress(Exception):
+                            lost()
                         os._exit(LOST)  # whatever this process said now would be about somebody else's attempt
                     cancelled = watch.cancelled and isinstance(error, Stopped)
                     with suppress(OSError):  # now: whoever ended this run may not wait for what follows
@@ -165,7 +174,7 @@ def open_run(
                     if isinstance(error, Exception):  # whoever interrupts does not want to wait
                         _prune(recipe, run)
                     raise cause from None
-        opened.outcome = _outcome(recipe, run, opened.outputs, compared).model_dump(mode="json")
+        opened.outcome = _outcome(recipe, run, opened.outputs, compared, notes).model_dump(mode="json")
         if (caller := COMMAND_LINE.get()) is not None:
             caller.outcomes.append(opened.outcome)
         _prune(recipe, run)
@@ -336,7 +345,7 @@ def _cause(run: Run, error: BaseException) -> BaseException:
     return next((failure for failure in failures if not isinstance(failure, Stopped)), error)
 
 
-def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared) -> Outcome:
+def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared, notes: Sequence[str] = ()) -> Outcome:
     stages = [step.result() for step in run.steps]
     report = compared.report.result() if compared.report else None
     metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
@@ -373,7 +382,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared)
         outputs={name: str(reference) for name, reference in references.items()},
         metrics=metrics,
         promotion=promotion,
-        report=leave_report(recipe.name, run, stages, references, promotion),
+        report=leave_report(recipe.name, run, stages, references, promotion, notes),
     )
 
 

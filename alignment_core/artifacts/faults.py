@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError
+from alignment_core.errors import EnvironmentFault, NotFound, StoreError, Unavailable
 
 _MACHINE = {
     errno.ENOSPC: "the disk is full; free space (for example with the store's gc) or choose another store",
@@ -41,7 +41,7 @@ def check_room(directory: Path, size: int, what: str) -> None:
 
 @contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""
+    """Turn an OSError inside the block into a NotFound, EnvironmentFault, Unavailable or StoreError."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -51,5 +51,5 @@ def explained(action: str, path: Path) -> Iterator[None]:
         if error.errno in _MACHINE:
             raise EnvironmentFault(sentence + _MACHINE[error.errno]) from error
         if error.errno in _PASSING:
-            raise InfrastructureError(f"{sentence}{error.strerror}") from error
+            raise Unavailable(f"{sentence}{error.strerror}") from error
         raise StoreError(f"{sentence}{error.strerror or error}") from error

@@ -16,7 +16,14 @@ import httpx2
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from alignment_core.errors import AlignmentError, EnvironmentFault, InfrastructureError, NotFound, StoreError
+from alignment_core.errors import (
+    AlignmentError,
+    EnvironmentFault,
+    InfrastructureError,
+    NotFound,
+    StoreError,
+    Unavailable,
+)
 
 TRIES = 6
 """Of a request without an answer; the pauses between them double from a fifth of a second."""
@@ -76,7 +83,7 @@ class HubRepo:
         return ""
 
     def commit(self, lines: bytes) -> None:
-        """Send a commit once. Raises Moved, or InfrastructureError when it is unknown whether it was made."""
+        """Send a commit once. Raises Moved, or Unavailable when it is unknown whether it was made."""
         kind = {"Content-Type": "application/x-ndjson"}
         self.ask("POST", self._api("commit", "main"), f"write to {self.uri}", once=True, content=lines, headers=kind)
 
@@ -111,9 +118,7 @@ class HubRepo:
             except httpx2.TransportError as error:
                 broken += 1
                 if broken == TRIES:
-                    raise InfrastructureError(
-                        f"cannot read {self.uri}/{path}: it breaks off again and again"
-                    ) from error
+                    raise Unavailable(f"cannot read {self.uri}/{path}: it breaks off again and again") from error
             finally:
                 answer.close()
 
@@ -196,15 +201,15 @@ def refusal(answer: httpx2.Response, doing: str) -> AlignmentError:
         return Moved(f"{sentence}{said}")
     if status == 429:
         when = f"; it can be tried again in {_wait_of(answer):.0f} seconds" if _wait_of(answer) else ""
-        return InfrastructureError(f"{sentence}the Hub takes no more requests of this account now ({said}){when}")
+        return Unavailable(f"{sentence}the Hub takes no more requests of this account now ({said}){when}")
     if status == 408 or status >= 500:
-        return InfrastructureError(f"{sentence}the Hub answers {status}, {said}")
+        return Unavailable(f"{sentence}the Hub answers {status}, {said}")
     return StoreError(f"{sentence}the Hub answers {status}, {said}")
 
 
 @contextmanager
 def told(doing: str) -> Iterator[None]:
-    """Turn what the client or the connection raises into EnvironmentFault, InfrastructureError, NotFound or StoreError."""
+    """Turn what the client or the connection raises into EnvironmentFault, Unavailable, NotFound or StoreError."""
     try:
         yield
     except (HfHubHTTPError, httpx2.TransportError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
@@ -214,7 +219,7 @@ def told(doing: str) -> Iterator[None]:
         if isinstance(cause, OfflineModeIsEnabled):
             raise EnvironmentFault(f"cannot {doing}: HF_HUB_OFFLINE is set; unset it") from error
         if isinstance(cause, httpx2.TransportError):
-            raise InfrastructureError(f"cannot {doing}: {endpoint()} does not answer ({cause})") from error
+            raise Unavailable(f"cannot {doing}: {endpoint()} does not answer ({cause})") from error
         if _FULL.search(str(cause)):  # what the client makes of an LFS object that is refused
             raise EnvironmentFault(f"cannot {doing}: {cause}; {_MAKE_ROOM}") from error
         raise StoreError(f"cannot {doing}: {cause}") from error

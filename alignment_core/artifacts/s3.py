@@ -38,7 +38,7 @@ from alignment_core.artifacts.s3_client import (
     status_of,
     told,
 )
-from alignment_core.errors import InfrastructureError, StoreError
+from alignment_core.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -287,9 +287,7 @@ class S3Backend:
             if start < end:
                 broken = broken + 1 if start == began else 0
                 if broken == ATTEMPTS:
-                    raise InfrastructureError(
-                        f"cannot read {self.uri}/{path}: the answers end at byte {start} of {end}"
-                    )
+                    raise Unavailable(f"cannot read {self.uri}/{path}: the answers end at byte {start} of {end}")
                 _pause(broken)
             answer = None
 

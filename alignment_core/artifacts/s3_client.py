@@ -27,7 +27,7 @@ from botocore.exceptions import (
 )
 from botocore.utils import determine_content_length, parse_timestamp
 
-from alignment_core.errors import EnvironmentFault, InfrastructureError, NotFound, StoreError, UserError
+from alignment_core.errors import EnvironmentFault, NotFound, StoreError, Unavailable, UserError
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -173,7 +173,7 @@ def _reason(error: ClientError) -> str:
 
 @contextmanager
 def told(action: str, uri: str, path: str) -> Iterator[None]:
-    """Turn what botocore raises into a NotFound, EnvironmentFault, InfrastructureError or StoreError."""
+    """Turn what botocore raises into a NotFound, EnvironmentFault, Unavailable or StoreError."""
     sentence = f"cannot {action} {uri}/{path}".rstrip("/")
     try:
         yield
@@ -186,7 +186,7 @@ def told(action: str, uri: str, path: str) -> Iterator[None]:
         if code in ABSENT:
             raise NotFound(f"{uri} has no {path}") from error
         if status >= 500 or status == 429 or code in LOST | AGAIN | NO_UPLOAD | _PASSING:
-            raise InfrastructureError(f"{sentence}: {reason}") from error
+            raise Unavailable(f"{sentence}: {reason}") from error
         raise StoreError(f"{sentence}: {reason}") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise EnvironmentFault(
@@ -194,6 +194,6 @@ def told(action: str, uri: str, path: str) -> Iterator[None]:
             "this machine a role"
         ) from error
     except (ConnectionError, HTTPClientError, *BROKEN_OFF) as error:
-        raise InfrastructureError(f"{sentence}: the server does not answer ({error})") from error
+        raise Unavailable(f"{sentence}: the server does not answer ({error})") from error
     except BotoCoreError as error:
         raise EnvironmentFault(f"{sentence}: {error}") from error

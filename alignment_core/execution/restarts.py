@@ -15,7 +15,9 @@ from alignment_core.errors import (
     InfrastructureError,
     OutOfMemory,
     RestartsExhausted,
+    StillUnavailable,
     Stopped,
+    Unavailable,
 )
 from alignment_core.recipes import ResourcesConfig
 
@@ -52,7 +54,8 @@ def with_restarts(
             raise DeadlineExceeded(f"{label}: {error}") from error
         except InfrastructureError as error:
             if restarts == resources.actor_restarts:
-                raise RestartsExhausted(
+                kind = StillUnavailable if isinstance(error, Unavailable) else RestartsExhausted
+                raise kind(
                     f"{label}: {error} (failed {restarts + 1} times; resources.actor_restarts allows {restarts} restarts)"
                 ) from error
             restarts += 1

@@ -1,4 +1,8 @@
-"""The ledger of nights: an append-only history in the store of which rows were taken, when, and with which outcome."""
+"""The ledger of nights: an append-only history in the store of which rows were taken, when, and with which outcome.
+
+Rows stay open until a night completes with them. After ``MAX_FAILED_ATTEMPTS`` attempts that ended in a way the rows may have
+caused they are given up, so that they do not block later rows; people can return them.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,31 @@ from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from alignment_core import journal
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store
 from alignment_core.artifacts.paths import night_path
 from alignment_core.canonical import digest_of
 from alignment_core.data.rows_file import ROWS
-from alignment_core.errors import AlignmentError, Conflict
+from alignment_core.errors import AlignmentError, Conflict, NotFound, UserError
 from alignment_core.journal import STOPPING_SECONDS
 from alignment_core.lineage import Graph
 from alignment_core.nights.inbox import Inbox, read_inbox
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 
-OVER = ("promoted", "refused", "empty")
-"""States after which a night has nothing left to do. After a conflict or a failure its rows wait for a later night."""
-ATTEMPTS = 4
-"""How often the same rows are taken: once, and three times more where a night died, failed or lost the race."""
+OVER = ("promoted", "refused", "empty", "discarded")
+"""States after which a night has nothing left to do. After every other outcome its rows are still to be used."""
+GIVEN_UP = "given_up"
+"""State of rows that no night takes until somebody returns them."""
+MAX_FAILED_ATTEMPTS = 4
+"""Attempts that ended in a way the rows may have caused, after which the rows are given up."""
 LISTED = 100
 """Malformed rows that an entry names; all are counted."""
 _NIGHT = "night.json"
+_TAGS_BEGIN, _TAGS_END = "nightly/", "/nights"
 _POLL_SECONDS = 0.05
 
 
@@ -40,7 +48,20 @@ class Night(BaseModel):
 
     night: str
     """Its name, such as the time at which it was due."""
-    state: Literal["claimed", "promoted", "refused", "conflict", "empty", "failed"] = "claimed"
+    state: Literal[
+        "claimed",
+        "promoted",
+        "refused",
+        "conflict",
+        "empty",
+        "failed",
+        "stopped",
+        "given_up",
+        "returned",
+        "discarded",
+    ] = "claimed"
+    """``stopped``: ended on purpose before it was complete. ``given_up``: no night takes its rows any more, until somebody
+    makes them ``returned`` (the next night takes them) or ``discarded``."""
     at: str = ""
     """When the entry was made, ISO 8601 in UTC."""
     run: str = ""
@@ -49,6 +70,9 @@ class Night(BaseModel):
     """The rows that it took."""
     attempt: int = 0
     """How often these rows have been taken, this time included."""
+    failed_attempts: int = 0
+    """How many attempts at these rows ended in a way that the rows may have caused: a death of the night's process, or a
+    failure of its stages. Orderly stops, outages, wrong recipes and conflicts do not count."""
     rows: int = 0
     """Rows in the batch; for an empty night those that wait because they are too few."""
     malformed_rows: int = 0
@@ -65,6 +89,15 @@ class Night(BaseModel):
     metrics: dict[str, dict[str, float]] = {}
     """Of ``candidate`` and ``production``, or ``start`` where there was none yet."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, values: Any) -> Any:
+        """That gave rows up silently after four attempts, however these ended, and left their last outcome as the state."""
+        if isinstance(values, dict) and "failed_attempts" not in values:
+            tired = values.get("state") in ("failed", "conflict") and values.get("attempt", 0) >= MAX_FAILED_ATTEMPTS
+            return {**values, "state": GIVEN_UP} if tired else values
+        return values
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -75,38 +108,109 @@ class Claim:
     number: int = 0
     """How many batches were taken before this one."""
     given_up: tuple[Night, ...] = ()
-    """Entries for rows of dead nights that were taken too often, made on the way."""
+    """Entries for rows that this claim has given up, because processes of their nights died too often."""
 
 
 class AlreadyRuns(AlignmentError):
     """Another process is running the same night, and will record its outcome."""
 
 
-class Ledger:
+class History:
     """The nights of one inbox: all of it is the history of one tag, which moves by compare-and-set."""
 
-    def __init__(self, store: Store, recipe: NightlyRecipe) -> None:
-        self.store, self.recipe = store, recipe
-        self.tag = f"nightly/{recipe.nightly.inbox or recipe.name}/nights"
+    def __init__(self, store: Store, inbox: str) -> None:
+        self.store, self.tag = store, f"{_TAGS_BEGIN}{inbox}{_TAGS_END}"
 
     def nights(self) -> list[Night]:
         """Every entry, oldest first."""
         return [self._read(move.to) for move in self.store.tag_history(self.tag)]
 
+    def batches(self) -> list[Night]:
+        """The latest entry of every batch of rows, in the order in which they were first taken."""
+        return list(_latest(self.nights()).values())
+
+    def given_up(self) -> list[Night]:
+        """The latest entries of the batches that were given up and neither returned nor discarded."""
+        return [entry for entry in self.batches() if entry.state == GIVEN_UP]
+
     def record(self, night: Night) -> Night:
-        """Append an outcome, whatever other nights append meanwhile."""
+        """Append an outcome, whatever other nights append meanwhile.
+
+        An outcome that leaves the rows open is not appended where another night has taken them since: they are that
+        night's now.
+        """
         while True:
+            head = self.store.tag(self.tag)
+            if night.batch and night.state not in OVER:
+                latest = _latest(self.nights()).get(night.batch)
+                if latest and (latest.night, latest.attempt) != (night.night, night.attempt):
+                    return night
             try:
-                return self._append(night, self.store.tag(self.tag))
+                return self._append(night, head)
             except Conflict:
                 time.sleep(_POLL_SECONDS)
+
+    def decide(self, batch: str, state: Literal["returned", "discarded"]) -> Night:
+        """Return rows that were given up to the next night, or discard them for good. ``batch`` is their reference or the
+        first characters of its digest. Raises UserError if no batch, or more than one, that was given up matches.
+        """
+        while True:
+            head, waiting = self.store.tag(self.tag), self.given_up()
+            digits = batch.rpartition(":")[2]
+            chosen = [entry for entry in waiting if entry.batch and entry.batch.digest.startswith(digits)]
+            if len(chosen) != 1:
+                known = ", ".join(entry.batch.short for entry in waiting if entry.batch) or "none"
+                problem = "matches several batches" if chosen else "is not a batch that was given up"
+                raise UserError(f"{batch}: {problem} in {self.tag}; given up: {known}")
+            update = {"state": state, "failed_attempts": 0, "reasons": ("by hand",)}
+            try:
+                return self._append(chosen[0].model_copy(update=update), head)
+            except Conflict:
+                time.sleep(_POLL_SECONDS)
+
+    def _append(self, night: Night, head: Reference | None) -> Night:
+        """Make an entry if the ledger still ends with ``head``. Raises Conflict otherwise."""
+        night = night.model_copy(update={"at": _now()})
+        with self.store.workspace.scratch() as scratch:
+            (scratch / _NIGHT).write_text(night.model_dump_json(indent=2))
+            entry = self.store.publish(scratch, "night")
+        self.store.move_tag(self.tag, entry, expected=head, reason=summary(night))
+        return night
+
+    def _read(self, reference: Reference) -> Night:
+        return Night.model_validate_json((self.store.fetch(reference) / _NIGHT).read_text())
+
+
+def inboxes(store: Store) -> list[str]:
+    """The names of the ledgers in a store."""
+    return sorted(
+        name.removeprefix(_TAGS_BEGIN).removesuffix(_TAGS_END)
+        for name in store.tags()
+        if name.startswith(_TAGS_BEGIN) and name.endswith(_TAGS_END)
+    )
+
+
+class Ledger(History):
+    """The history of one inbox, from which a recipe's nights take rows."""
+
+    def __init__(self, store: Store, recipe: NightlyRecipe) -> None:
+        super().__init__(store, recipe.nightly.inbox or recipe.name)
+        self.recipe = recipe
+
+    def has_in_production(self, batch: Reference | None) -> bool:
+        """Whether the production policy was trained on a batch."""
+        now = self.store.tag(self.recipe.promotion.tag)
+        if now is None or batch is None:
+            return False
+        with Graph.of(self.store) as graph:
+            return graph.descends(now, batch)
 
     @contextmanager
     def claim(self, night: str, run: str = "", patience: float = STOPPING_SECONDS) -> Iterator[Claim]:
         """Take rows for a night. They are its own for the length of the ``with``, or until this process dies.
 
-        Its own rows, if it was interrupted; else those of the oldest batch whose night is dead, failed or lost the race,
-        so that no row is lost; else the new rows of the inbox. Raises AlreadyRuns if another process runs the same night
+        Its own rows, if it was interrupted; else those of the oldest batch whose night died, was stopped, failed or lost the
+        race; else the new rows of the inbox. Raises AlreadyRuns if another process runs the same night
         for ``patience`` more seconds (one that stops needs some), or UserError for an inbox that does not exist.
         """
         given_up: list[Night] = []
@@ -131,10 +235,9 @@ class Ledger:
         mine = next((one for one in reversed(nights) if one.night == draft.night), None)
         if mine and mine.state in OVER:
             return Claim(mine, given_up=tuple(given_up))
-        last = {one.batch: one for one in nights if one.batch}  # in the order of the first claims
+        last = _latest(nights)
         for batch, entry in sorted(last.items(), key=lambda item: item[1] is not mine):
-            tired = entry.attempt >= ATTEMPTS
-            if entry.state in OVER or (tired and entry.state != "claimed"):
+            if entry.state in OVER or entry.state == GIVEN_UP:
                 continue
             if not self._hold(batch, held):
                 if entry is mine and entry.state == "claimed":
@@ -145,11 +248,14 @@ class Ledger:
             number, production = list(last).index(batch), self._production(batch, entry)
             if entry is mine and entry.state == "claimed" and production == entry.production:
                 return Claim(entry, number, tuple(given_up))
-            if tired:
-                reason = f"the process of its night died each of the {ATTEMPTS} times that these rows were taken"
-                given_up.append(self._append(entry.model_copy(update={"state": "failed", "reasons": (reason,)}), head))
+            died = entry.state == "claimed" and _may_have_died_of_its_rows(entry)
+            failed = entry.failed_attempts + died
+            if failed >= MAX_FAILED_ATTEMPTS:
+                update = {"state": GIVEN_UP, "failed_attempts": failed, "reasons": ("the process of its night died",)}
+                given_up.append(self._append(given_up_entry(entry.model_copy(update=update)), head))
                 raise Conflict("the ledger has changed")
-            update = {"batch": batch, "attempt": entry.attempt + 1, "rows": entry.rows, "production": production}
+            update = {"batch": batch, "attempt": entry.attempt + 1, "failed_attempts": failed}
+            update |= {"rows": entry.rows, "production": production}
             return Claim(self._append(draft.model_copy(update=update), head), number, tuple(given_up))
         return self._take_new(draft, head, set(last), held, tuple(given_up))
 
@@ -177,8 +283,7 @@ class Ledger:
         now = self.store.tag(self.recipe.promotion.tag)
         if now is None or now == last.production:
             return now
-        with Graph.of(self.store) as graph:
-            return last.production if graph.descends(now, batch) else now
+        return last.production if self.has_in_production(batch) else now
 
     def _hold(self, batch: Reference, held: ExitStack) -> bool:
         """Keep the batch for this process, unless another one that lives has it."""
@@ -186,18 +291,6 @@ class Ledger:
         if lease is not None:
             held.callback(lease.release)
         return lease is not None
-
-    def _append(self, night: Night, head: Reference | None) -> Night:
-        """Make an entry if the ledger still ends with ``head``. Raises Conflict otherwise."""
-        night = night.model_copy(update={"at": _now()})
-        with self.store.workspace.scratch() as scratch:
-            (scratch / _NIGHT).write_text(night.model_dump_json(indent=2))
-            entry = self.store.publish(scratch, "night")
-        self.store.move_tag(self.tag, entry, expected=head, reason=summary(night))
-        return night
-
-    def _read(self, reference: Reference) -> Night:
-        return Night.model_validate_json((self.store.fetch(reference) / _NIGHT).read_text())
 
     def _publish(self, inbox: Inbox, draft: Night) -> Reference:
         """The rows as an artifact: the same rows are the same artifact, whoever takes them."""
@@ -233,12 +326,39 @@ class Ledger:
         return found
 
 
+def given_up_entry(night: Night) -> Night:
+    """The entry for rows that are given up, with the reason and the way back."""
+    back = "`align nights return` gives them to the next night again"
+    reason = f"given up after {night.failed_attempts} attempts that ended in a way these rows may have caused; {back}"
+    return night.model_copy(update={"state": GIVEN_UP, "reasons": (*night.reasons, reason)})
+
+
+def _latest(nights: list[Night]) -> dict[Reference, Night]:
+    """The latest entry of every batch, in the order of the first claims."""
+    return {entry.batch: entry for entry in nights if entry.batch}
+
+
+def _may_have_died_of_its_rows(entry: Night) -> bool:
+    """Whether the process of a claimed night, which holds its rows no longer, may have died of them.
+
+    The journal of its run, where this ALIGN_HOME has it, can show that it did not: the process lives, or ended by itself and
+    could not write into the store, or had begun no stage.
+    """
+    try:
+        record = journal.read(entry.run)
+    except NotFound:
+        return True
+    return journal.status_of(record) == "died" and bool(journal.stages(entry.run))
+
+
 def summary(night: Night) -> str:
     """One line: what the entry says."""
     rows = f"{night.rows} row{'' if night.rows == 1 else 's'}"
     waiting = f"empty, {rows} waiting" if night.rows else "empty"
-    text = {"claimed": f"takes {rows}", "empty": waiting}.get(night.state, f"{night.state}, {rows}")
-    again = f", attempt {night.attempt} of {ATTEMPTS}" if night.attempt > 1 else ""
+    texts = {"claimed": f"takes {rows}", "empty": waiting, GIVEN_UP: f"{rows} given up"}
+    text = texts.get(night.state, f"{night.state}, {rows}")
+    again = f", attempt {night.attempt}" if night.attempt > 1 else ""
+    again += f" ({night.failed_attempts} of {MAX_FAILED_ATTEMPTS} failed)" if night.failed_attempts else ""
     malformed = f", {night.malformed_rows} malformed" if night.malformed_rows else ""
     reasons = f": {'; '.join(night.reasons)}" if night.reasons else ""
     looked = f" ({'; '.join(night.inbox)})" if night.inbox else ""

@@ -92,10 +92,13 @@ def run_report(
     results: Sequence[StageResult],
     outputs: Mapping[str, Reference],
     promotion: str | None = None,
+    notes: Sequence[str] = (),
 ) -> RunReport:
     """The report of a run whose stages came to ``results``, in their order; ``promotion`` is a line about what was decided."""
     report = RunReport()
     report.say(f"# Run {name}", "", f"Run `{run_id}`.")
+    for note in notes:
+        report.say(f"**Warning:** {note}")
     if promotion:
         report.say(*fenced({"promotion": promotion}))
     of_stages(report, store, run_id, results)

@@ -1,7 +1,8 @@
 """Language-model alignment as Prefect flows of cached, retryable, traceable stages.
 
 Exit codes: 0 success, 1 a run failed, 2 invalid input, 3 a problem with the environment, 4 not promoted (a gate rejected
-the policy, or another run moved the tag first), 5 promoted but not published, 130 interrupted, 143 terminated.
+the policy, or another run moved the tag first), 5 promoted but not published, 6 a night gave up rows of earlier nights,
+130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from alignment.flows.cli import generate as cli_generate
 from alignment.flows.cli import init as cli_init
 from alignment.flows.cli import labels as cli_labels
 from alignment.flows.cli import migrate as cli_migrate
+from alignment.flows.cli import nights as cli_nights
 from alignment.flows.cli import report as cli_report
 from alignment.flows.cli import run as cli_run
 from alignment.flows.cli import samples as cli_samples
@@ -64,6 +66,7 @@ app.add_typer(cli_store.artifacts_app, name="artifacts")
 app.add_typer(cli_storage.store_app, name="store")
 app.add_typer(cli_store.tags_app, name="tags")
 app.add_typer(cli_labels.labels_app, name="labels")
+app.add_typer(cli_nights.nights_app, name="nights")
 for command in (cli_store.promote, cli_store.rollback, cli_store.lineage, cli_store.diff, cli_doctor.doctor):
     app.command()(command)
 app.command()(cli_init.init)

@@ -18,6 +18,8 @@ NOT_PROMOTED = 4
 """Exit code of a run that is complete, but whose policy may not take the tag."""
 NOT_PUBLISHED = 5
 """Exit code of a run whose policy has the tag, and is not where it was to be published."""
+GAVE_UP_ROWS = 6
+"""Exit code of a night that is complete, and has given up rows of earlier nights whose processes died again and again."""
 
 
 def run(
@@ -64,6 +66,8 @@ def _say(outcomes: list[dict[str, Any]], as_json: bool) -> None:
             print_json({"event": "result", **outcome})
         else:
             print_outcome(outcome)
+    if any(outcome["given_up"] for outcome in outcomes):
+        raise typer.Exit(GAVE_UP_ROWS)
     if any(map(not_promoted, outcomes)):
         raise typer.Exit(NOT_PROMOTED)
     if any(map(not_published, outcomes)):
@@ -172,7 +176,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     if outcome["night"]:
         from alignment_core.nights.ledger import Night, summary
 
-        out.print(summary(Night.model_validate(outcome["night"])), markup=False)
+        for night in (*outcome["given_up"], outcome["night"]):
+            out.print(summary(Night.model_validate(night)), markup=False)
         if not outcome["stages"]:
             return
     stages = [StageResult.model_validate(stage) for stage in outcome["stages"]]

@@ -20,6 +20,7 @@ COUNTS = {
     ("gc", "s3"): 300,
     ("resend", "s3"): 1,
     ("memory", "s3"): 100,
+    ("nights", "folder"): 4,
 }
 
 

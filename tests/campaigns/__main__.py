@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.campaigns.places import Outcome, place
 
-NAMES = ("publishers", "acknowledgements", "tags", "corruption", "gc", "resend", "memory", "throughput")
+NAMES = ("publishers", "acknowledgements", "tags", "corruption", "gc", "resend", "memory", "throughput", "nights")
 
 
 def run(name: str, kind: str, count: int | None, seed: int, folder: Path) -> Outcome:

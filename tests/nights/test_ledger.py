@@ -14,7 +14,7 @@ from alignment_core.artifacts import collect, open_store
 from alignment_core.canonical import digest_of_file
 from alignment_core.errors import UserError
 from alignment_core.lineage import Graph
-from alignment_core.nights.ledger import ATTEMPTS, LISTED, AlreadyRuns, Claim, Ledger, Night, summary
+from alignment_core.nights.ledger import LISTED, MAX_FAILED_ATTEMPTS, AlreadyRuns, Claim, Ledger, Night, summary
 from alignment_core.stages.dataset import ROWS
 from tests.nights.conftest import pair
 from tests.processes import ended, in_child, kill_at, wait_until
@@ -204,24 +204,27 @@ def test_the_oldest_rows_of_dead_nights_go_first(ledger, drop):
 
 def test_rows_whose_nights_die_again_and_again_are_given_up_and_the_schedule_goes_on(ledger, drop):
     drop("a.jsonl", pair(1))
-    for number in range(ATTEMPTS):
+    for number in range(MAX_FAILED_ATTEMPTS):
         begin_and_die(ledger, f"night-{number}")
     drop("a.jsonl", pair(2))
     claim = whole_night(ledger, "last")
     assert taken(ledger, claim.night) == ["2"]
     (lost,) = claim.given_up
-    assert (lost.night, lost.state, taken(ledger, lost)) == (f"night-{ATTEMPTS - 1}", "failed", ["1"])
-    assert "the process of its night died each of the 4 times" in lost.reasons[0]
-    assert [one.state for one in ledger.nights()] == ["claimed"] * ATTEMPTS + ["failed", "claimed", "refused"]
+    last = f"night-{MAX_FAILED_ATTEMPTS - 1}"
+    assert (lost.night, lost.state, taken(ledger, lost)) == (last, "given_up", ["1"])
+    assert lost.reasons[0] == "the process of its night died"
+    assert "given up after 4 attempts" in lost.reasons[1]
+    states = ["claimed"] * MAX_FAILED_ATTEMPTS + ["given_up", "claimed", "refused"]
+    assert [one.state for one in ledger.nights()] == states
     check_linear(ledger)
 
 
-@pytest.mark.parametrize("state", ["failed", "conflict"])
-def test_rows_of_a_night_that_failed_or_lost_the_race_are_taken_again_a_few_times(ledger, drop, state):
+@pytest.mark.parametrize("state", ["failed", "conflict", "stopped"])
+def test_rows_of_a_night_whose_outcome_is_not_in_its_rows_are_taken_again_as_often_as_it_takes(ledger, drop, state):
     drop("a.jsonl", pair(1))
-    attempts = [whole_night(ledger, f"night-{number}", state).night.attempt for number in range(ATTEMPTS)]
-    assert attempts == [1, 2, 3, 4]
-    assert whole_night(ledger, "last").night.state == "empty"
+    attempts = [whole_night(ledger, f"night-{number}", state).night.attempt for number in range(6)]
+    assert attempts == [1, 2, 3, 4, 5, 6]
+    assert taken(ledger, whole_night(ledger, "last").night) == ["1"]
 
 
 # ------------------------------------------------------------------ where a night starts from

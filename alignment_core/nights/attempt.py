@@ -1,0 +1,111 @@
+"""A night's attempt at its rows: however it ends, the ledger says how, and whether the rows may have caused it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from alignment_core.errors import (
+    AlignmentError,
+    DataError,
+    EnvironmentFault,
+    OutOfMemory,
+    Stopped,
+    StoreError,
+    Unavailable,
+    UserError,
+)
+from alignment_core.nights.ledger import MAX_FAILED_ATTEMPTS, AlreadyRuns, Claim, Ledger, Night, given_up_entry
+
+log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """What a night does with its rows. ``night`` is its latest entry."""
+
+    def __init__(self, ledger: Ledger, night: Night) -> None:
+        self.ledger, self.night, self.claim = ledger, night, Claim(night)
+
+    def end(self, ended: Night) -> Night:
+        """Record the outcome of a night whose stages are complete.
+
+        Where an earlier attempt at the same rows was taken for dead and still promoted its policy, the rows are used.
+        """
+        if ended.state == "conflict" and self.ledger.has_in_production(ended.batch):
+            reasons = ("production was trained on these rows already",)
+            ended = ended.model_copy(update={"state": "promoted", "reasons": reasons})
+        self.night = self.ledger.record(ended)
+        return self.night
+
+    def stop(self, reason: str) -> None:
+        """Record that the night ends before it is complete for a reason that is not in its rows: a later one takes them."""
+        if self.night.state == "claimed" and self.night.batch:
+            self.night = self.ledger.record(self.night.model_copy(update={"state": "stopped", "reasons": (reason,)}))
+
+    def fail(self, error: Exception) -> None:
+        """Record a failure, which counts if the rows may have caused it."""
+        failed = self.night.failed_attempts + bool(self.night.batch and may_be_caused_by_rows(error))
+        reasons = (f"{type(error).__name__}: {error}",)
+        entry = self.night.model_copy(update={"state": "failed", "failed_attempts": failed, "reasons": reasons})
+        self.night = self.ledger.record(given_up_entry(entry) if failed >= MAX_FAILED_ATTEMPTS else entry)
+
+
+@contextmanager
+def attempt(ledger: Ledger, night: Night, announce: Callable[[Night], None]) -> Iterator[Attempt]:
+    """Claim rows for a night and hold them; record and announce how the attempt ends. Raises what ended it.
+
+    An outcome that the store does not take is in the log: the rows are still the next night's.
+    """
+    mine = Attempt(ledger, night)
+    try:
+        with ledger.claim(night.night, night.run) as mine.claim:
+            mine.night = mine.claim.night
+            for entry in mine.claim.given_up:
+                announce(entry)
+            try:
+                yield mine
+            except BaseException as error:
+                _record_end(mine, error, announce)
+                raise
+    except AlreadyRuns:
+        raise
+    except BaseException as error:
+        if mine.night is night:
+            _record_end_of_claim(mine, error, announce)
+        raise
+    if mine.night.state != "stopped":
+        announce(mine.night)
+
+
+def _record_end(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
+    if mine.night.state != "claimed":
+        return  # its outcome is on record already
+    try:
+        if isinstance(error, Exception) and not isinstance(error, Stopped):
+            mine.fail(error)
+            announce(mine.night)
+        else:
+            mine.stop(str(error) or type(error).__name__)
+    except Exception as problem:
+        log.warning("the outcome of night %s could not be recorded: %s", mine.night.night, problem)
+
+
+def _record_end_of_claim(mine: Attempt, error: BaseException, announce: Callable[[Night], None]) -> None:
+    """As above, where the claim itself was cut off: it may be in the ledger by then."""
+    with suppress(Exception):  # the store may be away
+        claimed = [one for one in mine.ledger.batches() if (one.night, one.run) == (mine.night.night, mine.night.run)]
+        mine.night = next((one for one in claimed if one.state == "claimed"), mine.night)
+    _record_end(mine, error, announce)
+
+
+def may_be_caused_by_rows(error: Exception) -> bool:
+    """Whether the rows of a night may be why its stages failed.
+
+    Stages fail with the project's own errors. What else ends a run happens outside them, such as an outage of the Prefect API
+    or its database; outages, what the machine lacks, and a wrong recipe or file are not in the rows either.
+    """
+    if isinstance(error, (DataError, OutOfMemory)):
+        return True
+    elsewhere = (Stopped, Unavailable, StoreError, EnvironmentFault, UserError, AlreadyRuns)
+    return isinstance(error, AlignmentError) and not isinstance(error, elsewhere)

@@ -1,0 +1,72 @@
+"""``align nights``: what the nights of an inbox did with its rows, and the decision about rows that were given up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from alignment.flows.console import JsonOption, StoreOption, out, print_json
+from alignment_core.artifacts import open_store
+from alignment_core.errors import UserError
+
+nights_app = typer.Typer(
+    no_args_is_help=True, help="Show the rows that nights took, and decide about rows that they gave up."
+)
+InboxArgument = Annotated[
+    str, typer.Argument(metavar="INBOX", help="Name of the ledger: `nightly.inbox`, by default the recipe's name.")
+]
+BatchArgument = Annotated[
+    str, typer.Argument(metavar="BATCH", help="Reference of the rows, or the first characters of its digest.")
+]
+
+
+@nights_app.command("list")
+def list_(
+    inbox: Annotated[
+        str | None,
+        typer.Argument(metavar="INBOX", help="Name of the ledger: `nightly.inbox`, by default the recipe's name."),
+    ] = None,
+    given_up: Annotated[bool, typer.Option("--given-up", help="Only rows that no night takes any more.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the last outcome of every batch of rows, the oldest first; without INBOX, of every inbox in the store."""
+    from alignment_core.nights.ledger import GIVEN_UP, History, inboxes, summary
+
+    opened = open_store(store, writes=False)
+    known = inboxes(opened)
+    if inbox is not None and inbox not in known:
+        raise UserError(f"{inbox}: no night has run with an inbox of this name; there are {', '.join(known) or 'none'}")
+    chosen = {name: History(opened, name).batches() for name in ([inbox] if inbox else known)}
+    shown = {
+        name: [one for one in batches if not given_up or one.state == GIVEN_UP] for name, batches in chosen.items()
+    }
+    if as_json:
+        return print_json({name: [one.model_dump(mode="json") for one in batches] for name, batches in shown.items()})
+    for name, batches in shown.items():
+        out.print(f"{name}: {len(batches)} batch{'' if len(batches) == 1 else 'es'} of rows", markup=False)
+        for one in batches:
+            out.print(f"  {one.batch}\n    {summary(one)}", markup=False)
+    return None
+
+
+@nights_app.command("return")
+def return_(inbox: InboxArgument, batch: BatchArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Give rows that were given up to the next night again, with as many attempts as new rows have."""
+    _decide(inbox, batch, "returned", store, as_json)
+
+
+@nights_app.command("discard")
+def discard(inbox: InboxArgument, batch: BatchArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Leave out rows that were given up, for good; they stay in the store."""
+    _decide(inbox, batch, "discarded", store, as_json)
+
+
+def _decide(inbox: str, batch: str, state: Literal["returned", "discarded"], store: str | None, as_json: bool) -> None:
+    from alignment_core.nights.ledger import History, summary
+
+    entry = History(open_store(store), inbox).decide(batch, state)
+    if as_json:
+        return print_json(entry.model_dump(mode="json"))
+    return out.print(summary(entry), markup=False)
