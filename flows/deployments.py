@@ -28,11 +28,11 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
-from pydantic import ValidationError
 
 from alignment.flows import deployed
 from alignment.flows.any_recipe import PATHS_BEGIN
 from alignment.flows.run_form import run_form
+from alignment.flows.schedules import schedule
 from alignment.flows.service import run_queue
 from alignment.flows.shipped import hidden, pool, shipped
 from alignment_core.errors import UserError
@@ -63,19 +63,9 @@ def register_shipped(client: SyncPrefectClient) -> dict[str, str]:
         except Exception as error:  # of a plug-in, which must not keep the others from being registered
             problems[name] = f"its recipe {one.path} does not load: {error}"
             continue
-        schedules = [CronSchedule(cron=cron, timezone="UTC")] if cron else []
+        schedules = [schedule(cron, "UTC")] if cron else []
         _register(client, name, _content(flow, {}, flow.description), None if _find(client, name) else schedules)
     return problems
-
-
-def schedule(cron: str, timezone: str) -> CronSchedule:
-    """When runs are due. Raises UserError."""
-    try:
-        return CronSchedule(cron=cron, timezone=timezone)
-    except ValidationError as error:
-        option = "--timezone" if error.errors()[0]["loc"] == ("timezone",) else "--cron"
-        given, example = (timezone, "Europe/Berlin") if option == "--timezone" else (cron, "0 2 * * *")
-        raise UserError(f"{option} {given!r}: is not valid; write it like {example!r}") from None
 
 
 def register_recipe(

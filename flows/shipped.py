@@ -78,8 +78,13 @@ class Shipped:
         return load_recipe(self.path, working_folder=self.path.parent)  # whatever lies where this is called
 
     def cron(self) -> str | None:
-        """When it runs by itself, in UTC. Raises UserError."""
-        return method_of(self.recipe()).cron
+        """When it runs by itself, in UTC. Raises UserError, also for a schedule that can only be a mistake."""
+        from alignment.flows.schedules import schedule
+
+        method = method_of(self.recipe())
+        if method.cron:
+            schedule(method.cron, "UTC", f"the schedule of the method {method.name}:")
+        return method.cron
 
 
 def shipped(distribution: str | None = None) -> dict[str, Shipped]:

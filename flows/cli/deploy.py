@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
+from rich.markup import escape
 
 from alignment.flows import access
 from alignment.flows.cli.own import OF_RECIPES, checked, is_flow_file, load_flow, parameters_of
@@ -26,7 +27,9 @@ def deploy(
     overrides: Annotated[list[str], typer.Option("--set", help="path=value; may be repeated.")] = [],
     sweeps: SweepOption = [],
     cron: Annotated[str | None, typer.Option(help="Cron schedule, such as '0 2 * * *'.")] = None,
-    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
+    timezone: Annotated[
+        str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin. Default: UTC.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Register a recipe, as it is now, as a deployment of the services' server, or replace it; without --cron its schedule
@@ -35,6 +38,8 @@ def deploy(
     A file of Python, or a function in it (file.py:flow), is a Prefect flow of your own, which each run reads anew; --set then
     sets its parameters.
     """
+    if timezone is not None and cron is None:
+        raise UserError("--timezone is that of --cron: give both")
     services.use_if_running()  # before a flow's file is loaded, which imports Prefect
     register = _flow_of(recipe, overrides, sweeps) if is_flow_file(recipe) else _recipe_of(recipe, overrides, sweeps)
     if not os.environ.get(access.URL):
@@ -44,13 +49,18 @@ def deploy(
     from prefect.client.orchestration import get_client
 
     from alignment.flows import deployments
+    from alignment.flows.schedules import clock_changes, next_run, schedule
 
-    due = deployments.schedule(cron, timezone) if cron else None
+    due = schedule(cron, timezone or "UTC") if cron is not None else None
     with get_client(sync_client=True) as client:
         register(client, name, due)
+    warnings, first = (clock_changes(due), next_run(due)) if due else ([], None)
     if as_json:
-        return print_json({"deployment": f"{deployments.FLOW}/{name}", "cron": cron})
-    when = f"; it runs at {cron} ({timezone})" if cron else ""
+        data = {"cron": cron, "next_run": first and first.isoformat(), "warnings": warnings}
+        return print_json({"deployment": f"{deployments.FLOW}/{name}", **data})
+    for warning in warnings:
+        out.print(f"[yellow]--cron {escape(str(cron))}:[/] {escape(warning)}")
+    when = f"; it runs at {cron} ({timezone or 'UTC'}), next on {first:%Y-%m-%d at %H:%M %z}" if first else ""
     return out.print(f"registered{when}. Run it now: prefect deployment run {deployments.FLOW}/{name}", markup=False)
 
 
