@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 
 class AlignmentError(Exception):
     """Base of every error that this project raises on purpose.
@@ -63,6 +65,20 @@ class Stopped(AlignmentError):
 
 class NumericError(AlignmentError):
     """The mathematics went wrong: a loss that is not finite or explodes, log-probabilities that disagree. Never retried."""
+
+
+_SHOWN = 3
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error on one line. Of pydantic's, which has many lines and links to pages for programmers: each field,
+    and what is wrong with it."""
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).split())
+    items = error.errors(include_url=False, include_context=False, include_input=False)
+    mistakes = [": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in items]
+    more = f"; and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
+    return " ".join("; ".join(mistakes[:_SHOWN]).split()) + more
 
 
 MAKE_IT_AGAIN = "`align run` with the recipe that made it makes it again (`align lineage` tells which stage did)"

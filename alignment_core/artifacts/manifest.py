@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from alignment_core.artifacts.paths import check_path, manifest_path
 from alignment_core.artifacts.reference import DIGEST, KIND, Reference
 from alignment_core.canonical import canonical_json, digest_of, digest_of_file
-from alignment_core.errors import Corrupt, UserError
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt, UserError, one_line
 
 
 class FileEntry(BaseModel):
@@ -99,9 +99,9 @@ def parse_manifest(uri: str, path: str, data: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise Corrupt(f"{path} in {uri} is not a manifest: {error}") from error
+        raise Corrupt(f"{path} in {uri} is not a manifest: {one_line(error)}; {MAKE_IT_AGAIN}") from error
     if canonical_json(manifest) != data or manifest_path(hashlib.sha256(data).hexdigest()) != path:
-        raise Corrupt(f"{path} in {uri} does not have the digest in its name")
+        raise Corrupt(f"{path} in {uri} does not have the digest in its name; {MAKE_IT_AGAIN}")
     return manifest
 
 

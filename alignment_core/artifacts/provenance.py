@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from alignment_core.artifacts.paths import stage_path
 from alignment_core.artifacts.reference import DIGEST, Reference
 from alignment_core.artifacts.sealed import unseal
-from alignment_core.errors import Corrupt
+from alignment_core.errors import MAKE_IT_AGAIN, Corrupt
 
 
 class ProvenanceDraft(BaseModel):
@@ -84,7 +84,7 @@ def parse_record(uri: str, path: str, data: bytes) -> Provenance:
     try:
         record = unseal(Provenance, data)
     except ValueError as error:
-        raise Corrupt(f"{path} in {uri} is not a stage record: {error}") from error
+        raise Corrupt(f"{path} in {uri} is not a stage record: {error}; {MAKE_IT_AGAIN}") from error
     if stage_path(record.key) != path:
-        raise Corrupt(f"{path} in {uri} is the record of another stage key, {record.key}")
+        raise Corrupt(f"{path} in {uri} is the record of another stage key, {record.key}; {MAKE_IT_AGAIN}")
     return record

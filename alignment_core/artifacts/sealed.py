@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from alignment_core.canonical import digest_of
+from alignment_core.errors import one_line
 
 SEAL = "checksum"
 M = TypeVar("M", bound=BaseModel)
@@ -22,9 +23,15 @@ def seal(model: BaseModel) -> bytes:
 def unseal(kind: type[M], document: bytes) -> M:
     """The model in a document. Raises ValueError for what is none, or was changed since; those of earlier versions have no
     checksum, and are believed."""
-    fields = json.loads(document)
+    try:
+        fields = json.loads(document)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
     if (checksum := fields.pop(SEAL, None)) is not None and checksum != digest_of(fields):
         raise ValueError("its content does not have the checksum in it")
-    return kind.model_validate(fields)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(one_line(error)) from error

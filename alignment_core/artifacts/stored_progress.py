@@ -25,7 +25,7 @@ from alignment_core.artifacts.paths import snapshot_path
 from alignment_core.artifacts.places import get_files
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.workspace import files_below, remove_tree
-from alignment_core.errors import AlignmentError, NotFound
+from alignment_core.errors import AlignmentError, NotFound, one_line
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def _read(store: Store, path: str) -> Snapshot | None:
     try:
         return Snapshot.model_validate_json(store.backend.read(path))
     except (NotFound, ValidationError) as error:
-        log.warning("%s in %s is not used: %s", path, store.uri, error)
+        log.warning("%s in %s is not used, and the stage begins anew: %s", path, store.uri, one_line(error))
         return None
 
 

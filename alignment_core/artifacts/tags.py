@@ -13,6 +13,8 @@ from alignment_core.artifacts.reference import Reference
 from alignment_core.artifacts.sealed import seal, unseal
 from alignment_core.errors import Conflict, Corrupt
 
+_CURE = "put the file back from a copy of the store, or delete it: then the tag is as if it had not been moved so"
+
 
 class TagMove(BaseModel):
     """One entry of a tag's history."""
@@ -103,9 +105,9 @@ def parse_move(uri: str, path: str, data: bytes) -> TagMove:
     try:
         move = unseal(TagMove, data)
     except ValueError as error:
-        raise Corrupt(f"{path} in {uri} is not a tag move: {error}") from error
+        raise Corrupt(f"{path} in {uri} is not a tag move: {error}; {_CURE}") from error
     if (move.name, move.number) != parse_tag_path(path):
-        raise Corrupt(f"{path} in {uri} holds move {move.number} of the tag {move.name}")
+        raise Corrupt(f"{path} in {uri} holds move {move.number} of the tag {move.name}; {_CURE}")
     return move
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from alignment_core.cluster.device import Device
 from alignment_core.columns import parts
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, one_line
 from alignment_core.imports import hidden, uncollected
 from alignment_core.inference.options import BY_DEVICE, adapter_options
 from alignment_core.memory import memory_explained
@@ -101,7 +101,7 @@ def _with_options(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         if not options:
             raise
-        why = " ".join(str(error).split())
+        why = one_line(error)
         raise UserError(f"resources.engine_options: vLLM does not take {', '.join(options)}: {why}") from None
 
 

@@ -15,7 +15,7 @@ from alignment_core.data.context import context_length
 from alignment_core.data.messages import as_given, tools_of
 from alignment_core.data.steps import STEPS, StepLayout, verdict_ids
 from alignment_core.data.template import Renderer
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, one_line
 from alignment_core.models.handle import Model
 from alignment_core.models.microbatch import Pair, distinct
 from alignment_core.recipes.sections.process_reward_model import StepsConfig
@@ -43,7 +43,7 @@ def steps_of(folder: Path, given: StepsConfig | None, field: str) -> StepsConfig
             "placeholder and verdict tokens"
         ) from None
     except ValueError as error:
-        raise UserError(f"{field}: the model's {STEPS} cannot be read: {error}") from None
+        raise UserError(f"{field}: the model's {STEPS} cannot be read: {one_line(error)}") from None
 
 
 def aggregated(log_odds: Sequence[float], how: Aggregate) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, one_line
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.average import whole_tensors
 
@@ -73,7 +73,7 @@ def make_engine(
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         if not resources.deepspeed:
             raise
-        raise UserError(f"resources.deepspeed: DeepSpeed does not take it: {' '.join(str(error).split())}") from None
+        raise UserError(f"resources.deepspeed: DeepSpeed does not take it: {one_line(error)}") from None
     if unknown := [name for name in resources.deepspeed if name not in asked.names]:
         raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
     if bf16 and zero_stage == 0:

@@ -37,7 +37,7 @@ from alignment.flows.cli import store as cli_store
 from alignment.flows.cli import transfer as cli_transfer
 from alignment.flows.cli import trust as cli_trust
 from alignment.flows.console import Unbroken, err, print_json
-from alignment_core.errors import AlignmentError, EnvironmentFault, UserError
+from alignment_core.errors import AlignmentError, EnvironmentFault, UserError, one_line
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have them."""
@@ -95,7 +95,7 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
     except Exception as error:
         if os.environ.get("ALIGN_DEBUG"):
             raise
-        _fail(f"{type(error).__name__}: {error} (ALIGN_DEBUG=1 shows where)", 1, as_json)
+        _fail(f"{type(error).__name__}: {one_line(error)} (ALIGN_DEBUG=1 shows where)", 1, as_json)
     except SystemExit as end:
         if end.code not in (INTERRUPTED, TERMINATED):  # the former is typer's answer to Ctrl-C
             raise

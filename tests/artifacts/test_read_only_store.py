@@ -41,8 +41,7 @@ def read_only(store: Store, made: Reference, tmp_path: Path) -> Iterator[Path]:
     """The store of ``made``, mounted where nobody, root included, may write."""
     folder = tmp_path / "mounted"
     folder.mkdir()
-    root = Path(store.uri)
-    mounts = [["mount", "--bind", root, folder], ["mount", "-o", "remount,ro,bind", folder]]
+    mounts = [["mount", "--bind", store.uri, str(folder)], ["mount", "-o", "remount,ro,bind", str(folder)]]
     if any(subprocess.run(mount, capture_output=True, check=False).returncode for mount in mounts):
         subprocess.run(["umount", folder], capture_output=True, check=False)
         pytest.skip("mounting a folder read-only takes root")

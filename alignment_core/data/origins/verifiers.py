@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
 from alignment_core.data.origins import DEFAULT_ROWS, Library, Pinned
-from alignment_core.errors import UserError
+from alignment_core.errors import UserError, one_line
 from alignment_core.source_code import digest_of_source
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _tasks(name: str, taskset: Any) -> Iterator[Any]:
 
 def problem(field: str, name: str, error: Exception) -> UserError:
     """What is to be said of an error that `verifiers`, or a package made for it, raised."""
-    return UserError(f"{field}: {name!r}: {type(error).__name__}: {' '.join(str(error).split())}")
+    return UserError(f"{field}: {name!r}: {type(error).__name__}: {one_line(error)}")
 
 
 class Tasksets(Library):

@@ -1,0 +1,96 @@
+"""A damaged document in a store ends in one sentence: which file it is, what is wrong with it, and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.artifacts.paths import manifest_path, snapshot_path, stage_path, tag_path
+from alignment_core.artifacts.stored_progress import files_of
+from alignment_core.errors import Corrupt, one_line
+from tests.align import align_here
+
+KEY = "a" * 64
+DAMAGES: dict[str, bytes] = {
+    "empty": b"",
+    "cut": b'{"kind": "model", "fil',
+    "another document": b'{"kind": "Model", "files": [{"path": "../x", "size": -1}], "more": 1}',
+    "a list": b"[]",
+    "no UTF-8": b"\xff\xfe\x00",
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.fixture
+def made(store: Store, write: Callable[..., Path], draft: Callable[..., ProvenanceDraft]) -> Reference:
+    reference = store.publish(write("model"), "model", draft(KEY))
+    store.move_tag("policy", reference, None, "first")
+    store.backend.put(snapshot_path(KEY), b'{"files": []}')
+    return reference
+
+
+def damage(store: Store, path: str, data: bytes) -> Path:
+    file = Path(store.uri, path)
+    file.chmod(0o644)
+    file.write_bytes(data)
+    return file
+
+
+@pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("document", ["manifest", "stage record", "tag move"])
+def test_the_sentence_names_the_file_and_the_cure(store: Store, made: Reference, document: str, data: bytes) -> None:
+    paths = {
+        "manifest": manifest_path(made.digest),
+        "stage record": stage_path(KEY),
+        "tag move": tag_path("policy", 1),
+    }
+    damage(store, paths[document], data)
+    reads = {
+        "manifest": lambda: store.manifest(made),
+        "stage record": lambda: store.record_at(stage_path(KEY)),
+        "tag move": lambda: store.tag("policy"),
+    }
+    with pytest.raises(Corrupt) as caught:
+        reads[document]()
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{paths[document]} in {store.uri} is not a {document}: ")
+    assert ("align run" if document != "tag move" else "put the file back") in sentence
+    assert "\n" not in sentence
+    assert "pydantic" not in sentence
+
+
+def test_the_commands_say_it_too_and_a_new_publication_mends_it(
+    store: Store,
+    made: Reference,
+    home: Path,
+    write: Callable[..., Path],
+    draft: Callable[..., ProvenanceDraft],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damage(store, manifest_path(made.digest), DAMAGES["another document"])
+    shown = align_here(home, "artifacts", "show", made.digest, "--store", store.uri)
+    verified = align_here(home, "artifacts", "verify", str(made), "--store", store.uri)
+    listed = align_here(home, "artifacts", "ls", "--store", store.uri)
+    assert (shown.returncode, verified.returncode, listed.returncode) == (1, 1, 0)
+    for said in (shown.stderr, verified.stderr, caplog.text):
+        assert "is not a manifest: kind: String should match pattern" in said
+        assert "errors.pydantic.dev" not in said
+    assert store.find(KEY) is None
+    assert store.publish(write("model"), "model", draft(KEY)) == made
+    assert store.verify(made) == []
+
+
+def test_a_damaged_snapshot_of_progress_is_said_and_the_stage_begins_anew(
+    store: Store, made: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(store, snapshot_path(KEY), b'{"files": [{"path": 1}]}')
+    assert files_of(store, snapshot_path(KEY)) == ()
+    assert "the stage begins anew: files.0.path: Input should be a valid string" in caplog.text
+    assert "pydantic" not in caplog.text
+
+
+def test_an_error_of_another_kind_is_its_text_on_one_line() -> None:
+    assert one_line(ValueError("first\n  second")) == "first second"
