@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from socket import SOCK_DGRAM
 
+import psutil
 import pytest
 
 from alignment_core.artifacts import open_store
@@ -150,3 +152,15 @@ def test_an_error_has_the_servers_code_and_reason_beside_the_cure(
     assert f"{code}, a fault on purpose" in str(caught.value)
     assert cure in str(caught.value)
     assert status != 403 or isinstance(caught.value, EnvironmentFault)
+
+
+def test_the_s3_server_of_the_tests_listens_on_loopback_alone(s3_server: S3Server) -> None:
+    """Its credentials are known to everybody, and it writes what it is sent to the disk."""
+    assert s3_server.process is not None
+    process = psutil.Process(s3_server.process.pid)
+    sockets = [
+        socket for one in (process, *process.children(recursive=True)) for socket in one.net_connections(kind="inet")
+    ]
+    listening = {(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+    assert listening == {("127.0.0.1", s3_server.port)}
+    assert [one for one in sockets if one.type == SOCK_DGRAM] == []
