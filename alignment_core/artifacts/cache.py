@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,12 +17,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.folder import FolderBackend, may_write
+from alignment_core.artifacts.manifest import Manifest
 from alignment_core.artifacts.ownership import make_like_parent
-from alignment_core.artifacts.paths import HOLDS
-from alignment_core.artifacts.workspace import Workspace, adopt_tree, entries, names, open_lock, time_and_size
+from alignment_core.artifacts.paths import HOLDS, blob_path
+from alignment_core.artifacts.workspace import (
+    Workspace,
+    adopt_tree,
+    entries,
+    files_below,
+    names,
+    open_lock,
+    time_and_size,
+)
 from alignment_core.errors import EnvironmentFault, UserError
 
+log = logging.getLogger(__name__)
+
 BOUND = "ALIGN_CACHE_GIB"
+LARGE = 1 << 30
+"""Bytes of an artifact whose second copy on a disk is worth a warning."""
+_warned: set[str] = set()
 
 
 class Cache:
@@ -79,6 +95,20 @@ class Cache:
             return True
         return False
 
+    def copy_writable_links(self, digest: str) -> None:
+        """Replace files of an artifact that are those of the store itself, linked for another user, by copies if this user,
+        such as root, may write into them. Whoever reads them meanwhile finds the same bytes under the same names."""
+        folder = self.folder(digest)
+        linked = [] if self.bounded else [path for path, found in files_below(folder).items() if found.st_nlink > 1]
+        for path in linked:
+            with contextlib.suppress(OSError, EnvironmentFault):
+                if may_write(folder / path):
+                    with self.workspace.scratch() as scratch:
+                        copy = scratch / "file"
+                        shutil.copyfile(folder / path, copy)
+                        copy.chmod(0o444)
+                        os.replace(copy, folder / path)
+
     @contextmanager
     def _alone(self, digest: str) -> Iterator[None]:
         """Raises BlockingIOError if it is held."""
@@ -96,6 +126,21 @@ class Cache:
 
     def _path(self, digest: str) -> Path:
         return self.workspace.root / HOLDS / digest
+
+
+def warn_of_copy(backend: FolderBackend, manifest: Manifest) -> None:
+    """Say, once in a process, that a large artifact takes its room in a folder twice, and why."""
+    why = backend.why_copied(blob_path(max(manifest.files, key=lambda entry: entry.size).sha256))
+    if why and backend.uri not in _warned:
+        _warned.add(backend.uri)
+        log.warning(
+            "%s takes %.1f GiB a second time in %s, for the copy that is used: %s; `align artifacts gc --delete "
+            "--cache-days 0` frees the copies that nothing uses",
+            manifest.reference.short,
+            manifest.size / 2**30,
+            backend.uri,
+            why,
+        )
 
 
 def bound(disk: int) -> float:

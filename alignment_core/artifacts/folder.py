@@ -106,10 +106,27 @@ class FolderBackend:
         with explained("materialise", destination):
             if not _clone(source, destination):
                 destination.unlink()
-                if not os.access(source, os.W_OK) and _link(source, destination):
+                if not may_write(source) and _link(source, destination):
                     return
                 _copy(source, destination)
             destination.chmod(0o444)
+
+    def why_copied(self, path: str) -> str:
+        """Why an object takes its room a second time when it is fetched into this folder; empty where it does not."""
+        source = self._locate(path)
+        with explained("link", source), self._temporary() as temporary:
+            if _clone(source, temporary):
+                return ""
+            if may_write(source):
+                return (
+                    "the file system has no reflinks, and this user, such as root, may write into read-only files, so that a "
+                    "hard link would not protect the store"
+                )
+            link = temporary.with_name(f"{temporary.name}-link")
+            if _link(source, link):
+                link.unlink()
+                return ""
+            return "the file system has no reflinks, and does not let this user make a hard link to the store's file"
 
     def stat(self, path: str) -> Object | None:
         target = self._locate(path)
@@ -219,6 +236,11 @@ class FolderBackend:
             make_like_parent(directory)
             _sync_directory(directory.parent)
         self._durable.add(directory)
+
+
+def may_write(file: Path) -> bool:
+    """Whether this user may write into a file, whatever its mode says of its owner; root may into most."""
+    return os.access(file, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _version(found: os.stat_result) -> str:

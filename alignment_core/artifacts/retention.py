@@ -35,8 +35,10 @@ def prune(
     rollouts_days: float | None,
     delete: bool = False,
     used: Collection[str] = (),
+    cache_days: float | None = None,
 ) -> list[Garbage]:
-    """Find, and with ``delete`` remove, progress and rollouts that nobody used for so many days; None keeps them.
+    """Find, and with ``delete`` remove, progress, rollouts and copies in this machine's cache that nobody used for so many
+    days; None keeps them.
 
     What is ``used`` (keys and references as text, of runs that are alive) stays, whatever the clock says of its age.
     Progress goes as a whole, unless its stage runs right now. Rollouts and scores that no tag ever named lose their
@@ -45,6 +47,8 @@ def prune(
     be read: what it keeps is then unknown.
     """
     found: list[Garbage] = []
+    if cache_days is not None:
+        found += _prune_cache(store, time.time() - cache_days * DAY, delete)
     if progress_days is not None:
         found += _prune_progress(store, time.time() - progress_days * DAY, delete, used)
         found += _prune_snapshots(store, store.backend.now() - progress_days * DAY, delete, used)
@@ -61,6 +65,19 @@ def prune(
 def _prunable(store: Store) -> bool:
     """Whether there is anything that may be pruned, or is left of what was: otherwise nobody has to wait for a look."""
     return any(manifest.kind in PRUNABLE for manifest in store.artifacts())
+
+
+def _prune_cache(store: Store, before: float, delete: bool) -> list[Garbage]:
+    """Copies of artifacts that the store has, too; the next use copies or fetches them again. Links free nothing, and stay."""
+    found = []
+    for tree in entries(store.workspace.cache):
+        with contextlib.suppress(FileNotFoundError):
+            _, size = time_and_size(tree)
+            if not size or not is_mine(tree) or tree.lstat().st_mtime > before:  # which each use renews
+                continue
+            if not delete or store.cache.evict(tree.name):
+                found.append(Garbage(what="cache", path=tree.relative_to(store.workspace.root).as_posix(), size=size))
+    return found
 
 
 def _prune_progress(store: Store, before: float, delete: bool, used: Collection[str]) -> list[Garbage]:

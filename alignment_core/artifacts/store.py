@@ -15,9 +15,10 @@ from pathlib import Path
 
 from alignment_core.artifacts import tags
 from alignment_core.artifacts.backend import Backend
-from alignment_core.artifacts.cache import Cache
+from alignment_core.artifacts.cache import LARGE, Cache, warn_of_copy
 from alignment_core.artifacts.content import Content
 from alignment_core.artifacts.faults import explained
+from alignment_core.artifacts.folder import FolderBackend
 from alignment_core.artifacts.index import Index, Summary
 from alignment_core.artifacts.leases import Leases
 from alignment_core.artifacts.manifest import FileEntry, Manifest, parse_manifest
@@ -170,6 +171,7 @@ class Store:
         Bytes that this Store object has verified before are recognised by inode, size and time. Raises NotFound or
         Corrupt, naming the blob and the file.
         """
+        self.cache.copy_writable_links(reference.digest)
         with ExitStack() as meanwhile:
             self.cache.hold(reference.digest, until or meanwhile)
             return self._fetch(reference)
@@ -428,6 +430,8 @@ class Store:
             with ThreadPoolExecutor(_THREADS) as pool:
                 list(pool.map(lambda e: self.content.get(manifest.reference.short, e, fresh / e.path), manifest.files))
             adopt_tree(fresh, final)
+        if isinstance(self.backend, FolderBackend) and self.holds_workspace and manifest.size >= LARGE:
+            warn_of_copy(self.backend, manifest)
 
     def _cached(self, manifest: Manifest, directory: Path) -> bool:
         """Whether the cached directory holds exactly the manifest's files; renews its time for the collector."""

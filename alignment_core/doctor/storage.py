@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from alignment_core.artifacts import Store
+from alignment_core.artifacts import FolderBackend, Store
 from alignment_core.artifacts.paths import TEMPORARY
 
 _CALLS = 10
@@ -37,6 +37,9 @@ class StorageReport(BaseModel):
     promises: tuple[Promise, ...] = Field(description="what it relies on")
     latency_ms: dict[str, float] = Field(description="median milliseconds of a call, by kind: write, read, look, list")
     mib_per_second: dict[str, float] = Field(description="throughput of one file: write, read")
+    second_copy: str = Field(
+        default="", description="why a fetched artifact takes its room twice on this disk; empty where it does not"
+    )
     clock_seconds: float = Field(
         description="how far the storage's clock is ahead of this machine's; leases use only its own"
     )
@@ -58,17 +61,21 @@ class _Trial:
     def __init__(self, store: Store, folder: Path) -> None:
         self.backend, self.uri, self.folder = store.backend, store.uri, folder
         self.prefix = f"{TEMPORARY}doctor-{uuid.uuid4().hex}/"
+        self.large = f"{self.prefix}large"
         self.latency: dict[str, list[float]] = {}
 
     def report(self, size: int) -> StorageReport:
         try:
             promises = self._promises()
             self._calls()
+            mib_per_second = self._throughput(size)
+            folder = self.backend if isinstance(self.backend, FolderBackend) else None
             return StorageReport(
                 store=self.uri,
                 promises=tuple(promises),
                 latency_ms={kind: round(1000 * statistics.median(taken), 2) for kind, taken in self.latency.items()},
-                mib_per_second=self._throughput(size),
+                mib_per_second=mib_per_second,
+                second_copy=folder.why_copied(self.large) if folder else "",
                 clock_seconds=round(self.backend.now() - time.time(), 1),
             )
         finally:
@@ -105,7 +112,7 @@ class _Trial:
         self.latency.setdefault(kind, []).append(time.monotonic() - began)
 
     def _throughput(self, size: int) -> dict[str, float]:
-        source, target, path = self.folder / "source", self.folder / "target", f"{self.prefix}large"
+        source, target, path = self.folder / "source", self.folder / "target", self.large
         source.write_bytes(os.urandom(size))
         began = time.monotonic()
         self.backend.put(path, source)

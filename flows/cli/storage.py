@@ -60,6 +60,11 @@ def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
         speed = " · ".join(f"{kind} {value:g}" for kind, value in report.mib_per_second.items())
         out.print(f"  milliseconds: {latency}\n  MiB per second: {speed}")
         out.print(f"  clock: {report.clock_seconds:+g} s beside this machine")
+        if report.second_copy:
+            out.print(
+                f"  space: an artifact that is used takes its room twice: {report.second_copy}; "
+                "`align artifacts gc --delete --cache-days 0` frees the copies that nothing uses"
+            )
     if not report.sound:
         raise typer.Exit(3)
 

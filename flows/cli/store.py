@@ -133,12 +133,19 @@ def artifacts_gc(
             help="Also delete the bytes of rollouts, scores and trajectories that were unused for this many days.",
         ),
     ] = None,
+    cache_days: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Also delete this machine's copies of artifacts that were unused for this many days; the store keeps them.",
+        ),
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find what no tag and no stage record needs: leftovers of crashed publishers and of finished stages."""
     opened = open_store(store, writes=False)
-    pruned = prune(opened, progress_days, rollouts_days, delete, in_use())
+    pruned = prune(opened, progress_days, rollouts_days, delete, in_use(), cache_days)
     report = collect(opened, delete, older_than)
     told = {one.path for one in pruned}
     report = GcReport(
