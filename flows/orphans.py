@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import logging
+from collections.abc import Sequence
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -18,8 +18,9 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import State, StateType
-from prefect.futures import PrefectFuture
 from prefect.states import Crashed
+
+from alignment.tasks.stage import Step
 
 OPEN = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED, StateType.PAUSED, StateType.CANCELLING]
 PAGE = 200
@@ -35,16 +36,39 @@ def clear_page(client: SyncPrefectClient, flow_run: UUID, why: str) -> None:
         client.delete_artifact(bar.id)
 
 
-def close_not_begun(client: SyncPrefectClient, futures: Iterable[PrefectFuture[Any]]) -> None:
-    """Give the tasks of a run that ends a final state that could not begin, because what they need did not complete.
+SKIPPED = "Skipped"
+"""State of the task of a stage that did not begin."""
+TASK_LOG = logging.getLogger("prefect.task_runs")
 
-    Prefect's own state for them, NotReady, is one of type Pending: the page would show them as waiting for ever.
+
+def _began(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Finished in state NotReady")
+
+
+def log_no_task_that_did_not_begin() -> None:
+    """Leave out of a run's log Prefect's error for each task that waits for a failed one: it names them by ids alone."""
+    TASK_LOG.addFilter(_began)
+
+
+def close_not_begun(client: SyncPrefectClient, steps: Sequence[Step]) -> list[str]:
+    """Give the stages of a run that ends their names and a final state on the run's page where they did not begin; which
+    they are.
+
+    Prefect's own state for them, NotReady, is one of type Pending: the page would show them as waiting for ever. It names a
+    task only when that begins.
     """
-    for future in futures:
-        state = future.state
+    labels = {str(step.future.task_run_id): step.label for step in steps}
+    skipped = []
+    for step in steps:
+        state = step.future.state
         if state.is_pending():
-            final = State(type=StateType.CANCELLED, name=state.name, message=state.message)
-            client.set_task_run_state(future.task_run_id, final, force=True)
+            needed = next((label for task, label in labels.items() if task in (state.message or "")), None)
+            message = f"{needed} did not complete" if needed else "the run ended before it began"
+            client.set_task_run_name(step.future.task_run_id, step.label)
+            final = State(type=StateType.CANCELLED, name=SKIPPED, message=message)
+            client.set_task_run_state(step.future.task_run_id, final, force=True)
+            skipped.append(step.label)
+    return skipped
 
 
 def close_task_runs(client: SyncPrefectClient, flow_run: UUID, why: str) -> int:

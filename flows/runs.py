@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import time
@@ -24,20 +23,20 @@ from pydantic import BaseModel
 from alignment.flows import access
 from alignment.flows.comparison import Compared, compare
 from alignment.flows.costs import run_cost
-from alignment.flows.early import COMMAND_LINE, CommandLine, check_recipe
+from alignment.flows.early import COMMAND_LINE, CommandLine, check_from_stage, check_recipe
 from alignment.flows.evaluation import Evaluations
 from alignment.flows.host_log import in_run_log
-from alignment.flows.orphans import clear_page, close_not_begun
+from alignment.flows.orphans import clear_page, close_not_begun, log_no_task_that_did_not_begin
 from alignment.flows.outputs import Outputs
 from alignment.flows.planning import plan
 from alignment.flows.progress import ProgressArtifacts
 from alignment.flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
 from alignment.flows.watch import Watch
-from alignment.tasks.graph import CURRENT, Input, is_part
+from alignment.tasks.graph import CURRENT, Input
 from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference, open_store, prune
-from alignment_core.errors import AlignmentError, Stopped, UserError
+from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
@@ -114,7 +113,7 @@ def run_recipe(
     before this process exits because another attempt owns the run; the report begins with ``notes``.
     """
     if COMMAND_LINE.get() is None:  # else the command has done it
-        check_recipe(recipe, open_store(recipe.store))
+        check_recipe(recipe, open_store(recipe.store), from_stage)
 
     with open_run(recipe, from_stage, planned(recipe), lost=lost, notes=notes) as opened:
         opened.outputs = compose(recipe)
@@ -147,6 +146,7 @@ def open_run(
     somebody cancels the run, the block ends there, quietly.
     """
     opened = OpenRun()
+    log_no_task_that_did_not_begin()
     with _running(recipe, from_stage, called) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:
             try:
@@ -209,7 +209,9 @@ def _leave_unfinished(recipe: BaseRecipe, run: Run, cause: BaseException, cancel
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         get_client(sync_client=True) as client,
     ):
-        close_not_begun(client, [step.future for step in run.steps])
+        skipped = close_not_begun(client, run.steps)
+    if skipped:
+        get_run_logger().warning("not begun, because the run ended before: %s", ", ".join(skipped))
     report, caller = leave_unfinished(recipe.name, run, cause, cancelled), COMMAND_LINE.get()
     if report and caller:
         with only_shown("where the run's report is", "not said"):
@@ -329,10 +331,7 @@ def _check_from_stage(run: Run, labels: Callable[[Run], list[str]]) -> None:
     chosen = run.journal.record.from_stage
     if chosen is None or any(step.again for step in run.steps):
         return
-    known = labels(run)
-    if not any(is_part(label, chosen) for label in known):
-        near = difflib.get_close_matches(chosen, known, n=3, cutoff=0.4) or known
-        raise UserError(f"--from-stage {chosen}: this recipe has no such stage; there are {', '.join(near)}")
+    check_from_stage(chosen, labels(run))
 
 
 def _cause(run: Run, error: BaseException) -> BaseException:

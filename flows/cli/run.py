@@ -89,7 +89,7 @@ def run_recipe_here(
     services.use_if_running()
     environment.prepare()
     api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
-    host = early.early_host(recipe, early.check_recipe(recipe, opened))
+    host = early.early_host(recipe, early.check_recipe(recipe, opened, from_stage))
 
     def start() -> dict[str, Any]:
         from alignment.flows.any_recipe import alignment

@@ -60,8 +60,14 @@ def test_from_stage_runs_a_stage_and_what_depends_on_it_again_to_the_same_artifa
     again = align(home, "run", str(home / "small.yaml"), "--from-stage", "sft/data")
     assert states(again) == {"model": "cached", "sft/data": "run", "sft": "run"}
     assert references(again) == references(resumed)
-    unknown = align(home, "run", str(home / "small.yaml"), "--from-stage", "stf", expect=2)
-    assert unknown["error"].startswith("--from-stage stf: this recipe has no such stage; there are sft")
+
+
+def test_an_unknown_stage_is_refused_before_anything_starts(align: Align, home: Path, resumed: dict[str, Any]) -> None:
+    known = "--from-stage stf: this recipe has no such stage; did you mean sft? There are model, sft/data, sft"
+    before = {path: path.read_bytes() for path in (home / "runs").rglob("*") if path.is_file()}
+    assert align(home, "run", str(home / "small.yaml"), "--from-stage", "stf", expect=2)["error"] == known
+    assert align(home, "resume", resumed["run_id"], "--from-stage", "stf", expect=2)["error"] == known
+    assert {path: path.read_bytes() for path in (home / "runs").rglob("*") if path.is_file()} == before
 
 
 def test_a_run_that_nobody_knows_is_said(align: Align, home: Path, resumed: dict[str, Any]) -> None:

@@ -205,11 +205,28 @@ def _fails() -> Any:
 
 
 def test_a_task_that_waits_for_one_that_failed_is_closed_and_the_others_say_how_they_ended() -> None:
+    """It says which stage it waited for by that stage's name, as Prefect's state says it by its id."""
     closed: dict[UUID, State] = {}
-    waits = Pending(name="NotReady", message="Upstream task run did not complete")
-    futures: Any = [SimpleNamespace(task_run_id=uuid4(), state=state) for state in (Failed(), waits, Completed())]
-    client: Any = SimpleNamespace(set_task_run_state=lambda one, state, force: closed.update({one: state}))
-    close_not_begun(client, futures)
-    assert {one: (state.type.value, state.message) for one, state in closed.items()} == {
-        futures[1].task_run_id: ("CANCELLED", "Upstream task run did not complete")
+    named: dict[UUID, str] = {}
+    failed = uuid4()
+    waits = Pending(name="NotReady", message=f"Upstream task run '{failed}' did not reach a 'COMPLETED' state.")
+    tasks = {
+        "sft/data": (failed, Failed()),
+        "sft": (uuid4(), waits),
+        "model": (uuid4(), Completed()),
+        "dpo": (uuid4(), Pending()),
     }
+    steps: Any = [
+        SimpleNamespace(label=label, future=SimpleNamespace(task_run_id=task, state=state))
+        for label, (task, state) in tasks.items()
+    ]
+    client: Any = SimpleNamespace(
+        set_task_run_state=lambda one, state, force: closed.update({one: state}),
+        set_task_run_name=lambda one, name: named.update({one: name}),
+    )
+    assert close_not_begun(client, steps) == ["sft", "dpo"]
+    assert {one: (state.type.value, state.name, state.message) for one, state in closed.items()} == {
+        tasks["sft"][0]: ("CANCELLED", "Skipped", "sft/data did not complete"),
+        tasks["dpo"][0]: ("CANCELLED", "Skipped", "the run ended before it began"),
+    }
+    assert named == {tasks["sft"][0]: "sft", tasks["dpo"][0]: "dpo"}
