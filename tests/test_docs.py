@@ -22,7 +22,7 @@ SPOKEN = [page for page in PAGES if page.name != "fields.md"]
 RECIPES = ROOT / "docs" / "recipes.md"
 TEXT = {page: page.read_text() for page in PAGES}
 CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`]+)`", re.DOTALL | re.MULTILINE)
-OF_A_USER = {"file.py", "two_betas.py", "tools.py", "agents.py", "report.md", "report.html"}
+OF_A_USER = {"file.py", "train.py", "two_betas.py", "tools.py", "agents.py", "report.md", "report.html"}
 """Files that the docs name as a user's own, or as a run's."""
 FILES = [
     file

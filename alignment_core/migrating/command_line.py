@@ -46,6 +46,10 @@ class CommandLine:
     """Words that belong to no flag."""
     repeated: Sequence[str] = ()
     """Flags that are given more than once."""
+    notes: Sequence[str] = ()
+    """Sentences about parts of a Python script that are in no flag."""
+    script: str = ""
+    """Name of the Python script that stands for the command."""
 
     @property
     def processes(self) -> int | None:
@@ -71,7 +75,8 @@ def read(text: str) -> CommandLine:
     if not found:
         raise UserError(
             "no command of OpenRLHF or TRL in it: give one such as 'python -m openrlhf.cli.train_dpo --pretrain …' or "
-            "'trl sft --model_name_or_path …' in quotes, a shell script that has one, or - for standard input"
+            "'trl sft --model_name_or_path …' in quotes, a shell script that has one, or - for standard input; of a Python "
+            "script that trains with TRL, give the file itself (`align migrate train.py`)"
         )
     if len(found) > 1:
         programs = ", ".join(one.program for one in found.values())

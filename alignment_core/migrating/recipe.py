@@ -19,13 +19,12 @@ from pydantic import TypeAdapter, ValidationError
 from alignment_core.errors import UserError
 from alignment_core.migrating import openrlhf, trl
 from alignment_core.migrating.command_line import OPENRLHF, CommandLine
-from alignment_core.migrating.rules import Command, Job, NoCounterpart, Words
+from alignment_core.migrating.rules import SECRET, Command, Job, NoCounterpart, Words
 from alignment_core.recipes import parse_recipe, reference
 from alignment_core.recipes.load import value_of
-from alignment_core.recipes.paths import with_numbers, written
+from alignment_core.recipes.paths import BEGINS, with_numbers, written
+from alignment_core.user_code.functions import function_content
 
-_SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token$|api_key|password|secret")
-"""Flags whose words stay out of the recipe."""
 LISTS = ("sources", "rewards")
 """Fields that hold a list; a field below them is that of each item."""
 
@@ -82,7 +81,7 @@ class Migration:
     def text(self) -> str:
         """The recipe as a file, with what is worth knowing on top."""
         said = [
-            f"{self.recipe['method']}: what {self.framework}'s {self.program} does, written by `align migrate` from"
+            f"{self.recipe['method']}: what the {self.program} does with {self.framework}, written by `align migrate` from"
         ]
         said += [f"  {line}" for line in _wrapped(f"{self.program} {' '.join(self.said)}")]
         if self.defaults:
@@ -124,7 +123,8 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
     remarks: list[str] = []
     defaults = framework.defaults(command, flags, remarks)
     job = Job(given, defaults, line.processes or _processes(given), folder, target, remarks)
-    made = Migration(line.framework, line.program, {"method": command.method, "name": command.method})
+    program = f"script {line.script}" if line.script else line.program
+    made = Migration(line.framework, program, {"method": command.method, "name": command.method})
     made.said = [" ".join((f"--{flag}", *_shown(flag, words))) for flag, words in line.flags.items()]
     if line.processes:
         _put(made.recipe, "resources.trainers", line.processes)
@@ -139,7 +139,7 @@ def migrate(line: CommandLine, folder: Path, target: Path) -> Migration:
     if left:
         remarks.append(f"The shell would have replaced {', '.join(sorted(left))}: write what it stands for.")
     made.recipe = _in_order(made.recipe)
-    made.to_do = [*_missing(made, target), *dict.fromkeys(job.remarks)]
+    made.to_do = [*_missing(made, target), *line.notes, *dict.fromkeys(job.remarks)]
     return made
 
 
@@ -276,11 +276,29 @@ def _around(line: CommandLine) -> Iterator[Without]:
 def _missing(made: Migration, target: Path) -> list[str]:
     """What the loader finds wrong with the recipe, in sentences."""
     try:
-        parse_recipe(written(made.recipe, target), "recipe", refuse_unused=True)
+        recipe = parse_recipe(written(made.recipe, target), "recipe", refuse_unused=True)
     except UserError as error:
         return [line.replace("recipe: ", "The recipe does not load yet: ", 1) for line in str(error).splitlines()]
-    made.loads = True
-    return []
+    problems = [f"The recipe does not run yet: {problem}" for problem in _not_there(recipe)]
+    made.loads = not problems
+    return problems
+
+
+def _not_there(recipe: Any) -> Iterator[str]:
+    """A sentence for each reward function that does not exist where the recipe names it; none is loaded."""
+    section = getattr(recipe, "rl", None)
+    named = [
+        (f"rl.rewards.{number}.{field}", str(getattr(reward, field, "")))
+        for number, reward in enumerate(section.rewards if section else ())
+        for field in ("function", "verifier")
+    ]
+    for place, name in named:
+        if ":" not in name:
+            continue
+        try:
+            function_content(name, place)
+        except UserError as error:
+            yield str(error).replace(f" ({BEGINS})", "")
 
 
 def _bullet(head: str, text: str) -> list[str]:
@@ -293,7 +311,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def _shown(flag: str, words: Words) -> Words:
     """The words of a flag, without those that may be a secret."""
-    if _SECRET.search(flag) and words and words[0].lower() not in ("true", "false"):
+    if SECRET.search(flag) and words and words[0].lower() not in ("true", "false"):
         return ["…"]
     return [_quoted(word) for word in words]
 

@@ -17,6 +17,9 @@ from alignment_core.recipes.paths import CodePath, ModelPath, RowsPath, Written,
 
 Words = Sequence[str]
 
+SECRET = re.compile(r"use_wandb|wandb[._]key|(?:hf|hub|auth|access)_token|^token$|api_key|password|secret")
+"""Flags whose words stay out of the recipe."""
+
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The chat template of rows that are to be read as they are."""
 
@@ -170,7 +173,9 @@ def whole(words: Words, job: Job) -> int:
 
 
 def positive(words: Words, job: Job) -> int | None:
-    """A whole number above 0; -1 and 0 mean that there is none."""
+    """A whole number above 0; -1, 0 and None mean that there is none."""
+    if words and words[0].lower() == "none":
+        return None
     value = whole(words, job)
     return value if value > 0 else None
 

@@ -1,4 +1,4 @@
-"""The command ``align migrate``: a recipe from a command line of OpenRLHF or TRL."""
+"""The command ``align migrate``: a recipe from a command line of OpenRLHF or TRL, or from a script that uses TRL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from alignment_core.errors import UserError
 
 def migrate(
     command: Annotated[
-        str, typer.Argument(help="The command in quotes, a shell script that has it, or - for standard input.")
+        str,
+        typer.Argument(
+            help="The command in quotes, a shell script that has it, a Python script that uses TRL, or - for standard input."
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="YAML file to write. Default: print it.")
@@ -24,14 +27,17 @@ def migrate(
 ) -> None:
     """Write the recipe of a command of OpenRLHF or TRL, and say what became of each of its flags.
 
-    The launcher in front of it (deepspeed, torchrun, accelerate, ray job submit, …) may stay.
+    The launcher in front of it (deepspeed, torchrun, accelerate, ray job submit, …) may stay. A Python script is parsed, never
+    run; what cannot be read of it is listed with its line.
     """
     from alignment_core import migrating
 
     if output is not None:
         check_output(output, force)
     target = output.absolute().parent if output is not None else Path.cwd()
-    made = migrating.migrate(migrating.read(_text(command)), Path.cwd(), target)
+    is_script = command.endswith(".py") and len(command.split()) == 1
+    line = migrating.read_script(Path(command), Path.cwd()) if is_script else migrating.read(_text(command))
+    made = migrating.migrate(line, Path.cwd(), target)
     if output is not None:
         write_file(output, made.text())
     if as_json:
@@ -62,10 +68,6 @@ def _text(command: str) -> str:
     try:
         if not path.is_file():
             return command
-        if path.suffix == ".py":
-            raise UserError(
-                f"{path}: a Python script is not read; docs/tutorials/from-trl.md has its fields beside ours"
-            )
         return path.read_text()
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a shell script: it is no text") from None

@@ -258,7 +258,7 @@ TRL_ROWS = [
         "rl.rewards",
         [
             {"reward_model": "acme/judge", "weight": 1.0},
-            {"function": "mine:right", "weight": 0.5},
+            {"function": "mine.py:right", "weight": 0.5},
             {"function": "trl.rewards:accuracy_reward", "weight": 0.2},
         ],
     ),

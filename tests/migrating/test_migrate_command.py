@@ -161,10 +161,16 @@ def test_what_is_no_such_command_or_file_is_refused(align: Align, arguments: lis
     assert said in done.stderr
 
 
-def test_a_python_script_and_bytes_are_refused(align: Align, tmp_path: Path):
-    (tmp_path / "train.py").write_text("trainer = DPOTrainer()")
+def test_a_python_script_is_read_without_being_run_and_bytes_are_refused(align: Align, tmp_path: Path):
+    script = "open('was-run', 'w')\nDPOTrainer('acme/base', args=DPOConfig(beta=0.2, **more), train_dataset=rows())\n"
+    (tmp_path / "train.py").write_text(script)
     (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00\x80")
-    assert "from-trl.md" in align("migrate", "train.py").stderr
+    done = align("migrate", "train.py", "--json")
+    made = json.loads(done.stdout)
+    assert (made["recipe"]["model"], made["recipe"]["dpo"]["loss"]["beta"]) == ("acme/base", 0.2)
+    assert "Line 2 of train.py: `**more` of DPOConfig is not read." in made["to_do"]
+    assert made["status"] == "incomplete", "there are no rows"
+    assert not (tmp_path / "was-run").exists()
     assert "no text" in align("migrate", "model.bin").stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from alignment_core.migrating.rules import (
     whole,
 )
 from alignment_core.recipes.sections.preference import LossType
+from alignment_core.source_code import spec_of
 
 
 def processes(job: Job) -> int:
@@ -169,19 +171,53 @@ def smoothing(words: Words, job: Job) -> float:
     return number(words, job)
 
 
+OWN = "trl.rewards"
+"""The module of TRL's own rewards, which are named without it."""
+MODEL_REWARD = "model:"
+"""Before the name of a model among the words of `--reward_funcs`, where a script has it there."""
+
+
 def reward_functions(words: Words, job: Job) -> list[dict[str, Any]]:
-    """`--reward_funcs`: TRL's own by name, or `module.function`."""
+    """`--reward_funcs`: TRL's own by name, or `module.function`, or of a script `file.py:function`."""
     if "get_soft_overlong_punishment" in words:
         raise NoCounterpart("get_soft_overlong_punishment is `rl.shaping: {overlong_buffer: 256}`, not a reward.")
     weights = [float(one) for one in job.words("reward_weights")]
     if job.text("reward_model_name_or_path"):
         weights = weights[1:]
+    if any(module_of(word) == OWN for word in words) and _is_missing(OWN):
+        job.remarks.append(
+            "TRL's own rewards need its package: `pip install trl`; `{verifier: math}` compares answers without it."
+        )
     found: list[dict[str, Any]] = []
     for position, word in enumerate(words):
-        module, _, function = word.rpartition(".")
-        path = code([f"{module or 'trl.rewards'}:{function}"], job)
-        found.append({"function": path, **({"weight": weights[position]} if position < len(weights) else {})})
+        weight = {"weight": weights[position]} if position < len(weights) else {}
+        if word.startswith(MODEL_REWARD):
+            found.append({"reward_model": model([word.removeprefix(MODEL_REWARD)], job), **weight})
+        else:
+            found.append({"function": code([_function(word, job)], job), **weight})
     return found
+
+
+def _function(word: str, job: Job) -> str:
+    """A function as a recipe names it. TRL imports modules from the working folder, too, which Python's path here lacks: there
+    the file is named, also if it does not exist anywhere."""
+    module, function = module_of(word), re.split("[.:]", word)[-1]
+    file = Path(*module.split(".")).with_suffix(".py")
+    if module.endswith(".py") or module == OWN or not ((job.folder / file).is_file() or _is_missing(module)):
+        return f"{module}:{function}"
+    return f"{file}:{function}"
+
+
+def module_of(word: str) -> str:
+    """The module or file of a function that `--reward_funcs` names."""
+    return word.rpartition(":" if ":" in word else ".")[0] or OWN
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return spec_of(module) is None
+    except (ImportError, ValueError):
+        return True
 
 
 def reward_model(words: Words, job: Job) -> list[dict[str, Any]]:
