@@ -45,6 +45,17 @@ class Unavailable(InfrastructureError):
     """A service does not answer: the store, the Hub. It is an outage, which no row or recipe can have caused."""
 
 
+class MemoryPressure(InfrastructureError):
+    """An actor was killed because the machine ran out of memory, most of which other processes used.
+
+    ``needed`` is the memory, in bytes, that this run used at that moment. The stage waits until it is free.
+    """
+
+    def __init__(self, message: str, needed: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
 class DeadlineExceeded(InfrastructureError):
     """A wait took longer than its deadline. The message says which wait; the run host is ended and a new one tries."""
 

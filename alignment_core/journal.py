@@ -52,6 +52,8 @@ class StageLine(BaseModel):
     reason: str = ""
     """Why it ran, or how it failed."""
     seconds: float = 0.0
+    restarts: tuple[str, ...] = ()
+    """Why it started again, a sentence for each time, in all attempts of the run."""
     outputs: dict[str, str] = {}
     """What came of it: references by name, the default output first; empty until it is done."""
     made_by: str = ""
@@ -152,6 +154,12 @@ class Journal:
                 with (self.folder / STAGES).open("a") as file:
                     file.write(line)
                 self._torn = False
+
+    def restart(self, label: str, sentence: str) -> None:
+        """Note that a stage starts again, and why."""
+        with self._writing:
+            known = self._lines.get(label, {})
+        self.stage(label, str(known.get("state", "running")), restarts=[*known.get("restarts", ()), sentence])
 
     def progress(self, label: str, done: float, total: float | None, unit: str) -> None:
         """Say how far a stage is; written down now and then."""

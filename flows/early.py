@@ -31,6 +31,8 @@ class CommandLine:
     """The stage from which a flow of one's own runs again; a recipe's is told otherwise."""
     outcomes: list[Any] = field(default_factory=list)
     """What came of each run that completed in this process."""
+    warnings: tuple[str, ...] = ()
+    """What the checks found that does not stop the run."""
 
 
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
@@ -49,7 +51,9 @@ def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
 
         check_ready(recipe.promotion)
     planned = plan(recipe, store)
-    check(planned, recipe.resources).refuse()
+    findings = check(planned, recipe.resources)
+    findings.refuse()
+    planned.warnings += findings.warnings
     return planned
 
 

@@ -113,7 +113,8 @@ def run_recipe(
     before this process exits because another attempt owns the run; the report begins with ``notes``.
     """
     if COMMAND_LINE.get() is None:  # else the command has done it
-        check_recipe(recipe, open_store(recipe.store), from_stage)
+        for sentence in check_recipe(recipe, open_store(recipe.store), from_stage).warnings:
+            get_run_logger().warning("%s", sentence)
 
     with open_run(recipe, from_stage, planned(recipe), lost=lost, notes=notes) as opened:
         opened.outputs = compose(recipe)
@@ -311,6 +312,8 @@ def _listeners(
     }
     if caller:
         caller.display.opened(journal.record.run_id, recipe.name, str(journal.folder), str(log))
+        for sentence in caller.warnings:
+            caller.display.warn(sentence)
         trackers["console"] = lambda: caller.display
     with (
         suppress(_Incomplete),

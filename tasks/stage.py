@@ -11,6 +11,7 @@ from typing import Any
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
@@ -204,10 +205,19 @@ def stage_task(stage: str) -> Task[..., Any]:
                 for listener in run.listeners:
                     listener.resumed(label, lines)
 
+            def on_warning(sentence: str) -> None:
+                run.journal.restart(label, sentence)
+                for listener in run.listeners:
+                    listener.restarts(label, sentence)
+                logger.warning("%s: %s", label, sentence)
+
             try:
-                result = run.host.run(call, on_progress, order, on_wait, key, on_resumed)
+                result = run.host.run(call, on_progress, order, on_wait, key, on_resumed, on_warning)
             except AlignmentError as error:
                 run.journal.stage(label, "stopped" if isinstance(error, Stopped) else "failed", reason=str(error))
+                context, retries = TaskRunContext.get(), run.resources.stage_retries
+                if error.retryable and context and (number := context.task_run.run_count) <= retries:
+                    on_warning(f"{error}; retry {number} of {retries}, in a new run host")
                 raise
         logger.info(
             "%s: %s (%s), %.1f s, %s",

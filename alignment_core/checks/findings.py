@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.checks import functions, rows, shapes
+from alignment_core.checks import functions, memory_needs, rows, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import DataError
@@ -26,6 +26,8 @@ class Findings(BaseModel):
     """Sentences; the recipe cannot run while there is one."""
     seen: list[rows.Answer] = []
     """The data sets that were looked at."""
+    warnings: list[str] = []
+    """Sentences about what may slow the run down or end it."""
 
     def refuse(self) -> None:
         """Raise DataError with all problems, if there are any."""
@@ -36,12 +38,13 @@ class Findings(BaseModel):
 def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     """Look at all that would run, the cheapest first, until something is wrong.
 
-    Raises EnvironmentFault where this machine cannot run the user's functions.
+    Raises EnvironmentFault where this machine cannot run the user's functions, or has too little memory.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
     problems = [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
+    short_of_memory = memory_needs.shortage(_memory_needed(plan, todo, resources))
     called, timeout = _functions(todo, resources), resources.reward_timeout_seconds
     read = sorted((stage for stage in todo if _reads(stage)), key=lambda stage: stage.label not in called)
     roles = dict(_roles(todo))
@@ -71,7 +74,16 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     for label, sentence in _other_templates(plan):
         if label in seen:
             seen[label].warnings.append(sentence)
-    return Findings(problems=list(dict.fromkeys(problems)), seen=found)
+    warnings = [short_of_memory] if short_of_memory else []
+    return Findings(problems=list(dict.fromkeys(problems)), seen=found, warnings=warnings)
+
+
+def _memory_needed(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> int:
+    base = next((_beside(stage) for stage in plan.stages if stage.label == "model"), None)
+    shape = (
+        _shape(plan.store, base) if base is not None and getattr(base, "stage", "base_model") == "base_model" else {}
+    )
+    return memory_needs.bytes_needed(todo, memory_needs.parameters(shape), resources)
 
 
 def _reads(stage: PlannedStage) -> bool:

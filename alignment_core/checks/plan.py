@@ -86,9 +86,10 @@ class Plan:
     """Packages of other versions whose results are reused."""
     not_promoted: str | None = None
     """Why the run's policy, whatever the gates say, would not be promoted; known once it is in the store."""
+    warnings: list[str] = field(default_factory=list)
+    """What people should know before the run starts, in sentences; a check adds them."""
     trust_remote_code: bool = False
     """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
-
     passed: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Options that are passed through to packages: the recipe's ``resources.passed``."""
 

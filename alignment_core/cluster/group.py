@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from alignment_core.cluster.deaths import death
 from alignment_core.cluster.device import Place
 from alignment_core.errors import AlignmentError, DeadlineExceeded, InfrastructureError
 
@@ -255,22 +256,31 @@ class ActorGroup(Generic[T]):
             raise RuntimeError(f"{self.name}: `{what}` failed: {cause!r}") from None
         except self.ray.exceptions.RayError as error:
             self._failed = True
-            raise self._death(what, error) from error
+            raise self._death(what, error, self._deaths()) from error
 
-    def _death(self, what: str, error: Exception) -> InfrastructureError:
-        """Ray's explanation fills a page: the first line goes into the message, all of it into the log."""
+    def _death(self, what: str, error: Exception, deaths: Iterable[int]) -> InfrastructureError:
+        """The error for actors of these ranks, which died; Ray's explanation fills a page and goes into the log."""
         print(error, file=sys.stderr)
-        return InfrastructureError(f"{self.name}: an actor died during `{what}`: {str(error).splitlines()[0]}")
+        return death(self.name, [f"{self.name}[{rank}]" for rank in deaths], what, error)
+
+    def _deaths(self) -> dict[int, Exception]:
+        """The actors that are dead, by rank, and how Ray says it. A busy actor does not answer in time and is alive."""
+        answers = [actor.node.remote() for actor in self.actors]
+        ready, _ = self.ray.wait(answers, num_returns=len(answers), timeout=PEER_SECONDS)
+        deaths: dict[int, Exception] = {}
+        for rank, answer in enumerate(answers):
+            if answer in ready:
+                try:
+                    self.ray.get(answer)
+                except self.ray.exceptions.RayError as error:
+                    deaths[rank] = error
+        return deaths
 
     def _check_alive(self, what: str) -> None:
         """Raise InfrastructureError if an actor of the group is dead."""
-        for actor in self.actors:
-            try:
-                self.ray.get(actor.node.remote(), timeout=PEER_SECONDS)
-            except self.ray.exceptions.GetTimeoutError:
-                continue  # busy, not dead
-            except self.ray.exceptions.RayError as error:
-                raise self._death(what, error) from error
+        deaths = self._deaths()
+        for error in deaths.values():
+            raise self._death(what, error, deaths) from error
 
     def lets_go(self, asked: Call[T, object]) -> bool:
         """Have every actor leave what it is at by this call; whether they are as good as new, and know so soon.

@@ -19,6 +19,7 @@ import psutil
 from alignment_core.cluster.ray_cluster import OBJECT_STORE_BYTES
 from alignment_core.home import align_home
 from alignment_core.host.supervised import LONGEST_SOCKET_FOLDER
+from alignment_core.machine_memory import GIB, cgroup_limit
 from alignment_core.processes import inherited
 
 State = Literal["ok", "warning", "failed"]
@@ -29,7 +30,6 @@ Check = Callable[[], Answer]
 SECONDS = 4.0
 """What has not answered by then has failed."""
 
-GIB = 1 << 30
 LEAST_MEMORY, LEAST_DISK, COMFORTABLE_DISK = 4 * GIB, 1 * GIB, 10 * GIB
 LEAST_INODES = 100_000
 LEAST_OPEN_FILES = 4096
@@ -128,22 +128,6 @@ def memory() -> Answer:
     if min(found.available, limit or found.available) < LEAST_MEMORY:
         return "warning", f"{sentence}: end other programs, raise the limit, or use fewer `resources.trainers`"
     return "ok", sentence
-
-
-def cgroup_limit(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process's control group, or one around it, allows; None without a limit. Versions 1 and 2."""
-    limits = []
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, file = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(root) and (folder / file).is_file():
-                text = (folder / file).read_text().strip()
-                limits += [int(text)] if text.isdigit() else []  # `max` means none
-    return min(limits, default=None)
 
 
 def own_disk(directory: Path) -> Answer:

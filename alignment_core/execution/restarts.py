@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
+
+import psutil
 
 from alignment_core.artifacts.faults import machine_fault
 from alignment_core.errors import (
     AlignmentError,
     DeadlineExceeded,
+    EnvironmentFault,
     InfrastructureError,
+    MemoryPressure,
     OutOfMemory,
     RestartsExhausted,
     StillUnavailable,
     Stopped,
     Unavailable,
 )
+from alignment_core.machine_memory import gib, machine_memory, used_by
 from alignment_core.recipes import ResourcesConfig
 
 log = logging.getLogger(__name__)
@@ -28,6 +34,12 @@ LONGEST_PAUSE_SECONDS = 60.0
 LEAST_TOKENS = 16
 """The smallest micro-batch that ``ResourcesConfig`` takes."""
 
+MOST_MEMORY_KILLS = 20
+"""Kills for memory that other processes used, beyond which a further one counts as a restart."""
+MEMORY_MARGIN = 256 << 20
+"""Bytes that have to be free beyond what the run used when an actor was killed."""
+MEMORY_CHECK_SECONDS = 2.0
+
 T = TypeVar("T")
 
 
@@ -36,30 +48,48 @@ def with_restarts(
     resources: ResourcesConfig,
     stopping: threading.Event,
     attempt: Callable[[ResourcesConfig, dict[str, float]], T],
+    warn: Callable[[str], None] = lambda _: None,
+    waits: Callable[[str | None], None] = lambda _: None,
 ) -> T:
     """The result of ``attempt``, a call with the resources to use and what the record's cost says of earlier attempts.
 
     After an InfrastructureError it is made again, ``actor_restarts`` times at most (then RestartsExhausted). After
-    OutOfMemory it is made again with half of ``max_tokens_per_microbatch``: how a batch is cut changes a result by
-    rounding alone. A DeadlineExceeded is final here, because what hangs once holds processes that must go first; so is
-    everything once ``stopping`` is set.
+    MemoryPressure it is made again once the memory is free, which does not count as a restart. After OutOfMemory it is made
+    again with half of ``max_tokens_per_microbatch``: how a batch is cut changes a result by rounding alone. A
+    DeadlineExceeded is final here, because what hangs once holds processes that must go first; so is everything once
+    ``stopping`` is set. ``warn`` gets a sentence for each new attempt, ``waits`` what the stage waits for (None: no longer).
     """
-    restarts, given = 0, resources.max_tokens_per_microbatch
+    restarts, kills, given = 0, 0, resources.max_tokens_per_microbatch
+
+    def again(sentence: str) -> None:
+        log.warning("%s: %s", label, sentence)
+        warn(sentence)
+
     while True:
         budget = resources.max_tokens_per_microbatch
-        cost = {"restarts": restarts, "tokens_per_microbatch": budget if budget < given else 0}
+        cost = {"restarts": restarts, "memory_kills": kills, "tokens_per_microbatch": budget if budget < given else 0}
         try:
             return attempt(resources, {name: float(value) for name, value in cost.items() if value})
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{label}: {error}") from error
         except InfrastructureError as error:
+            if isinstance(error, MemoryPressure) and kills < MOST_MEMORY_KILLS:
+                kills += 1
+                again(
+                    f"{error}; it restarts once {gib(error.needed)} are free, which does not count as one of its "
+                    f"{resources.actor_restarts} restarts"
+                )
+                if stopping.wait(_pause(kills)):
+                    raise Stopped(f"{label}: stopped before it restarted") from error
+                _wait_for_memory(label, error.needed, resources.wait_timeout_seconds, stopping, waits)
+                continue
             if restarts == resources.actor_restarts:
                 kind = StillUnavailable if isinstance(error, Unavailable) else RestartsExhausted
                 raise kind(
                     f"{label}: {error} (failed {restarts + 1} times; resources.actor_restarts allows {restarts} restarts)"
                 ) from error
             restarts += 1
-            log.warning("%s: %s; restart %d of %d", label, error, restarts, resources.actor_restarts)
+            again(f"{error}; restart {restarts} of {resources.actor_restarts}")
             if stopping.wait(_pause(restarts)):
                 raise Stopped(f"{label}: stopped before it restarted") from error
         except OutOfMemory as error:
@@ -69,7 +99,7 @@ def with_restarts(
                     "resources.gradient_checkpointing or resources.zero_stage: 3, or use devices with more memory"
                 ) from error
             resources = resources.model_copy(update={"max_tokens_per_microbatch": budget // 2})
-            log.warning("%s: %s; retrying with resources.max_tokens_per_microbatch %d", label, error, budget // 2)
+            again(f"{error}; retrying with resources.max_tokens_per_microbatch {budget // 2}")
         except AlignmentError:
             raise
         except Exception as error:
@@ -77,6 +107,26 @@ def with_restarts(
             if fault is None:
                 raise
             raise fault from error
+
+
+def _wait_for_memory(
+    label: str, needed: int, seconds: float, stopping: threading.Event, waits: Callable[[str | None], None]
+) -> None:
+    """Wait until this run may use ``needed`` bytes again. Raises EnvironmentFault after so many seconds, Stopped."""
+    deadline, waiting = time.monotonic() + seconds, False
+    while (missing := needed + MEMORY_MARGIN - used_by(psutil.Process()) - machine_memory().free) > 0:
+        if not waiting:
+            waiting = True
+            waits(f"{gib(needed)} of memory: {gib(missing)} more must be free, which other processes use")
+        if time.monotonic() > deadline:
+            raise EnvironmentFault(
+                f"{label}: {gib(missing)} of the {gib(needed)} of memory that it needs were not free after {seconds:g} seconds "
+                "(resources.wait_timeout_seconds), because other processes use them: end those, then `align resume`"
+            )
+        if stopping.wait(MEMORY_CHECK_SECONDS):
+            raise Stopped(f"{label}: stopped while it waited for memory")
+    if waiting:
+        waits(None)
 
 
 def _pause(restarts: int) -> float:

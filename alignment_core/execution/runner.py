@@ -53,6 +53,8 @@ class StageRequest:
     """Set when the run is being stopped."""
     key: StageKey | None = None
     """The call's, if somebody has worked it out already."""
+    warn: Callable[[str], None] = lambda _: None
+    """Called with a sentence for each new attempt at the stage."""
 
 
 def cached_result(store: Store, call: StageCall, key: StageKey, use: bool = True) -> StageResult | None:
@@ -115,7 +117,9 @@ def run_stage(request: StageRequest) -> StageResult:
             return _run(replace(request, resources=given, ticket=meter.ticket), key, progress, meter, cost)
 
         with stored.mirrored(progress, request.resources.progress_seconds) if stored else nullcontext():
-            result = with_restarts(call.label, request.resources, request.stopping, attempt)
+            result = with_restarts(
+                call.label, request.resources, request.stopping, attempt, request.warn, meter.ticket.waits
+            )
         store.workspace.drop_progress(key.value)
         if stored is not None:
             stored.drop()

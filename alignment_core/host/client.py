@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from alignment_core.execution.curve import Line
 from alignment_core.execution.key import StageKey
 from alignment_core.home import align_home
 from alignment_core.host.logs import LogTail, OnLines
-from alignment_core.host.protocol import Channel, rebuild
+from alignment_core.host.protocol import RAY_DIED, Channel, rebuild
 from alignment_core.host.supervised import Supervised, short_folder
 from alignment_core.processes import inherited
 from alignment_core.recipes import ResourcesConfig
@@ -26,6 +27,7 @@ from alignment_core.recipes import ResourcesConfig
 OnProgress = Callable[[dict[str, Any]], None]
 OnWait = Callable[[str | None], None]
 OnResumed = Callable[[list[Line]], None]
+OnWarning = Callable[[str], None]
 
 
 def placed(error: AlignmentError, label: str, log: Path) -> AlignmentError:
@@ -72,12 +74,13 @@ class Host:
         on_wait: OnWait = lambda _: None,
         key: StageKey | None = None,
         on_resumed: OnResumed = lambda _: None,
+        on_warning: OnWarning = lambda _: None,
     ) -> StageResult:
         """Execute a call and wait for it. Of the stages that wait for a machine the one with the least ``order`` goes on.
         The host works out the ``key`` where it is not given.
 
         ``on_wait`` is told what the stage waits for, in words, and None when it goes on. ``on_resumed`` gets the curve of a
-        checkpoint from which the stage is resumed.
+        checkpoint from which the stage is resumed, ``on_warning`` a sentence for each time the stage restarts in its host.
         Raises the stage's own error, InfrastructureError if the host died, DeadlineExceeded after the recipe's
         ``stage_timeout_seconds``, not counting waits for a machine. After any DeadlineExceeded the host is ended, with
         all that it started: the next call has a new one.
@@ -109,6 +112,8 @@ class Host:
                 elif message["event"] == "waits":
                     clock.stop() if message["for"] else clock.go_on()
                     on_wait(message["for"])
+                elif message["event"] == "warning":
+                    on_warning(message["sentence"])
                 elif message["event"] == "done":
                     return StageResult.model_validate(message["result"])
                 elif message["event"] == "failed":
@@ -117,7 +122,10 @@ class Host:
                         self._end_session(session)
                     raise error
                 else:
-                    raise InfrastructureError(f"{call.label}: the run host died; see {self.log}")
+                    self._end_session(session)  # its supervisor then has the host's exit code
+                    raise InfrastructureError(
+                        f"{call.label}: the run host died ({_how_it_ended(session.host.process.returncode)}); see {self.log}"
+                    )
 
     def _ready(self) -> _Session:
         with self._starting:
@@ -149,6 +157,19 @@ class Host:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _how_it_ended(code: int | None) -> str:
+    """An exit code of the supervisor in words: it is the host's, or 128 and the number of the signal that ended it."""
+    if code == RAY_DIED:
+        return "one of Ray's daemons died"
+    if code is None or code < 0:
+        return "its supervisor was killed"
+    if code == 128 + signal.SIGKILL:
+        return "it was killed by SIGKILL, as the kernel does where memory runs out"
+    with contextlib.suppress(ValueError):
+        return f"it was killed by {signal.Signals(code - 128).name}"
+    return f"exit code {code}"
 
 
 class _Clock:

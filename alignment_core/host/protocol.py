@@ -11,6 +11,9 @@ from typing import Any
 from alignment_core import errors
 from alignment_core.artifacts.faults import machine_fault
 
+RAY_DIED = 75
+"""Exit code of a host that ends because one of Ray's daemons died: temporary failure in ``sysexits.h``."""
+
 
 class Channel:
     """One end of the conversation. ``send`` is safe from several threads; ``messages`` is for one."""

@@ -27,12 +27,11 @@ from alignment_core.execution.runner import StageRequest, run_stage
 from alignment_core.execution.tickets import RunName, Ticket
 from alignment_core.home import align_home
 from alignment_core.host.pace import Pace, Progress
-from alignment_core.host.protocol import Channel, describe
+from alignment_core.host.protocol import RAY_DIED, Channel, describe
 from alignment_core.imports import uncollected
 from alignment_core.recipes import ResourcesConfig
 
 PROGRESS_SECONDS = 0.2
-RAY_DIED = 75  # sysexits.h: temporary failure
 LAST_WORDS_SECONDS = 1.0
 """What a dead actor printed comes through Ray within this time; after the answer the flow may stop reading."""
 
@@ -123,6 +122,7 @@ class Server:
                 ticket=ticket,
                 stopping=self.stopping,
                 key=StageKey.model_validate(message["key"]) if message["key"] else None,
+                warn=lambda sentence: self._send({"id": number, "event": "warning", "sentence": sentence}),
             )
             result = run_stage(request)
             answer = {"id": number, "event": "done", "result": result.model_dump(mode="json")}

@@ -115,6 +115,9 @@ def of_stages(report: RunReport, store: Store, run_id: str, results: Sequence[St
     for result in results:
         for sentence in result.warnings:
             report.say(f"**Warning:** {result.label}: {sentence}")
+    for label, line in journal.stages(run_id).items():
+        for sentence in line.restarts:
+            report.say(f"**Warning:** {label}: {sentence}")
     _policies(report, store, results)
     _sections(report, store, results)
     _curves(report, store, run_id, results)

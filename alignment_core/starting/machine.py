@@ -11,7 +11,8 @@ from importlib import metadata
 
 import psutil
 
-from alignment_core.doctor.machine import SECONDS, cgroup_limit
+from alignment_core.doctor.machine import SECONDS
+from alignment_core.machine_memory import cgroup_limit
 from alignment_core.processes import inherited
 
 FULL_BYTES = 16

@@ -66,6 +66,9 @@ class Guarded(Listener):
     def waits(self, label: str, reason: str | None) -> None:
         self._tell(lambda tracker: tracker.waits(label, reason))
 
+    def restarts(self, label: str, sentence: str) -> None:
+        self._tell(lambda tracker: tracker.restarts(label, sentence))
+
     def finished(self, result: StageResult) -> None:
         self._tell(lambda tracker: tracker.finished(result))
 

@@ -30,6 +30,9 @@ class Listener:
     def waits(self, label: str, reason: str | None) -> None:
         """What a started stage waits for, in words; None when it goes on."""
 
+    def restarts(self, label: str, sentence: str) -> None:
+        """It starts again after something died; the sentence says what and why, and how often it may."""
+
     def finished(self, result: StageResult) -> None:
         """It is done, or was cached."""
 

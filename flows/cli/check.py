@@ -40,7 +40,12 @@ def check(
     ]
     if as_json:
         data = [answer.model_dump(mode="json", exclude=NOT_SHOWN) for answer in findings.seen]
-        found = {"stages": stages, "data": data, "not_promoted": planned.not_promoted}
+        found = {
+            "stages": stages,
+            "data": data,
+            "warnings": findings.warnings,
+            "not_promoted": planned.not_promoted,
+        }
         return print_json({"status": "checked", **found})
     table = Table("stage", "", box=None)
     for stage in stages:
@@ -52,6 +57,8 @@ def check(
         out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
         for warning in answer.warnings:
             out.print(f"[yellow]{answer.label}:[/] {escape(warning)}")
+    for warning in findings.warnings:
+        out.print(f"[yellow]warning:[/] {escape(warning)}")
     if planned.not_promoted:
         return out.print(f"[yellow]cannot be promoted:[/] {escape(planned.not_promoted)}")
     return out.print("no problem found")

@@ -81,6 +81,9 @@ class LiveDisplay(Listener):
         if bar is not None:
             self.bars.update(bar, note=f"waits for {reason}" if reason else "")
 
+    def restarts(self, label: str, sentence: str) -> None:
+        self.warn(f"{label}: {sentence}")
+
     def finished(self, result: StageResult) -> None:
         with self._lock:
             bar = self._bars.pop(result.label, None)

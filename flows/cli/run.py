@@ -89,7 +89,8 @@ def run_recipe_here(
     services.use_if_running()
     environment.prepare()
     api = start_prefect_api()  # takes seconds, so it starts while the recipe is checked
-    host = early.early_host(recipe, early.check_recipe(recipe, opened, from_stage))
+    planned = early.check_recipe(recipe, opened, from_stage)
+    host = early.early_host(recipe, planned)
 
     def start() -> dict[str, Any]:
         from alignment.flows.any_recipe import alignment
@@ -97,8 +98,9 @@ def run_recipe_here(
         outcome: dict[str, Any] = alignment(recipe, from_stage=from_stage)
         return outcome
 
+    command_line = early.CommandLine(None, host, resumes, overrides, warnings=tuple(planned.warnings))
     with early.closing(host):
-        return _displayed(start, api, early.CommandLine(None, host, resumes, overrides), as_json)
+        return _displayed(start, api, command_line, as_json)
 
 
 def run_flow_here(

@@ -62,6 +62,9 @@ class EventStream(Listener):
             "waits", f"{label}: waits for {reason}" if reason else f"{label}: continues", stage=label, reason=reason
         )
 
+    def restarts(self, label: str, sentence: str) -> None:
+        self.warn(f"{label}: {sentence}", stage=label)
+
     def finished(self, result: StageResult) -> None:
         with self._lock:
             self._stages.pop(result.label, None)

@@ -201,11 +201,15 @@ class _Stages:
     def __init__(self, run_id: str, say: Say) -> None:
         self._run_id, self._say = run_id, say
         self._known: dict[str, tuple[str, str]] = {}
+        self._restarts: dict[str, int] = {}
         self._progress_at = 0.0
 
     def look(self) -> None:
         lines = journal.stages(self._run_id)
         for label, line in lines.items():
+            for sentence in line.restarts[self._restarts.get(label, 0) :]:
+                self._say(f"{label}: {sentence}")
+            self._restarts[label] = len(line.restarts)
             if self._known.get(label) != (line.state, line.at):
                 self._known[label] = line.state, line.at
                 seconds = f", {line.seconds:.1f} s" if line.state == "run" else ""

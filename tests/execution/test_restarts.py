@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,15 @@ from alignment_core.errors import (
     DeadlineExceeded,
     EnvironmentFault,
     InfrastructureError,
+    MemoryPressure,
     NumericError,
     OutOfMemory,
     RestartsExhausted,
 )
 from alignment_core.execution import restarts
 from alignment_core.execution.base import Stage, StageCall, StageConfig, StageContext, StageResult
+from alignment_core.machine_memory import Memory
+from alignment_core.recipes import ResourcesConfig
 from tests.stages.calls import offer, run_alone
 
 CALL = StageCall(stage="patient", label="round-1/patient", config={}, inputs={})
@@ -153,3 +157,59 @@ def test_a_disk_that_fills_up_in_a_stage_is_a_sentence_and_leaves_no_artifact(ru
     assert list(store.artifacts()) == []
     assert list(store.workspace.temporary.iterdir()) == []
     assert run(succeed).state == "run"
+
+
+def test_kills_for_the_memory_of_others_wait_for_it_and_use_up_no_restart(
+    run: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 3 GiB needed, 256 MiB of margin and 1 GiB in use by the run, 2.25 GiB must be free: 1 GiB is not, 4 GiB are."""
+    free = iter([1 << 30, 4 << 30] * 5)
+    monkeypatch.setattr(restarts, "machine_memory", lambda: Memory(100 << 30, (95 << 30) - next(free)))
+    monkeypatch.setattr(restarts, "used_by", lambda _: 1 << 30)
+    monkeypatch.setattr(restarts, "MEMORY_CHECK_SECONDS", 0.0)
+    pressure = fail(MemoryPressure("trainers: an actor died during `train`: other processes 19.5 GiB", 3 << 30))
+    result = run(*[pressure] * 5, succeed, actor_restarts=0)
+    assert result.cost["memory_kills"] == 5
+    assert "restarts" not in result.cost
+
+
+def test_memory_that_does_not_become_free_ends_the_stage_with_a_sentence(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "machine_memory", lambda: Memory(100 << 30, 95 << 30))
+    monkeypatch.setattr(restarts, "used_by", lambda _: 0)
+    monkeypatch.setattr(restarts, "MEMORY_CHECK_SECONDS", 0.0)
+    with pytest.raises(EnvironmentFault, match=r"3\.2 GiB of the 3\.0 GiB .* not free after 0\.1 seconds"):
+        run(fail(MemoryPressure("killed", 3 << 30)), wait_timeout_seconds=0.1)
+
+
+def test_kills_for_the_memory_of_others_are_bounded(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "machine_memory", lambda: Memory(100 << 30, 0))
+    monkeypatch.setattr(restarts, "MOST_MEMORY_KILLS", 2)
+    attempts: list[int] = []
+
+    def die(_: StageContext) -> None:
+        attempts.append(1)
+        raise MemoryPressure("killed", 1 << 30)
+
+    with pytest.raises(RestartsExhausted):
+        run(die, actor_restarts=1)
+    assert len(attempts) == 2 + 1 + 1
+
+
+def test_each_restart_is_said_with_its_reason_and_its_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 0.0)
+    sentences: list[str] = []
+    failures = iter([InfrastructureError("trainers[1] died"), OutOfMemory("512 tokens do not fit")])
+
+    def attempt(*_: Any) -> str:
+        for error in failures:
+            raise error
+        return "done"
+
+    resources = ResourcesConfig(max_tokens_per_microbatch=512)
+    assert restarts.with_restarts("sft", resources, threading.Event(), attempt, sentences.append) == "done"
+    assert sentences == [
+        "trainers[1] died; restart 1 of 3",
+        "512 tokens do not fit; retrying with resources.max_tokens_per_microbatch 256",
+    ]

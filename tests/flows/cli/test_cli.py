@@ -357,6 +357,7 @@ def test_prefects_background_senders_say_nothing_on_the_terminal():
 
 REFUSED = """
 import sys
+from types import SimpleNamespace
 from alignment.flows import early
 from alignment.flows.cli import main as cli
 from alignment.flows.cli import run
@@ -366,7 +367,7 @@ from alignment.flows.runs import Outcome
 promotion = {"state": "refused", "reasons": ["too low"], "tag": "policy/production"}
 outcome = Outcome(status="completed", run_id="1", store=sys.argv[1], promotion=promotion).model_dump(mode="json")
 run._displayed = lambda *_: outcome
-early.check_recipe = early.early_host = lambda *_: None
+early.check_recipe, early.early_host = (lambda *_: SimpleNamespace(warnings=[])), (lambda *_: None)
 prefect_api.start_prefect_api = lambda: None
 sys.argv = ["align", "run", *sys.argv[2:]]
 cli.main()

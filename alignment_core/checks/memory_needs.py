@@ -1,0 +1,77 @@
+"""Whether this machine has the memory that a plan needs, before anything starts: a lower bound from the model's shape."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from alignment_core.checks.plan import PlannedStage
+from alignment_core.cluster import ray_cluster
+from alignment_core.cluster.device import Device
+from alignment_core.errors import EnvironmentFault
+from alignment_core.machine_memory import GIB, gib, machine_memory
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
+
+HOST_BYTES, TRAINER_BYTES, ENGINE_BYTES = int(0.4 * GIB), int(0.3 * GIB), int(0.5 * GIB)
+"""What processes use before they hold a model, at least."""
+GRADIENT_AND_MOMENTS, SAMPLING_BYTES = 12, 2
+"""Bytes for a parameter: its gradient and Adam's two moments in fp32, once for all trainers; in bf16 on each engine."""
+
+
+def parameters(shape: dict[str, Any]) -> int:
+    """Parameters of a Llama-like language model from its ``config.json``, without biases and norms; 0 if it cannot be known.
+
+    V·H for the embedding, once more if the head is not tied; in each layer H·d·(2·n + 2·k) for n query and k key-value heads
+    of size d, and 3·H·I for the MLP.
+    """
+    hidden, layers, vocabulary = (shape.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    heads, inner = shape.get("num_attention_heads"), shape.get("intermediate_size")
+    if not (hidden and layers and vocabulary and heads and inner):
+        return 0
+    size, shared = shape.get("head_dim") or hidden // heads, shape.get("num_key_value_heads") or heads
+    embeddings = vocabulary * hidden * (1 if shape.get("tie_word_embeddings") else 2)
+    return int(embeddings + layers * (hidden * size * 2 * (heads + shared) + 3 * hidden * inner))
+
+
+def bytes_needed(todo: list[PlannedStage], count: int, resources: ResourcesConfig) -> int:
+    """Bytes that the most demanding of these stages needs at the least for a model of so many parameters; 0 if none uses
+    trainers or engines, or if they run on GPUs or on a cluster."""
+    if not ray_cluster.is_private() or resources.device == "cuda":
+        return 0
+    if resources.device == "auto" and not metadata.version("torch").endswith("+cpu"):
+        return 0
+    device = Device.detect("cpu")
+    needs = [_of_stage(stage.config, count, device.trainers(resources), device.engines(resources)) for stage in todo]
+    caches = (resources.kv_cache_mib << 20) * device.engines(resources)
+    return max((need + (caches if samples else 0) for need, samples in needs), default=0)
+
+
+def _of_stage(config: Any, count: int, trainers: int, engines: int) -> tuple[int, bool]:
+    """Bytes without the engines' caches, and whether the stage samples."""
+    training, samples = getattr(getattr(config, "section", config), "training", None), config.sampling() is not None
+    needed = 0
+    if isinstance(training, TrainingConfig):
+        weights = 0.5 if training.in_4bit else 2 if training.bf16 else 4
+        state = 0 if training.lora or training.optimizer != "adamw" else GRADIENT_AND_MOMENTS * count
+        needed += trainers * (TRAINER_BYTES + int(weights * count)) + state
+    if samples:
+        needed += engines * (ENGINE_BYTES + SAMPLING_BYTES * count)
+    return (needed + HOST_BYTES if needed else 0), samples
+
+
+def shortage(needed: int) -> str | None:
+    """A sentence if other processes use some of the memory that is needed. Raises EnvironmentFault if there is too little of it
+    on this machine."""
+    memory = machine_memory()
+    if needed > memory.usable:
+        raise EnvironmentFault(
+            f"this run needs at least {gib(needed)} of memory, and {gib(memory.usable)} of this machine's {gib(memory.total)} "
+            "may be used (Ray's memory monitor keeps the rest free): use a smaller model, `lora`, fewer "
+            "`resources.trainers` and `resources.engines`, or a machine with more memory"
+        )
+    if needed > memory.free:
+        return (
+            f"this run needs at least {gib(needed)} of memory, and {gib(memory.free)} are free: other processes use "
+            f"{gib(memory.used)} of {gib(memory.total)}; stages wait for memory if their actors are killed for the lack of it"
+        )
+    return None

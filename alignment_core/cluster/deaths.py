@@ -1,0 +1,75 @@
+"""Why actors died, in one sentence: what Ray says of their end and, where memory ran out, whose memory it was."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import psutil
+
+from alignment_core.errors import InfrastructureError, MemoryPressure
+from alignment_core.machine_memory import gib, used_by
+
+_MONITOR = re.compile(r"Memory usage (?P<used>\d+)B exceeded threshold of (?P<threshold>\d+)B")
+_KILLED = re.compile(r"pid=\d+, actual memory used=(?P<size>[\d.]+)GB")
+_LARGEST = re.compile(r"^(?P<pid>\d+)\t(?P<size>[\d.]+)\t(?P<command>.+)$", re.MULTILINE)
+_DETAIL = re.compile(r"Worker exit type: (?P<kind>\w+) Worker exit detail: (?P<detail>.*?\.)(?:\s|$)", re.DOTALL)
+_PID = re.compile(r"^\s*pid: (?P<pid>\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class MonitorKill:
+    """What Ray's memory monitor says when it kills workers. Bytes."""
+
+    used: int
+    """By all processes of the machine, or of the control group."""
+    threshold: int
+    killed: int
+    """By the workers that it killed."""
+    largest: tuple[int, int, str] | None
+    """Process id, bytes and program of the process that used the most; its arguments may be secret."""
+
+    @classmethod
+    def parse(cls, text: str) -> MonitorKill | None:
+        """None if the text is no message of the memory monitor. Ray's GB are GiB."""
+        if (found := _MONITOR.search(text)) is None:
+            return None
+        killed = sum(int(float(one["size"]) * 2**30) for one in _KILLED.finditer(text))
+        first = _LARGEST.search(text)
+        largest = None
+        if first is not None:
+            largest = (int(first["pid"]), int(float(first["size"]) * 2**30), _program(first["command"]))
+        return cls(int(found["used"]), int(found["threshold"]), killed, largest)
+
+
+def death(group: str, dead: list[str], call: str, error: Exception) -> InfrastructureError:
+    """The error for actors of a group that died during a call, from the exception that Ray raised for it.
+
+    It is MemoryPressure if Ray's memory monitor killed them while other processes used more memory than this run.
+    """
+    text = str(error)
+    who = f"{group}: {'an actor' if len(dead) < 2 else f'{len(dead)} actors'} died during `{call}`"
+    named = f" ({', '.join(dead)})" if dead else ""
+    if (kill := MonitorKill.parse(text)) is not None:
+        ours = kill.killed + used_by(psutil.Process())
+        others = max(0, kill.used - ours)
+        sentence = (
+            f"{who}{named}: Ray's memory monitor killed it, because {gib(kill.used)} of memory were in use and its limit "
+            f"is {gib(kill.threshold)}: this run used {gib(ours)}, other processes {gib(others)}"
+        )
+        if kill.largest is not None and others > ours:
+            number, size, program = kill.largest
+            sentence += f" (the largest process: {program}, pid {number}, {gib(size)})"
+        return MemoryPressure(sentence, ours) if others > ours else InfrastructureError(sentence)
+    pid, detail = _PID.search(text), _DETAIL.search(text)
+    if detail is not None:
+        process = f"its process {pid['pid']}" if pid else "its process"
+        return InfrastructureError(
+            f"{who}{named}: {process} ended ({detail['kind']}: {' '.join(detail['detail'].split())})"
+        )
+    return InfrastructureError(f"{who}{named}: {text.splitlines()[0] if text else type(error).__name__}")
+
+
+def _program(command: str) -> str:
+    """The program of a command line, without its folder."""
+    return command.split()[0].rpartition("/")[2] if command.split() else command

@@ -1,0 +1,88 @@
+"""How much memory this machine, or the control group around this process, has, and who uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GIB = 1 << 30
+OWN, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+MONITOR_THRESHOLD = "RAY_memory_usage_threshold"
+DEFAULT_THRESHOLD = 0.95
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. Page cache that the kernel can drop counts as free."""
+
+    total: int
+    used: int
+
+    @property
+    def usable(self) -> int:
+        """What all processes together may use before Ray's memory monitor kills actors."""
+        return int(self.total * float(os.environ.get(MONITOR_THRESHOLD) or DEFAULT_THRESHOLD))
+
+    @property
+    def free(self) -> int:
+        """What processes may still take before that."""
+        return max(0, self.usable - self.used)
+
+
+def machine_memory() -> Memory:
+    """The memory of this machine, or of the control group around this process that leaves the least."""
+    found = psutil.virtual_memory()
+    known = [Memory(found.total, found.total - found.available)]
+    known += [Memory(limit, used) for limit, used in _limits(OWN, MOUNT) if limit < found.total]
+    return min(known, key=lambda memory: memory.free)
+
+
+def cgroup_limit(own: Path = OWN, mount: Path = MOUNT) -> int | None:
+    """Bytes that this process's control group, or one around it, allows; None without a limit. Versions 1 and 2."""
+    return min((limit for limit, _ in _limits(own, mount)), default=None)
+
+
+def _limits(own: Path, mount: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes of each control group around this process that has a limit."""
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = mount / "memory" if controllers else mount
+        names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            file = folder / f"memory.{names[0]}"
+            if folder.is_relative_to(root) and file.is_file():
+                text = file.read_text().strip()
+                if text.isdigit():  # `max` means none
+                    yield int(text), _used_in(folder, names[1])
+
+
+def _used_in(group: Path, name: str) -> int:
+    """Bytes that a control group uses, without the page cache that the kernel drops first."""
+    with suppress(OSError, ValueError):
+        used = int((group / f"memory.{name}").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    return 0
+
+
+def used_by(process: psutil.Process) -> int:
+    """Bytes that a process and all its descendants use; memory that several share counts once (PSS)."""
+    total = 0
+    with suppress(psutil.Error):
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error, AttributeError):
+                total += one.memory_full_info().pss
+    return total
+
+
+def gib(size: float) -> str:
+    """Such as ``3.1 GiB``."""
+    return f"{size / GIB:.1f} GiB"

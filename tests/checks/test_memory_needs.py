@@ -1,0 +1,87 @@
+"""The memory that a plan needs at the least, against that of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment_core.artifacts import Store
+from alignment_core.checks import memory_needs
+from alignment_core.checks.memory_needs import GIB, bytes_needed, parameters, shortage
+from alignment_core.checks.plan import PlannedStage
+from alignment_core.errors import EnvironmentFault
+from alignment_core.machine_memory import Memory
+from alignment_core.recipes import ResourcesConfig, TrainingConfig
+from alignment_core.stages.sft import SftStageConfig
+from tests.checks.recipes import look, sft
+
+SMOL = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+
+
+def test_parameters_are_those_of_the_shape() -> None:
+    """SmolLM2-135M has 134,515,008 parameters, as `transformers` counts them; 61 norms of 576 are left out here."""
+    assert parameters(SMOL) == 134_515_008 - 61 * 576
+    assert parameters({}) == 0
+
+
+def test_training_needs_weights_on_each_trainer_and_gradients_and_moments_once() -> None:
+    """1e9 parameters on 2 trainers: 2 × (4e9 + 0.3 GiB) + 12e9 bytes, and 0.4 GiB for the host. With LoRA the 12e9 are not
+    needed, in bf16 2 × 2e9 of the weights are enough."""
+    resources = ResourcesConfig(device="cpu", trainers=2)
+    processes = 2 * int(0.3 * GIB) + int(0.4 * GIB)
+
+    def needed(**training: Any) -> int:
+        stage = PlannedStage("sft", "sft", SftStageConfig(training=TrainingConfig(**training)), {}, "runs")
+        return bytes_needed([stage], 10**9, resources)
+
+    assert needed() == 20 * 10**9 + processes
+    assert needed(lora={"r": 8}) == 8 * 10**9 + processes
+    assert needed(bf16=True) == 16 * 10**9 + processes
+
+
+def test_what_runs_on_gpus_or_a_cluster_is_not_measured_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = PlannedStage("sft", "sft", SftStageConfig(training=TrainingConfig()), {}, "runs")
+    assert bytes_needed([stage], 10**9, ResourcesConfig(device="cuda")) == 0
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert bytes_needed([stage], 10**9, ResourcesConfig(device="cpu")) == 0
+
+
+def test_a_machine_that_is_too_small_is_refused_and_one_that_others_fill_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray's monitor leaves 95 % of 10 GiB to processes: 9.5 GiB. With 8 GiB in use 1.5 GiB of them are free."""
+    monkeypatch.setattr(memory_needs, "machine_memory", lambda: Memory(10 * GIB, 8 * GIB))
+    with pytest.raises(
+        EnvironmentFault, match=r"at least 12\.0 GiB of memory, and 9\.5 GiB of this machine's 10\.0 GiB"
+    ):
+        shortage(12 * GIB)
+    sentence = shortage(3 * GIB)
+    assert sentence is not None
+    assert sentence.startswith(
+        "this run needs at least 3.0 GiB of memory, and 1.5 GiB are free: other processes use 8.0"
+    )
+    assert shortage(GIB) is None
+
+
+def test_a_recipe_is_refused_before_it_starts_where_its_model_does_not_fit(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+1=", "completion": "2"}\n')
+    recipe = {**sft(file), "resources": {"device": "cpu", "trainers": 2}}
+    monkeypatch.setattr(memory_needs, "machine_memory", lambda: Memory(GIB, 0))
+    with pytest.raises(EnvironmentFault, match=r"at least 1\.0 GiB of memory, and 0\.9 GiB of .* may be used"):
+        look(store, recipe)
+    monkeypatch.setattr(memory_needs, "machine_memory", lambda: Memory(8 * GIB, 7 * GIB))
+    (warning,) = look(store, recipe).warnings
+    assert "0.6 GiB are free: other processes use 7.0 GiB of 8.0 GiB" in warning
