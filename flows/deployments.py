@@ -29,11 +29,10 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from alignment.flows import deployed
+from alignment.flows import deployed, run_queue
 from alignment.flows.any_recipe import PATHS_BEGIN
 from alignment.flows.run_form import run_form
 from alignment.flows.schedules import schedule
-from alignment.flows.service import run_queue
 from alignment.flows.shipped import hidden, pool, shipped
 from alignment_core.errors import UserError
 from alignment_core.home import align_home

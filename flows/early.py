@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from alignment.tasks.graph import is_part
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
+from alignment_core.errors import UserError
 from alignment_core.home import align_home
 from alignment_core.host.client import Host
 from alignment_core.journal import RunRecord
@@ -38,7 +42,17 @@ class CommandLine:
 COMMAND_LINE: ContextVar[CommandLine | None] = ContextVar("command line", default=None)
 
 
-def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
+def check_from_stage(chosen: str | None, labels: Sequence[str]) -> None:
+    """Raise UserError if none of the stages has the name from which a run should run again."""
+    if chosen is None or any(is_part(label, chosen) for label in labels):
+        return
+    groups = [label.rpartition("/")[0] for label in labels if "/" in label]
+    near = difflib.get_close_matches(chosen, [*labels, *groups], n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]}? There" if near else "there"
+    raise UserError(f"--from-stage {chosen}: this recipe has no such stage; {meant} are {', '.join(labels)}")
+
+
+def check_recipe(recipe: BaseRecipe, store: Store, from_stage: str | None = None) -> Plan:
     """Look at the rows, functions and shapes of all that would run, and return the plan of it.
 
     Raises UserError with a sentence for each mistake, EnvironmentFault where the promotion could not do what it is to do.
@@ -51,6 +65,7 @@ def check_recipe(recipe: BaseRecipe, store: Store) -> Plan:
 
         check_ready(recipe.promotion)
     planned = plan(recipe, store)
+    check_from_stage(from_stage, [stage.label for stage in planned.stages])
     findings = check(planned, recipe.resources)
     findings.refuse()
     planned.warnings += findings.warnings

@@ -98,6 +98,8 @@ def _job_config() -> Any:
     from ray.job_config import JobConfig
 
     class SameImportPath(JobConfig):
+        _py_driver_sys_path: list[str]
+
         def _get_proto_job_config(self) -> Any:
             here = {os.path.abspath(entry) for entry in sys.path}
             self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder in here]

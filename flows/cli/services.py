@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from alignment.flows import access
+from alignment.flows import access, run_queue
 from alignment.flows.console import JsonOption, err, out, print_json
-from alignment.flows.service import run_queue, services
+from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import EnvironmentFault, UserError
@@ -191,6 +191,8 @@ def resume(
 ) -> None:
     """Resume a run where it stopped; its old process is ended first if it still exists."""
     record = journal.find(run)
+    if from_stage is not None and not record.flow:  # which stages a flow of one's own submits it alone knows
+        _check_from_stage(record, from_stage)
     ended = journal.end_process(record, services.stop_seconds(record.recipe))
     services.use_if_running()
     if record.deployed:
@@ -202,6 +204,17 @@ def resume(
     recipe = _kept_recipe(record)
     chosen, resumes = from_stage or record.from_stage, None if from_stage else record
     return run_here(recipe, chosen, resumes, as_json, record.overrides)
+
+
+def _check_from_stage(record: journal.RunRecord, from_stage: str) -> None:
+    """Raise UserError for an unknown stage, before anything is ended."""
+    from alignment.flows.early import check_from_stage
+    from alignment.flows.planning import plan
+    from alignment_core.recipes import parse_recipe
+
+    recipe = parse_recipe(record.recipe, f"the recipe of run {record.run_id}")
+    planned = plan(recipe, open_store(record.store, writes=False))
+    check_from_stage(from_stage, [stage.label for stage in planned.stages])
 
 
 def _kept_recipe(record: journal.RunRecord) -> BaseRecipe:

@@ -133,5 +133,5 @@ def create_app() -> TriesAgain:
     from prefect.server.api import server
 
     retryable = server.is_client_retryable_exception
-    server.is_client_retryable_exception = lambda error: retryable(error) or database_is_away(error)
+    server.is_client_retryable_exception = lambda exc: retryable(exc) or database_is_away(exc)
     return TriesAgain(AnswersBusy(server.create_app()))

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from alignment.flows import access
-from alignment.flows.service import run_queue, services
+from alignment.flows import access, run_queue
+from alignment.flows.service import services
 from alignment_core import journal
 from alignment_core.errors import EnvironmentFault, NotFound
 

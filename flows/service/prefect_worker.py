@@ -51,7 +51,7 @@ def _keep_places() -> None:
     from prefect.client.schemas.responses import WorkerFlowRunResponse
     from prefect.workers.process import ProcessWorker
 
-    from alignment.flows.service.run_queue import admitted
+    from alignment.flows.service.admission import admitted
 
     scheduled = ProcessWorker._get_scheduled_flow_runs
 
@@ -59,7 +59,7 @@ def _keep_places() -> None:
         due = await scheduled(self)
         return await admitted(self.client, self.work_pool.concurrency_limit, due) if due else due
 
-    ProcessWorker._get_scheduled_flow_runs = admitted_alone  # type: ignore[method-assign]
+    ProcessWorker._get_scheduled_flow_runs = admitted_alone  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

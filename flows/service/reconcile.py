@@ -262,7 +262,7 @@ def _still_ends(run: FlowRun) -> bool:
 def schedule_again(client: SyncPrefectClient, run: FlowRun, why: str, name: str = RESUMING) -> None:
     """Let a worker take the run up again, before all that were due after it; its finished stages are cached."""
     due = run.expected_start_time or datetime.now(UTC)
-    state = Scheduled(scheduled_time=due, name=name, message=f"Goes on: {why}")
+    state: State = Scheduled(scheduled_time=due, name=name, message=f"Goes on: {why}")
     client.set_flow_run_state(run.id, state, force=True)
 
 

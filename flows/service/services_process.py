@@ -24,9 +24,9 @@ import psutil
 
 from alignment.flows import access
 from alignment.flows.console import say
+from alignment.flows.run_queue import POOL
 from alignment.flows.service.prefect_api import answers, server_command
 from alignment.flows.service.prefect_worker import TEMPORARY
-from alignment.flows.service.run_queue import POOL
 from alignment.flows.service.services import (
     SQLITE,
     START_SECONDS,
@@ -141,10 +141,14 @@ class _Service:
             self._running.close()
 
     @property
+    def restarts(self) -> int:
+        """How often the command was started again, by its supervisor or with a new one."""
+        return self._restarts + (self._running.restarts if self._running else 0)
+
+    @property
     def state(self) -> ServiceState:
         pid = self._running.process.pid if self._running else None
-        restarts = self._restarts + (self._running.restarts if self._running else 0)
-        return ServiceState(name=self.name, pid=pid, restarts=restarts)
+        return ServiceState(name=self.name, pid=pid, restarts=self.restarts)
 
 
 class Services:

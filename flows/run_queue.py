@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,8 @@ from alignment.flows import access
 from alignment_core.errors import UserError
 
 if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient, SyncPrefectClient
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import WorkPool
-    from prefect.client.schemas.responses import WorkerFlowRunResponse
 
 POOL = "alignment"
 MAX_RUNS = 1
@@ -94,9 +92,9 @@ def read(client: SyncPrefectClient) -> Queue:
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
-    running = client.read_flow_runs(**_in_pool(*ACTIVE), sort=FlowRunSort.START_TIME_ASC, limit=SHOWN)
+    running = client.read_flow_runs(**in_pool(*ACTIVE), sort=FlowRunSort.START_TIME_ASC, limit=SHOWN)
     first = FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
-    scheduled = client.read_flow_runs(**_in_pool(StateType.SCHEDULED), sort=first, limit=SHOWN)
+    scheduled = client.read_flow_runs(**in_pool(StateType.SCHEDULED), sort=first, limit=SHOWN)
     now = datetime.now(UTC)
     return Queue(
         max_runs=client.read_work_pool(POOL).concurrency_limit,
@@ -127,7 +125,7 @@ def read_if_possible() -> Queue | None:
     return None
 
 
-def _in_pool(*states: str) -> dict[str, Any]:
+def in_pool(*states: str) -> dict[str, Any]:
     """Arguments with which Prefect's clients read the pool's runs in these states."""
     from prefect.client.schemas.filters import (
         FlowRunFilter,
@@ -143,22 +141,3 @@ def _in_pool(*states: str) -> dict[str, Any]:
         "flow_run_filter": FlowRunFilter(state=FlowRunFilterState(type=types)),
         "work_pool_filter": WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
     }
-
-
-async def admitted(
-    client: PrefectClient, limit: int | None, due: Sequence[WorkerFlowRunResponse]
-) -> list[WorkerFlowRunResponse]:
-    """Of runs that are due, those that a worker takes up now: runs that resume first, and no others in the places of runs that
-    crashed and are about to resume."""
-    from alignment.flows.service.reconcile import resumes_by_itself
-
-    resumed = [one for one in due if one.flow_run.run_count]
-    others = [one for one in due if not one.flow_run.run_count]
-    if others and limit is not None:
-        reserved = 0
-        for run in await client.read_flow_runs(**_in_pool("CRASHED"), limit=SHOWN):
-            reserved += resumes_by_itself(run, await client.read_flow_run_states(run.id))
-        if reserved:
-            active = len(await client.read_flow_runs(**_in_pool(*ACTIVE), limit=SHOWN))
-            others = others[: max(limit - active - len(resumed) - reserved, 0)]
-    return [*resumed, *others]

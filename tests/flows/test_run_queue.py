@@ -16,8 +16,8 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Crashed, Running, Scheduled
 
-from alignment.flows import access, deployments
-from alignment.flows.service import run_queue
+from alignment.flows import access, deployments, run_queue
+from alignment.flows.service.admission import admitted as admitted_runs
 from alignment.flows.service.reconcile import MOST_RESUMPTIONS, RESUMING, Reconciler, schedule_again
 from alignment_core.errors import UserError
 
@@ -102,7 +102,7 @@ def test_no_later_run_takes_the_place_of_one_that_is_about_to_resume(
     """
     given: Any = [SimpleNamespace(flow_run=SimpleNamespace(run_count=count)) for count in due]
     client: Any = Client(crashed, active)
-    found = asyncio.run(run_queue.admitted(client, limit, given))
+    found = asyncio.run(admitted_runs(client, limit, given))
     assert [one.flow_run.run_count for one in found] == admitted
 
 
