@@ -66,6 +66,28 @@ def compare(recipe: BaseRecipe, store: Store, outputs: Outputs) -> Compared:
     return Compared(current, final, PRODUCTION, report)
 
 
+def measured_in_training(store: Store, outputs: Outputs) -> dict[str, float]:
+    """What gates may ask of held-out rows: of the training that made the policy, and of the reward model's."""
+    found = {f"test_{name}": value for name, value in _tested(store, outputs.policy).items()}
+    judge = _tested(store, outputs.reward_model)
+    return found | ({"reward_model_accuracy": judge["accuracy"]} if "accuracy" in judge else {})
+
+
+def _tested(store: Store, made: Any) -> dict[str, float]:
+    """The metrics ``test_<name>`` of the stage that made a step's output or an artifact, by name."""
+    if made is None:
+        return {}
+    reference = made if isinstance(made, Reference) else made.artifact()
+    measured = [record.metrics for record in store.provenance(reference)]
+    measured += [] if isinstance(made, Reference) else [made.result().metrics]
+    return {
+        name.removeprefix("test_"): value
+        for metrics in measured
+        for name, value in metrics.items()
+        if name.startswith("test_") and isinstance(value, (int, float))
+    }
+
+
 def named_before(store: Store, tag: str, policy: Reference) -> bool:
     """Whether the tag names the policy, or has named it."""
     return any(move.to == policy for move in store.tag_history(tag))

@@ -129,7 +129,8 @@ class Evaluations:
     def compare_prompts(self) -> Step | None:
         """Compare the held-out prompts with all data that the run trains on: call it once that is known."""
         if self.section is not None and self.overlap is None:
-            gated = self.recipe.promotion is not None and bool(self.recipe.promotion.gates)
+            promotion = self.recipe.promotion
+            gated = promotion is not None and not all(gate.is_of_training for gate in promotion.gates)
             limit = self.section.max_overlap if gated else None
             self.overlap = data.overlap("evaluation/overlap", "evaluation.prompts", self.prompts, limit)
         return self.overlap

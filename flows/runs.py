@@ -21,7 +21,7 @@ from prefect.states import Cancelled
 from pydantic import BaseModel
 
 from alignment.flows import access
-from alignment.flows.comparison import Compared, compare
+from alignment.flows.comparison import Compared, compare, measured_in_training
 from alignment.flows.costs import run_cost
 from alignment.flows.early import COMMAND_LINE, CommandLine, check_from_stage, check_recipe
 from alignment.flows.evaluation import Evaluations
@@ -37,6 +37,7 @@ from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference, open_store, prune
 from alignment_core.errors import AlignmentError, Stopped
+from alignment_core.evaluation.gates import warnings
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.key import packages_named
 from alignment_core.home import align_home
@@ -148,6 +149,10 @@ def open_run(
     """
     opened = OpenRun()
     log_no_task_that_did_not_begin()
+    caller = COMMAND_LINE.get()
+    for warning in warnings(recipe):
+        (caller.display.warn if caller else get_run_logger().warning)(warning)
+        notes = (*notes, warning)
     with _running(recipe, from_stage, called) as run:
         with Watch(run.journal.record.run_id, run.host.close) as watch:
             try:
@@ -354,7 +359,8 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared,
     policies = metrics.get("policies", {})
     promotion = None
     if recipe.promotion and outputs.policy is not None:
-        final, baseline = policies.get(compared.final, {}), policies.get(compared.baseline, {})
+        final = {**measured_in_training(run.store, outputs), **policies.get(compared.final, {})}
+        baseline = policies.get(compared.baseline, {})
         policy, expected = reference_of(outputs.policy), compared.expected
         beside = compared.beside(recipe.promotion.tag)
         promotion = promote(recipe.promotion, policy, final, baseline, beside, expected, compared.problem)

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 from alignment_core.errors import UserError
 from alignment_core.evaluation.directions import higher_is_better
-from alignment_core.recipes import Gate
+from alignment_core.recipes import BaseRecipe, Gate
+
+GATES = {
+    "test_margin": "{metric: test_margin, min: 0.001}",
+    "test_accuracy": "{metric: test_accuracy, min: 0.5}",
+    "reward_model_accuracy": "{metric: reward_model_accuracy, min: 0.55}",
+}
+"""Gates on metrics of training that a policy should pass in any case: better than chance on rows that were held out."""
 
 
 def refusals(
@@ -14,11 +21,14 @@ def refusals(
 ) -> list[str]:
     """One sentence per condition that does not hold: its name, what was measured, and by how much it failed.
 
-    ``beside`` says in words what ``baseline`` and comparing metrics such as the win rate were measured on.
-    Raises UserError if a gate names a metric that was not measured.
+    ``beside`` says in words what ``baseline`` and comparing metrics such as the win rate were measured on. What no training has
+    measured refuses, too. Raises UserError if a gate names a metric of the evaluation that was not measured.
     """
     failed: list[str] = []
     for gate in gates:
+        if gate.is_of_training and gate.metric not in metrics:
+            failed.append(f"{gate.metric} is not on record: the model was not trained here with held-out rows")
+            continue
         value = _measured(gate.metric, metrics)
         measured = f"{gate.metric} is {value:.4g}" + (f" against {beside}" if "win_rate" in gate.metric else "")
         if gate.min is not None and not value >= gate.min:
@@ -35,6 +45,34 @@ def refusals(
                     f"{gate.min_gain - gain:.4g} less than the required {gate.min_gain:g}"
                 )
     return failed
+
+
+def warnings(recipe: BaseRecipe) -> list[str]:
+    """What to know of a recipe's gates before it runs: that there are none, or that one may never hold."""
+    judge = getattr(recipe, "reward_model", None)
+    gates = recipe.promotion.gates if recipe.promotion else ()
+    found = [sentence] if (sentence := _ungated(recipe)) else []
+    if judge is not None and judge.model is not None and any(one.metric == "reward_model_accuracy" for one in gates):
+        found.append(
+            "promotion.gates: reward_model_accuracy is known only of a reward model that was trained into this store with "
+            f"held-out pairs; if {judge.model.name} was not, the policy will not be promoted"
+        )
+    return found
+
+
+def _ungated(recipe: BaseRecipe) -> str | None:
+    """A warning about a promotion that nothing can refuse, with a gate that would fit; None where there are gates."""
+    if recipe.promotion is None or recipe.promotion.gates:
+        return None
+    fitting = [GATES[name] for name in recipe.measured_in_training if name in GATES]
+    if recipe.evaluation and recipe.evaluation.verifier is not None:
+        fitting.append("{metric: accuracy, min_gain: 0}")
+    how = (
+        f"add some, such as {' or '.join(fitting)}"
+        if fitting
+        else "hold rows out, or add an `evaluation`, and gate on it"
+    )
+    return f"promotion.gates: there are none, so that {recipe.promotion.tag} moves to any policy, however it did: {how}"
 
 
 def _measured(name: str, metrics: Mapping[str, float]) -> float:

@@ -55,6 +55,15 @@ class BaseRecipe(Config):
         """Whether it has a section `reward_model`."""
         return getattr(self, "reward_model", None) is not None
 
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        """Metrics for gates that trainings measure on rows that they hold out: those of this recipe, or the one that made its
+        existing reward model."""
+        judge = getattr(self, "reward_model", None)
+        if judge is None or (judge.data is not None and not judge.data.has_test_rows):
+            return ()
+        return ("reward_model_accuracy",)
+
     def check_ours(self, rewards: Sequence[RewardConfig], field: str) -> None:
         """Raise ValueError if ``rewards``, which it has at ``field``, ask for a reward model that it does not have."""
         for section in {reward.KEY: None for reward in rewards if reward.model == "ours"}:
@@ -82,10 +91,16 @@ class BaseRecipe(Config):
     @model_validator(mode="after")
     def _gates_have_metrics(self) -> BaseRecipe:
         gates = self.promotion.gates if self.promotion else ()
-        if gates and self.evaluation is None:
+        if self.evaluation is None and not all(gate.is_of_training for gate in gates):
             raise ValueError("`promotion.gates` need an `evaluation` that measures their metrics")
         for number, gate in enumerate(gates):
-            if self.evaluation and not self._measures(self.evaluation, gate.measures):
+            if gate.is_of_training and gate.metric not in self.measured_in_training:
+                known = ", ".join(self.measured_in_training) or "none"
+                raise ValueError(
+                    f"`promotion.gates.{number}`: no training of this recipe measures {gate.metric!r} on held-out rows "
+                    f"(measured: {known}): hold rows out with `test_rows`, or use a metric of the evaluation"
+                )
+            if self.evaluation and not gate.is_of_training and not self._measures(self.evaluation, gate.measures):
                 if gate.measures == "kl":
                     raise ValueError(f"`promotion.gates.{number}`: {KL_NEEDS}")
                 raise ValueError(

@@ -17,6 +17,7 @@ from alignment_core.errors import UserError
 from alignment_core.recipes import methods
 from alignment_core.starting import models, reward_functions, rows, text
 from alignment_core.starting.base import Facts, Start, by_rank, loaded
+from alignment_core.starting.gates import promotion
 from alignment_core.starting.guess import Reading, check_given, columns_of, nothing_fits, reading
 from alignment_core.starting.lengths import Lengths, measure
 from alignment_core.starting.machine import Machine, this_machine
@@ -392,8 +393,7 @@ def _content(facts: Facts, method: str, start: Start, template: str | None) -> d
         **sections,
     }
     if start.promotes:
-        tag = text.Said(f"policy/{facts.name}", "the name of the result in the store; add `gates` that it must pass")
-        content["promotion"] = {"tag": tag}
+        content["promotion"] = promotion(f"policy/{facts.name}", method, sections)
     if facts.model.is_scratch:
         content["resources"] = {"zero_stage": text.Said(0, "so small a model has nothing to share between ranks")}
     return content

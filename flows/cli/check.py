@@ -26,6 +26,7 @@ def check(
     from alignment.flows.planning import plan
     from alignment.flows.shipped import file_of
     from alignment_core.checks.findings import check as look
+    from alignment_core.evaluation.gates import warnings as warnings_of_gates
     from alignment_core.recipes import load_recipe
     from alignment_core.tracking import require
 
@@ -38,14 +39,10 @@ def check(
         {"stage": one.label, "state": one.state, "waits_for": one.waits_for() if one.state == "depends" else []}
         for one in planned.stages
     ]
+    warnings = [*findings.warnings, *warnings_of_gates(chosen)]
     if as_json:
         data = [answer.model_dump(mode="json", exclude=NOT_SHOWN) for answer in findings.seen]
-        found = {
-            "stages": stages,
-            "data": data,
-            "warnings": findings.warnings,
-            "not_promoted": planned.not_promoted,
-        }
+        found = {"stages": stages, "data": data, "warnings": warnings, "not_promoted": planned.not_promoted}
         return print_json({"status": "checked", **found})
     table = Table("stage", "", box=None)
     for stage in stages:
@@ -57,7 +54,7 @@ def check(
         out.print(f"{answer.label}: {answer.unseen or f'{answer.read} rows read{dropped}'}", markup=False)
         for warning in answer.warnings:
             out.print(f"[yellow]{answer.label}:[/] {escape(warning)}")
-    for warning in findings.warnings:
+    for warning in warnings:
         out.print(f"[yellow]warning:[/] {escape(warning)}")
     if planned.not_promoted:
         return out.print(f"[yellow]cannot be promoted:[/] {escape(planned.not_promoted)}")

@@ -19,6 +19,11 @@ class DpoRecipe(BaseRecipe):
     dpo: DpoConfig
     """Pairs and training."""
 
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        held_out = self.dpo.data.has_test_rows
+        return (*super().measured_in_training, *(("test_margin", "test_accuracy", "test_loss") if held_out else ()))
+
 
 METHOD = Method(
     DpoRecipe,

@@ -20,6 +20,11 @@ class KtoRecipe(BaseRecipe):
     kto: KtoConfig
     """Labelled completions and training."""
 
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        held_out = self.kto.data.has_test_rows
+        return (*super().measured_in_training, *(("test_accuracy", "test_loss") if held_out else ()))
+
 
 METHOD = Method(
     KtoRecipe,

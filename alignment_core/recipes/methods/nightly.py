@@ -47,6 +47,11 @@ class NightlyRecipe(BaseRecipe):
     """The tag of the production policy, and the gates that a candidate must pass. While the tag does not exist, nights
     start from `model`."""
 
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        last = self.iterative_dpo is None and self.dpo.data.has_test_rows
+        return (*super().measured_in_training, *(("test_margin", "test_accuracy", "test_loss") if last else ()))
+
     @model_validator(mode="before")
     @classmethod
     def _rows_arrive_in_paths(cls, content: Any) -> Any:

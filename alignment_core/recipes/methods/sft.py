@@ -17,5 +17,9 @@ class SftRecipe(BaseRecipe):
     sft: SftConfig
     """Demonstrations and training."""
 
+    @property
+    def measured_in_training(self) -> tuple[str, ...]:
+        return (*super().measured_in_training, *(("test_loss",) if self.sft.data.has_test_rows else ()))
+
 
 METHOD = Method(SftRecipe, composition="alignment.flows.sft:sft", decides={"sft/data": "sft.data", "sft": "sft"})

@@ -80,6 +80,8 @@ class EvaluationConfig(Config):
 
 REPOSITORY = r"hf://[\w.-]+/[\w.-]+"
 METRICS = ("accuracy", "reward", "win_rate", "judged_win_rate", "kl", "length", "truncated")
+OF_TRAINING = ("test_loss", "test_accuracy", "test_margin", "reward_model_accuracy")
+"""Metrics of the held-out rows of a training: of the policy's own, and of the reward model's."""
 
 
 class Gate(Config):
@@ -88,7 +90,9 @@ class Gate(Config):
     metric: str
     """Metric of the final policy: `accuracy`, `reward`, `win_rate`, `judged_win_rate`, `kl`, `pass@k` or
     `lm_eval/<task>/<metric>`; `win_rate.low` and `win_rate.high` are the ends of its interval. `kl` needs an
-    `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and `min_p`."""
+    `evaluation.generation` with a `temperature` above 0 and without `top_p`, `top_k` and `min_p`. Without an evaluation: of the
+    rows that the policy's training holds out `test_loss`, of DPO and KTO also `test_accuracy`, of DPO also `test_margin`
+    (the mean difference of implicit rewards); and `reward_model_accuracy`, the reward model's on its held-out pairs."""
     min: float | None = None
     """Minimum value."""
     max: float | None = None
@@ -104,6 +108,11 @@ class Gate(Config):
         return self.metric.partition(".")[0]
 
     @property
+    def is_of_training(self) -> bool:
+        """Whether a training measures it, and not the evaluation."""
+        return self.metric in OF_TRAINING
+
+    @property
     def compares(self) -> bool:
         """Whether it asks how the policy does beside another one."""
         return self.min_gain is not None or self.measures in ("win_rate", "judged_win_rate")
@@ -112,10 +121,16 @@ class Gate(Config):
     def _known_metric(self) -> Gate:
         if self.metric.startswith(PREFIX):  # of tasks that lm-eval alone knows
             return self
+        if self.is_of_training:
+            if self.min_gain is not None:
+                raise ValueError(
+                    f"`min_gain` needs a metric of the evaluation; give {self.metric!r} a `min` or a `max`"
+                )
+            return self
         name, _, end = self.metric.partition(".")
         if (name not in METRICS and not re.fullmatch(r"pass@[1-9]\d*", name)) or end not in ("", "low", "high"):
-            near = difflib.get_close_matches(name, METRICS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METRICS)}"
+            near = difflib.get_close_matches(name, (*METRICS, *OF_TRAINING), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*METRICS, *OF_TRAINING))}"
             raise ValueError(f"no metric {self.metric!r}; {hint}")
         if self.min_gain is not None and name in ("win_rate", "judged_win_rate", "kl"):
             raise ValueError(f"`min_gain` makes no sense for {name!r}, which is measured against the baseline already")

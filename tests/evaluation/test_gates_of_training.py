@@ -1,0 +1,150 @@
+"""Gates on what trainings measure on held-out rows, and the warning where a promotion has no gates.
+
+Chance is the measure: pairs whose better answer is preferred no more often than the worse one have a mean margin of 0, and a
+reward model that guesses is right in half of its held-out pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment.flows.comparison import measured_in_training
+from alignment.flows.outputs import Outputs
+from alignment.flows.shipped import file_of, shipped
+from alignment_core.artifacts import ProvenanceDraft, Reference, Store
+from alignment_core.errors import UserError
+from alignment_core.evaluation.gates import refusals, warnings
+from alignment_core.recipes import load_recipe, parse_recipe
+from tests.align import align_here
+
+MARGIN = {"metric": "test_margin", "min": 0.001}
+JUDGE = {"metric": "reward_model_accuracy", "min": 0.55}
+
+
+def dpo(gates: list[dict[str, Any]], test_rows: int = 10, **more: Any) -> Any:
+    return parse_recipe(
+        {
+            "method": "dpo",
+            "name": "pairs",
+            "model": {"scratch": {}},
+            "dpo": {"data": {"path": "pairs.jsonl", "test_rows": test_rows}},
+            "promotion": {"gates": gates},
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def trained(store: Store, tmp_path: Path) -> Any:
+    """``trained("dpo", test_margin=-0.2)`` publishes a stand-in for the model of a stage that measured this."""
+
+    def publish(stage: str, **metrics: float) -> Reference:
+        folder = tmp_path / stage
+        folder.mkdir()
+        (folder / "weights").write_text(stage)
+        draft = ProvenanceDraft(key=stage.encode().hex().ljust(64, "0"), stage=stage, label=stage, metrics=metrics)
+        return store.publish(folder, "model", draft)
+
+    return publish
+
+
+def test_a_policy_that_prefers_the_worse_answers_of_held_out_pairs_is_refused(store: Store, trained: Any) -> None:
+    outputs = Outputs(policy=trained("dpo", test_margin=-0.2, test_loss=0.8, margin=0.5, steps=3))
+    measured = measured_in_training(store, outputs)
+    assert measured == {"test_margin": -0.2, "test_loss": 0.8}
+    (reason,) = refusals(dpo([MARGIN]).promotion.gates, measured, {}, "nothing")
+    assert reason.startswith("test_margin is -0.2, 0.201 below the minimum of 0.001")
+
+
+def test_a_policy_of_a_reward_model_that_guesses_is_refused(store: Store, trained: Any) -> None:
+    outputs = Outputs(policy=trained("ppo"), reward_model=trained("reward_model", test_accuracy=0.5, accuracy=0.9))
+    measured = measured_in_training(store, outputs)
+    assert measured == {"reward_model_accuracy": 0.5}
+    gates = parse_recipe_with_judge([JUDGE]).promotion.gates
+    assert refusals(gates, measured, {}, "nothing") == ["reward_model_accuracy is 0.5, 0.05 below the minimum of 0.55"]
+
+
+def parse_recipe_with_judge(gates: list[dict[str, Any]], test_rows: int = 10) -> Any:
+    return parse_recipe(
+        {
+            "method": "iterative-dpo",
+            "name": "rounds",
+            "model": {"scratch": {}},
+            "reward_model": {"data": {"path": "pairs.jsonl", "test_rows": test_rows}},
+            "iterative_dpo": {"prompts": {"path": "prompts.jsonl"}, "prompts_per_round": 8},
+            "promotion": {"gates": gates},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "gate", "reason"),
+    [
+        (lambda gates: dpo(gates, test_rows=0), MARGIN, "no training of this recipe measures 'test_margin'"),
+        (dpo, JUDGE, "measured: test_margin, test_accuracy, test_loss"),
+        (lambda gates: parse_recipe_with_judge(gates, test_rows=0), JUDGE, "hold rows out with `test_rows`"),
+        (parse_recipe_with_judge, MARGIN, "measured: reward_model_accuracy"),
+        (dpo, {"metric": "test_margin", "min_gain": 0}, "`min_gain` needs a metric of the evaluation"),
+        (dpo, {"metric": "test_margn", "min": 0}, "did you mean 'test_margin'"),
+        (dpo, {"metric": "accuracy", "min": 0.5}, "need an `evaluation`"),
+    ],
+)
+def test_a_gate_on_what_nothing_measures_is_refused_before_anything_runs(make: Any, gate: Any, reason: str) -> None:
+    with pytest.raises(UserError) as refused:
+        make([gate])
+    assert reason in str(refused.value)
+
+
+def test_a_promotion_without_gates_is_warned_of_with_a_gate_that_fits() -> None:
+    def warning(recipe: Any) -> str:
+        (sentence,) = warnings(recipe)
+        return sentence
+
+    assert warnings(dpo([MARGIN])) == []
+    assert "{metric: test_margin, min: 0.001}" in warning(dpo([]))
+    assert "{metric: reward_model_accuracy, min: 0.55}" in warning(parse_recipe_with_judge([]))
+    assert "hold rows out" in warning(dpo([], test_rows=0))
+    judged = {"evaluation": {"prompts": "prompts.jsonl", "verifier": "math"}}
+    assert "{metric: accuracy, min_gain: 0}" in warning(dpo([], test_rows=0, **judged))
+    assert warnings(dpo([], promotion=None)) == []
+
+
+def test_a_gate_on_an_existing_reward_model_is_warned_of_and_refuses_where_nothing_is_on_record(
+    store: Store, trained: Any
+) -> None:
+    recipe = load_recipe(file_of(Path("ppo")), ["reward_model={model: policy/judge}"])
+    (warning,) = warnings(recipe)
+    assert "if policy/judge was not, the policy will not be promoted" in warning
+    known = Outputs(policy=trained("ppo"), reward_model=trained("reward_model", test_accuracy=0.9))
+    assert measured_in_training(store, known)["reward_model_accuracy"] == 0.9
+    unknown = Outputs(policy=known.policy, reward_model=trained("base_model"))
+    assert refusals(parse_recipe_with_judge([JUDGE]).promotion.gates, measured_in_training(store, unknown), {}, "") == [
+        "reward_model_accuracy is not on record: the model was not trained here with held-out rows"
+    ]
+
+
+def test_align_check_warns_of_a_promotion_without_gates(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "recipe.yaml").write_text(
+        "method: dpo\nname: pairs\nmodel: {scratch: {}}\ndpo: {data: {path: pairs.jsonl, test_rows: 10}}\npromotion: {}\n"
+    )
+    done = align_here(tmp_path, "check", str(tmp_path / "recipe.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert "warning: promotion.gates: there are none" in " ".join(done.stdout.split())
+    (warning,) = json.loads(align_here(tmp_path, "check", str(tmp_path / "recipe.yaml"), "--json").stdout)["warnings"]
+    assert warning.startswith("promotion.gates: there are none, so that policy/production moves to any policy")
+
+
+def test_every_shipped_recipe_that_promotes_has_gates_also_on_the_reward_model_that_it_trains() -> None:
+    promoting = [one.recipe() for one in shipped("alignment").values() if one.recipe().promotion is not None]
+    assert len(promoting) > 5
+    for recipe in promoting:
+        assert recipe.promotion is not None
+        asked = {gate.metric for gate in recipe.promotion.gates}
+        assert asked, recipe.name
+        assert set(recipe.measured_in_training) & {"reward_model_accuracy"} <= asked, recipe.name
