@@ -175,7 +175,7 @@ def kept_rows(
             try:
                 digest, prompts, context = _digests(example, kept, limits.config.assistant_turns == "last")
                 rendered = shown.rows(limits)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 ledger.bad(number, where, str(error))
                 continue
             ledger.split[number] += len(rendered) > 1
@@ -223,7 +223,7 @@ def examples(
             kept = fields.kept(source.keep_columns)
             ledger.unread.update(f"rows have `{name}`, which nothing reads" for name in fields.unread(CONTEXT))
             yield row.where, example, shown, kept
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             ledger.bad(number, row.where, str(error))
 
 

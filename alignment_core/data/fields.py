@@ -140,7 +140,7 @@ class Fields:
         if isinstance(value, str):
             try:
                 value = json.loads(value or "[]")
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ValueError(f"`{name}` is not the JSON text of a list: {short(value)}") from None
         if value is None or value == []:
             return None
@@ -263,7 +263,7 @@ def _with_arguments(call: Any, name: str) -> Any:
         return call
     try:
         arguments = json.loads(text) if text.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise ValueError(f"`{name}.arguments` is {kind_of(text)}, not the JSON text of an object")

@@ -223,7 +223,7 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
         content = yaml.safe_load(match[1]) if match else None
         given = content.get("configs") or [] if isinstance(content, dict) else []
         return {str(one["config_name"]): one for one in given}
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(f"{readme}: `configs` is not readable: {' '.join(str(error).split())}") from None
 
 

@@ -48,7 +48,7 @@ def to_message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):

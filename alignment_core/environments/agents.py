@@ -163,7 +163,7 @@ def _function(call: Any) -> dict[str, Any]:
     try:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         return {"name": name, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise Refused(f"a tool call is malformed: {error}") from None
 
 
@@ -245,7 +245,7 @@ class Endpoint:
             answer = await agent.ask(body)
             streams = body.get("stream")
             return Response(_as_events(answer), media_type="text/event-stream") if streams else JSONResponse(answer)
-        except (Refused, ValueError) as error:
+        except (Refused, ValueError, RecursionError) as error:
             return JSONResponse(_error(str(error)), 400)
 
 

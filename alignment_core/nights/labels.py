@@ -191,7 +191,7 @@ def _read(path: Path) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         try:
             records = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: is not JSON: {error}") from None
         for number, record in enumerate(records, start=1):
             yield f"{path.name}: record {number}", _of_argilla(record)
@@ -204,7 +204,7 @@ def _read(path: Path) -> Iterator[tuple[str, Any]]:
 def _of_line(line: str) -> Row | str:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "is not JSON"
     if not isinstance(row, dict) or not isinstance(row.get("id"), str):
         return "there is no `id`"
@@ -215,6 +215,14 @@ def _of_line(line: str) -> Row | str:
 def _of_argilla(record: Any) -> Row | str:
     if not isinstance(record, dict) or not isinstance(record.get("id"), str):
         return "there is no `id`"
+    try:
+        return _row_of_argilla(record)
+    except (ValueError, RecursionError) as error:
+        return f"`metadata` is not JSON: {error}"
+
+
+def _row_of_argilla(record: Row) -> Row | str:
+    """Raises ValueError and RecursionError for texts of ``metadata`` that are not JSON."""
     fields, metadata = record.get("fields") or {}, record.get("metadata") or {}
     row: Row = {"id": record["id"], **{name: fields[name] for name in ("a", "b") if name in fields}}
     if isinstance(metadata.get("prompt"), str):

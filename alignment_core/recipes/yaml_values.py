@@ -14,6 +14,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 """YAML 1.2.2, section 10.3.2."""
 _OF_OLD = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
 _INTEGER_TAG, _FLOAT_TAG = "!core-int", "!core-float"
+LARGEST_BITS = 1023
+"""Of a whole number: larger ones are no floating-point numbers."""
 
 
 class Loader(yaml.SafeLoader):
@@ -44,7 +46,10 @@ class Loader(yaml.SafeLoader):
     def construct_core_int(self, node: yaml.ScalarNode) -> int:
         """Of a decimal, octal (`0o17`) or hexadecimal (`0x1f`) number."""
         text = str(node.value)
-        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        number = int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        if number.bit_length() > LARGEST_BITS:
+            raise yaml.MarkedYAMLError(problem="the number has too many digits", problem_mark=node.start_mark)
+        return number
 
     def construct_core_float(self, node: yaml.ScalarNode) -> float | NumberText:
         """Of a number with a dot or an exponent."""
@@ -62,6 +67,32 @@ for _tag, _pattern, _construct in (
     Loader.add_constructor(_tag, _construct)
 
 
+MOST_VALUES = 1_000_000
+"""Fields and items of a recipe in which each alias is written out."""
+
+
 def load(text: str) -> Any:
-    """The value of a text. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader)
+    """The value of a text. Raises yaml.YAMLError, also for a value that no recipe can have: an alias inside its own anchor,
+    nesting without end, a number of thousands of digits, aliases of aliases that stand for too much."""
+    try:
+        value = yaml.load(text, Loader)
+        if _size(value, {}) > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"its aliases stand for more than {MOST_VALUES:,} values")
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="it is nested too deeply") from None
+    except ValueError as error:  # a number of too many digits
+        raise yaml.MarkedYAMLError(problem=str(error)) from None
+    return value
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Values inside ``value``, with those of aliases counted at each place; ``known`` has 0 for those under way."""
+    if not isinstance(value, dict | list):
+        return 1
+    if known.get(id(value)) == 0:
+        raise yaml.MarkedYAMLError(problem="an alias stands inside its own anchor")
+    if id(value) not in known:
+        known[id(value)] = 0
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(one, known) for one in inner)
+    return known[id(value)]

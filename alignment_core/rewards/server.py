@@ -177,17 +177,21 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             raise _Refused(401, "send the token as `Authorization: Bearer …`")
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit():
+        if not (length.isascii() and length.isdecimal()):
             raise _Refused(411, "a request needs its Content-Length")
-        if int(length) > LARGEST_BODY:
+        if len(length) > len(str(LARGEST_BODY)) or int(length) > LARGEST_BODY:
             raise _Refused(413, f"a request may have {LARGEST_BODY} bytes; send fewer texts")
         try:
             content = json.loads(self.rfile.read(int(length)))
+        except RecursionError:
+            raise _Refused(400, "the JSON of the body is nested too deeply") from None
         except ValueError:
             raise _Refused(400, "the body is not JSON") from None
         texts = content.get("query") if isinstance(content, dict) else None
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise _Refused(400, 'the body needs "query", a list of texts: prompt and completion with special tokens')
+        if not all(_is_unicode(text) for text in texts):
+            raise _Refused(400, "a text holds half of a surrogate pair, which is no character")
         return texts
 
     def _send(self, status: int, text: str, kind: str = "application/json") -> None:
@@ -200,6 +204,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Nothing for each request."""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def scores_of_texts(forward: Any, tokenizer: Any, most: int | None) -> Callable[[list[str]], Rewards]:

@@ -108,7 +108,7 @@ def reads(rows: Sequence[Row], format: Format, columns: Mapping[str, str]) -> bo
 def _parses(row: Row, format: Format, columns: Mapping[str, str]) -> bool:
     try:
         format.parse(Fields(row, columns))
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return False
     return True
 
@@ -133,7 +133,7 @@ def _mistake(rows: Sequence[Row], kind: Kind, asked: bool) -> str | None:
         try:
             name = formats.detect(rows[0], formats.AUTO, {}, kind)
             kind.formats[name].parse(Fields(row, {}))
-        except (UserError, ValueError, TypeError) as error:
+        except (UserError, ValueError, TypeError, RecursionError) as error:
             said = str(error).partition(". Name the columns")[0]
             return f"row {number}: {said}" + ("; name the columns with --column ROLE=NAME" if asked else "")
     return None

@@ -111,7 +111,7 @@ def _of_folder(name: str, why: str, folder: Path) -> Model:
 def _config_of(folder: Path) -> Shape:
     try:
         return dict(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{folder / 'config.json'}: cannot be read: {error}") from None
 
 

@@ -257,7 +257,7 @@ def some_to_hold_out(sources: list[dict[str, Any]], kind: kinds.Kind, format: st
         for row in islice(every(source), COUNTED):
             try:
                 prompts.append(prompts_of(kind.formats[format].parse(Fields(row, columns)), last_turn=False))
-            except (ValueError, IndexError, TypeError):
+            except (ValueError, IndexError, TypeError, RecursionError):
                 continue
             rows.append(row)
             size += len(json.dumps(row, default=str))

@@ -36,7 +36,7 @@ def has_tests(label: str) -> bool:
     """Whether a label holds tests of a program, in the form that `verifier: code` takes."""
     try:
         found = json.loads(label)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.keys() in ({"tests"}, {"inputs", "outputs"})
 

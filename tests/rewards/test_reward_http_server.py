@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 import httpx
@@ -113,6 +114,31 @@ def test_a_model_that_fails_fails_the_requests_of_its_batch_alone(serve: Any) ->
     assert httpx.post(url, json={"query": ["good"]}).json()["rewards"] == [4.0]
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * 100_000, "the JSON of the body is nested too deeply"),
+        (b'{"query": ' + b'[{"a": ' * 50_000, "the JSON of the body is nested too deeply"),
+        (b'{"query": [' + b"9" * 10_000 + b"]}", "the body is not JSON"),  # Python converts 4,300 digits at most
+        (b'{"query": ["\\ud800"]}', "a text holds half of a surrogate pair, which is no character"),
+        (b"\xff", "the body is not JSON"),
+    ],
+)
+def test_a_body_that_no_parser_takes_is_the_clients_error(serve: Any, body: bytes, says: str) -> None:
+    url = serve(lengths)
+    answer = httpx.post(url, content=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, says)
+    assert httpx.post(url, json={"query": ["good"]}).json()["rewards"] == [4.0]
+
+
+@pytest.mark.parametrize(("length", "status"), [("9" * 5000, 413), ("²", 411), ("-1", 411), ("1e3", 411)])
+def test_a_length_that_is_none_is_refused(serve: Any, length: str, status: int) -> None:
+    host, port = serve(lengths).removeprefix("http://").rstrip("/").split(":")
+    with create_connection((host, int(port)), 30) as connection:
+        connection.sendall(f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
+        assert connection.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
 def test_a_token_is_asked_of_whoever_wants_rewards(serve: Any) -> None:
     url = serve(lengths, "secret")
     assert httpx.get(f"{url}health").json() == {"status": "ok", "model": "the-model"}
@@ -160,4 +186,4 @@ def test_the_command_serves_until_it_is_ended(reward_model: Path, tmp_path: Path
     outside = subprocess.run(
         [*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True, check=False
     )
-    assert (outside.returncode, "name a token with --token-variable" in outside.stderr) == (2, True)
+    assert (outside.returncode, "set a token with ALIGN_SERVE_TOKEN or --token" in outside.stderr) == (2, True)

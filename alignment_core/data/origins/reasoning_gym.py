@@ -86,7 +86,7 @@ def from_label(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     try:
         found = json.loads(label, object_hook=_unmarked)
         return found["task"], found["options"], found["entry"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         raise ValueError(f"{label[:60]!r} is not the label of a `reasoning_gym` row") from None
 
 

@@ -54,7 +54,7 @@ def with_file(flags: Mapping[str, Words], folder: Path) -> dict[str, Words]:
         path = folder / words[0]
         try:
             content = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"--config {words[0]}: cannot be read as YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
             raise UserError(f"--config {words[0]}: a mapping of flags is needed")

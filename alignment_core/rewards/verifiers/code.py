@@ -77,7 +77,10 @@ def code_of(completion: str) -> str:
 
 
 def _tests(label: str | None) -> dict[str, Any]:
-    found = json.loads(label or "")
+    try:
+        found = json.loads(label or "")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("it is not an object")
     if found.keys() == {"tests"} and isinstance(found["tests"], str) and found["tests"].strip():
