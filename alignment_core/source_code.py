@@ -62,6 +62,11 @@ NEVER_COMPUTES = (
     "alignment_core.user_code.counted",
     "alignment_core.user_code.definitions",
     "alignment_core.user_code.modules",
+    # sentences for people, and who may call a server
+    "alignment_core.inference.kv_cache",
+    "alignment_core.inference.server_log",
+    "alignment_core.inference.token_guard",
+    "alignment_core.rewards.refusal",
     # after the stages, or before them
     "alignment_core.checks",
     "alignment_core.doctor",

@@ -10,7 +10,7 @@ STATED = ".higher_is_better"
 LOWER_IS_BETTER = frozenset(
     (
         *("loss", "nll", "kl", "error", "perplexity", "reward_rejected", "reward_undesirable"),  # of training
-        *("length", "truncated", "position_changed", "failed_rewards"),  # of evaluations
+        *("length", "truncated", "position_changed", "failed_rewards", "unjudged_pairs"),  # of evaluations
         *("word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter"),  # of lm-eval
     )
 )

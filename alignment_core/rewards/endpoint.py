@@ -22,6 +22,7 @@ import httpx
 
 from alignment_core.errors import EnvironmentFault, Stopped, UserError
 from alignment_core.rewards.failures import Answers
+from alignment_core.rewards.refusal import because, status
 from alignment_core.user_code.failed import Failed
 
 Rows = Sequence[dict[str, Any]]
@@ -33,6 +34,8 @@ FIRST_REST, LONGEST_REST = 0.2, 5.0
 CONNECT_SECONDS = 5.0
 BUSY = (408, 425, 429)
 """Answers of a server that may do better later, beside 5xx."""
+OF_THE_ROWS = (400, 413, 422)
+"""Answers that may be about the rows of this request alone, such as one that is too long."""
 
 
 @dataclass
@@ -53,7 +56,8 @@ class Endpoint:
 
     Raises UserError without the token, EnvironmentFault if there is no server at any of the URLs.
 
-    Args: ``field`` is where the recipe has the URLs; ``token_variable`` names the environment variable with the bearer token;
+    Args: ``field`` is where the recipe has the URLs; ``token_variable`` names the environment variable with the bearer token,
+    unless ``token`` is it;
     ``asks`` makes the JSON of a request for some rows; ``reads`` gives a reward, None or a Failed for each of so many rows,
     and raises Failed for an answer that has none of them.
     """
@@ -67,11 +71,11 @@ class Endpoint:
         field: str,
         asks: Callable[[Rows], dict[str, Any]],
         reads: Callable[[httpx.Response, int], list[Any]],
+        token: str | None = None,
     ) -> None:
         self.batch_size, self.timeout, self.field = batch_size, timeout, field
         self._asks, self._reads = asks, reads
         self.replicas = [Replica(url) for url in urls]
-        self._headers: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         if token_variable:
             token = os.environ.get(token_variable)
@@ -79,7 +83,8 @@ class Endpoint:
                 raise UserError(
                     f"{field.rpartition('.')[0]}.token_variable: the environment has no variable {token_variable}"
                 )
-            self._headers = {"Authorization": f"Bearer {token}"}
+        self._token = token or ""
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._find_one()
 
     def __call__(self, rows: Rows) -> Answers:
@@ -157,9 +162,7 @@ class Endpoint:
             async with asyncio.timeout(seconds):
                 response = await client.post(replica.url, json=content)
             if response.status_code in BUSY or response.is_server_error:
-                raise Failed(
-                    "unreachable", f"answered {response.status_code} {response.reason_phrase} at {replica.url}"
-                )
+                raise Failed("unreachable", self._refusal(response, replica))
         except (httpx.TransportError, TimeoutError, Failed) as error:
             replica.failed()
             if isinstance(error, Failed):
@@ -171,9 +174,14 @@ class Endpoint:
         finally:
             replica.requests -= 1
         replica.failures = 0
+        if response.status_code in OF_THE_ROWS:
+            raise Failed("refused", self._refusal(response, replica))
         if not response.is_success:
-            raise UserError(f"{self.field}: {replica.url} answered {response.status_code} {response.reason_phrase}")
+            raise UserError(f"{self.field}: {replica.url} {status(response)}{because(response, self._token)}")
         return response
+
+    def _refusal(self, response: httpx.Response, replica: Replica) -> str:
+        return f"{status(response)} at {replica.url}{because(response, self._token)}"
 
     def _find_one(self) -> None:
         """Look whether anything listens, which costs nothing, before anything that does."""
@@ -203,7 +211,7 @@ def asks_for(text: Callable[[dict[str, Any]], str]) -> Callable[[Rows], dict[str
 def read_rewards(response: httpx.Response, count: int) -> list[Any]:
     """What a reward server answered."""
     answer = None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         answer = response.json()
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list):

@@ -72,6 +72,11 @@ def extras(rewards: Sequence[RewardResult]) -> dict[str, float]:
     return {name: value for one in rewards if isinstance(one, Given) for name, value in one.extra.items()}
 
 
+def allowed_failures(share: float, size: int) -> int:
+    """How many of ``size`` rows may fail: the share, rounded down, and at least one unless the share is 0."""
+    return max(math.floor(share * size), 1 if share else 0)
+
+
 class Account:
     """What one source of rewards gave and failed to give; counts over all calls in ``failed``."""
 
@@ -102,12 +107,12 @@ class Account:
     def settle(self, rows: Sequence[dict[str, Any]], answers: Answers) -> list[RewardResult]:
         """The reward of each row of rollouts; the reason of a failure is logged with the row.
 
-        Raises DataError with the first failure, and ends ``answers``, once more than the share ``max_failed`` of the last
-        rows have failed.
+        Raises DataError with the first failure, and ends ``answers``, once more of the last rows have failed than
+        ``max_failed`` allows (see :func:`allowed_failures`).
         """
         size = max(self.window, len(rows))
         failed = sum(list(self._recent)[len(rows) - size :]) if size > len(rows) else 0
-        allowed, first = math.floor(self.max_failed * size), ""
+        allowed, first = allowed_failures(self.max_failed, size), ""
         rewards: dict[int, RewardResult] = {}
         with closing(answers):
             for number, answer in answers:

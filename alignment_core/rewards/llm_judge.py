@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.data.messages import as_given, in_words, tools_of
+from alignment_core.recipes.sections.judge_sampling import JudgeSampling
 from alignment_core.user_code.failed import Failed
 
 if TYPE_CHECKING:
@@ -38,23 +39,27 @@ def filled(template: str, values: Mapping[str, str | None]) -> str:
     return re.sub(rf"\{{({'|'.join(values)})\}}", value, template)
 
 
-def request(model: str, question: str, max_tokens: int, with_logps: bool) -> dict[str, Any]:
-    """A chat completion, greedy."""
+def request(model: str, question: str, sampling: JudgeSampling, with_logps: bool) -> dict[str, Any]:
+    """A chat completion; greedy, unless ``sampling`` says otherwise."""
     content = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
-        "temperature": 0,
-        "max_tokens": 1 if with_logps else max_tokens,
+        sampling.max_tokens_field: 1 if with_logps else sampling.max_tokens,
     }
+    if sampling.temperature is not None:
+        content["temperature"] = sampling.temperature
     return content | ({"logprobs": True, "top_logprobs": TOP_LOGPS} if with_logps else {})
 
 
 def said(response: httpx.Response) -> dict[str, Any]:
     """The judge's choice in an answer. Raises Failed if it is none of a chat completion."""
     choice = None
-    with suppress(ValueError, KeyError, IndexError, TypeError):
+    with suppress(ValueError, RecursionError, KeyError, IndexError, TypeError):
         choice = response.json()["choices"][0]
-    if not isinstance(choice, dict) or not isinstance((choice.get("message") or {}).get("content"), str):
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        if isinstance(choice, dict) and choice.get("finish_reason") == "length":
+            raise Failed("wrong_shape", "wrote no answer before it was cut off: raise max_tokens")
         raise Failed("wrong_shape", "did not answer with a chat completion that has a text")
     return choice
 

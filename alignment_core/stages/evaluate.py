@@ -37,7 +37,7 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
     metrics["truncated"] = float(np.mean([row["finish_reason"] == "length" for row in rows]))
     measured = {name: column for name, column in MEANS.items() if any(row[column] is not None for row in rows)}
     if failed := sum(any(row[column] is None for column in measured.values()) for row in rows):
-        metrics["failed_rewards"] = failed
+        metrics["failed_rewards"], metrics["completions"] = failed, len(rows)
     sources = list(zip(*[row["rewards"] for row in rows if row.get("rewards")], strict=True))
     for number, given in enumerate(sources if len(sources) > 1 else ()):
         if numbers := [one for one in given if one is not None]:
@@ -58,6 +58,8 @@ def run(context: StageContext, config: EvaluateConfig) -> dict[str, Any]:
         verdicts = json.loads((context.inputs["verdicts"] / VERDICTS).read_text())
         per_prompt_values["judged_win_rate"] = np.array(list(verdicts["prompts"].values()))
         metrics["position_changed"] = verdicts["position_changed"]
+        if unjudged := verdicts.get("failed", 0):  # verdicts of earlier versions do not have it
+            metrics["unjudged_pairs"], metrics["pairs"] = unjudged, unjudged + verdicts["pairs"]
     if "lm_eval" in context.inputs:
         metrics |= json.loads((context.inputs["lm_eval"] / LM_EVAL).read_text())["metrics"]
     for name, values in per_prompt_values.items():

@@ -67,14 +67,18 @@ def run(context: StageContext, config: JudgePairsConfig) -> dict[str, Any]:
     if not judged:
         raise DataError(f"{FIELD}: the judge gave no verdict on any pair")
     won = {str(prompt): sum(values) / len(values) for prompt, values in shares.items()}
-    content = {"prompts": won, "pairs": judged, "position_changed": changed / judged}
-    (context.output / VERDICTS).write_text(json.dumps(content, indent=2) + "\n")
     failed = len(pairs) - judged
+    content = {"prompts": won, "pairs": judged, "failed": failed, "position_changed": changed / judged}
+    (context.output / VERDICTS).write_text(json.dumps(content, indent=2) + "\n")
+    warning = (
+        f"the judge gave no verdict on {failed} of {len(pairs)} pairs, which are left out: the win rate is over {judged} pairs "
+        f"of {len(won)} prompts"
+    )
     return {
         "win_rate": sum(won.values()) / len(won),
         "position_changed": changed / judged,
         "pairs": judged,
-        **({"failed": failed} if failed else {}),
+        **({"failed": failed, "warnings": [warning]} if failed else {}),
     }
 
 
@@ -102,16 +106,19 @@ def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) 
     name = config.judge_model or SERVED
 
     def asks(rows: Any) -> dict[str, Any]:
-        return request(name, filled(config.template, rows[0]["values"]), config.max_tokens, False)
+        return request(name, filled(config.template, rows[0]["values"]), config, False)
 
     def worth(choice: dict[str, Any]) -> float:
         return WORTH.get(text_in(choice["message"]["content"], config.verdict), TIE)
 
     def reached(held: ExitStack) -> Endpoint:
-        bases = config.judge or [held.enter_context(served(str(context.inputs["judge"]), name, context.resources))]
+        bases, token = config.judge, None
+        if bases is None:
+            server = held.enter_context(served(str(context.inputs["judge"]), name, context.resources))
+            bases, token = (server.url,), server.token
         urls = [f"{url.rstrip('/')}/chat/completions" for url in bases]
         timeout = context.resources.reward_timeout_seconds
-        return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth))
+        return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth), token)
 
     account = Account(f"the judge {name}", config.max_failed, f"{FIELD}.max_failed", len(questions))
     endpoint: Endpoint | None = None
@@ -138,6 +145,7 @@ CODE = (
     "alignment_core.data.messages",
     "alignment_core.evaluation.files",
     "alignment_core.files",
+    "alignment_core.data.context",
     *below("alignment_core.inference", "http_server options"),
     "alignment_core.models.saving",
     *below("alignment_core.rewards", "endpoint failures llm_judge"),

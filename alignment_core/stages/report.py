@@ -75,10 +75,24 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
         f"Win rates are against {content['baseline']}{others}. Intervals are at {level}, over n prompts: Wilson's for accuracy "
         "and win rates, bootstrap for the others.",
     ]
+    lines += [f"\n{sentence}" for label in order for sentence in left_out(label, content["policies"][label])]
     if content["overlap"]["overlap"]:
         lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]
     lines += [f"- {name}: {value:.4g}" for name, value in sorted(content["notes"].items())]
     return "\n".join(lines) + "\n"
+
+
+def left_out(label: str, metrics: Mapping[str, float]) -> list[str]:
+    """Sentences about what the figures of a policy do not count."""
+    found = []
+    if failed := metrics.get("failed_rewards"):
+        total = f" of {metrics['completions']:.0f}" if "completions" in metrics else ""
+        found.append(f"{label}: {failed:.0f}{total} completions without a reward or score are left out.")
+    if failed := metrics.get("unjudged_pairs"):
+        found.append(
+            f"{label}: {failed:.0f} of {metrics['pairs']:.0f} pairs without a verdict of the judge are left out."
+        )
+    return found
 
 
 def columns_of(policies: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:

@@ -7,7 +7,9 @@ import traceback
 from pathlib import Path
 from typing import Literal
 
-Reason = Literal["raised", "timeout", "crashed", "wrong_shape", "bad_number", "unreachable", "none_given", "too_long"]
+Reason = Literal[
+    "raised", "timeout", "crashed", "wrong_shape", "bad_number", "unreachable", "refused", "none_given", "too_long"
+]
 
 
 class Failed(Exception):

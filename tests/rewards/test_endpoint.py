@@ -96,7 +96,7 @@ def test_a_server_that_stays_broken_is_given_up_at_the_deadline(serve: Any, capl
     assert rewards(endpoint([broken.url], timeout=1.0), rows(2), 1.0) == [[None] * 2, {"unreachable": 2}]
     assert f"p.jsonl:1: the endpoint answered 503 Service Unavailable at {broken.url}, for the prompt" in caplog.text
     assert 2 <= len(broken.asked) <= 8, "it rests longer and longer between attempts"
-    with pytest.raises(DataError, match=r"0 of 2 completions may lack a reward \(rl\.rewards\.0\.max_failed 0\.01\)"):
+    with pytest.raises(DataError, match=r"1 of 2 completions may lack a reward \(rl\.rewards\.0\.max_failed 0\.01\)"):
         rewards(endpoint([broken.url], timeout=0.3), rows(2), 0.01)
 
 
@@ -163,3 +163,32 @@ def test_closing_ends_a_call_that_is_under_way(serve: Any) -> None:
     assert time.monotonic() - started < 100, "it did not wait for the answer"
     released.set()
     closing.join()
+
+
+def test_the_servers_reason_is_shown_for_each_kind_of_refusal(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    body = b'{"error": {"message": "this text is too long"}}'
+    denied = serve(lambda content: (403, body))
+    with pytest.raises(UserError, match=rf"{denied.url} answered 403 Forbidden: this text is too long$"):
+        rewards(endpoint([denied.url]), rows(1))
+    broken = serve(lambda content: (500, body))
+    rewards(endpoint([broken.url], timeout=0.5), rows(1), 1.0)
+    assert f"answered 500 Internal Server Error at {broken.url}: this text is too long" in caplog.text
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_that_may_be_about_the_rows_costs_these_rows(
+    status: int, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 20 completions a share of 0.1 may lack a reward: two, which are in the one batch that the server refuses."""
+
+    def refuses_one(content: dict[str, Any]) -> tuple[int, bytes]:
+        return (status, b'{"error": "row 4 is too long"}') if content["prompts"][0] == "prompt 4" else lengths(content)
+
+    server = serve(refuses_one)
+    values, failed = rewards(endpoint([server.url], size=2), rows(20), 0.1)
+    assert [number for number, value in enumerate(values) if value is None] == [4, 5]
+    assert failed == {"refused": 2}
+    assert len(server.asked) == 10, "what is refused is not asked for again"
+    assert "row 4 is too long" in caplog.text
+    with pytest.raises(DataError, match=rf"answered {status} .*: row 4 is too long, for the prompt"):
+        rewards(endpoint([server.url], size=2), rows(20), 0.05)

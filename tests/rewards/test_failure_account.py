@@ -7,7 +7,7 @@ import json
 import pytest
 
 from alignment_core.errors import DataError
-from alignment_core.rewards.failures import Account, Answers, failure_of, numbers
+from alignment_core.rewards.failures import Account, Answers, allowed_failures, failure_of, numbers
 
 
 def test_the_share_is_of_a_steps_rows_also_where_they_come_in_parts() -> None:
@@ -56,3 +56,12 @@ def test_a_number_that_single_precision_could_not_add_up_is_no_reward(answer: fl
     assert failure.reason == "bad_number"
     assert str(failure).endswith("a finite number of at most 1e+30 is needed")
     assert failure_of(-1e30) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "allowed"),
+    [(0.01, 8, 1), (0.01, 200, 2), (0.1, 16, 1), (0.1, 40, 4), (0.5, 2, 1), (0.0, 1000, 0)],
+)
+def test_one_row_may_always_fail_unless_none_may(share: float, size: int, allowed: int) -> None:
+    """The share of the rows, rounded down; one where that would be none."""
+    assert allowed_failures(share, size) == allowed

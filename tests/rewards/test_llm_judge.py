@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignment_core.errors import UserError
+from alignment_core.errors import DataError, UserError
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.recipes.load import parse_recipe
 from alignment_core.recipes.sections.rewards import CHOICE
@@ -80,6 +80,44 @@ def test_the_last_score_of_its_answer_is_put_on_the_scale(serve: Any) -> None:
     }
     plain, _ = judged(server, [row("four")], scale=None)
     assert plain == [5.5]
+
+
+@pytest.mark.parametrize("answers", [{}, {"verdicts": {"Yes": 1.0, "No": 0.0}}])
+def test_endpoints_of_reasoning_models_are_asked_in_their_own_form(serve: Any, answers: dict[str, Any]) -> None:
+    """OpenAI's reasoning models refuse `max_tokens` and any temperature but the default."""
+
+    def strict(asked: dict[str, Any]) -> tuple[int, bytes]:
+        wrong = sorted({"max_tokens", "temperature"} & asked.keys())
+        if wrong:
+            return 400, json.dumps({"error": {"message": f"Unsupported parameter: {wrong[0]}"}}).encode()
+        return completion("Score: 10", {"Yes": 0.0})
+
+    server = serve(strict)
+    fields = {"max_tokens_field": "max_completion_tokens", "temperature": None, **answers}
+    assert judged(server, [row("a")], **fields)[0] == [1.0]
+    (asked,) = server.asked
+    assert asked["max_completion_tokens"] == (1 if answers else 512)
+    with pytest.raises(
+        DataError, match=r"answered 400 Bad Request at .*: Unsupported parameter: max_tokens, for the prompt"
+    ):
+        judged(server, [row("a"), row("b")], **answers)
+    assert judged(serve(lambda asked: completion("Score: 10")), [row("a")], temperature=0.5, scale=None)[0] == [10.0]
+
+
+def test_the_form_of_a_request_is_part_of_the_key_only_where_it_is_given(serve: Any) -> None:
+    server = serve(lambda asked: completion("Score: 10"))
+    plain, other = reward(server), reward(server, max_tokens_field="max_completion_tokens", temperature=None)
+    (one,), (two,) = content([plain], "rl.rewards"), content([other], "rl.rewards")
+    assert not {"max_tokens_field", "temperature"} & one.keys(), "keys of earlier versions stay"
+    assert (two["max_tokens_field"], two["temperature"]) == ("max_completion_tokens", None)
+
+
+def test_an_answer_that_was_cut_off_among_its_thoughts_says_so(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    choice = {"message": {"content": None, "reasoning_content": "I think"}, "finish_reason": "length"}
+    cut = json.dumps({"choices": [choice]}).encode()
+    server = serve(lambda asked: (200, cut) if "\n\na\n\n" in question(asked) else completion("Score: 10"))
+    assert judged(server, [row("a"), row("b")]) == ([None, 1.0], {"wrong_shape": 1})
+    assert "wrote no answer before it was cut off: raise max_tokens" in caplog.text
 
 
 def test_verdicts_are_weighed_by_their_probabilities(serve: Any) -> None:

@@ -83,3 +83,21 @@ def test_the_report_says_the_level_that_the_recipe_asked_for(evaluated):
     assert "95 %" not in text
     # z = 1.6449, z² = 2.7055: half 1.6449 / (1 + 2.7055 / 8) √(1 / 32 + 2.7055 / 256) = 0.2514
     assert "| sft | 0.500 [0.249, 0.751] n=8 |" in text
+
+
+def test_the_report_says_what_its_figures_leave_out(evaluated):
+    """Three completions, one without a reward; four pairs, one without a verdict."""
+    scores = [{**ROW, "prompt": i, "verifier": None, "reward": one} for i, one in enumerate((1.0, 2.0, None))]
+    metrics = {**evaluated(scores), "unjudged_pairs": 1.0, "pairs": 4.0}
+    content = {
+        "title": "Run one",
+        "baseline": "sft",
+        "policies": {"sft": metrics, "dpo": {"confidence": 0.95, "length": 3.0}},
+        "against": {},
+        "notes": {},
+        "overlap": {"prompts": 3, "overlap": 0, "shared": {}},
+    }
+    text = markdown(content, ["sft", "dpo"])
+    assert "sft: 1 of 3 completions without a reward or score are left out." in text
+    assert "sft: 1 of 4 pairs without a verdict of the judge are left out." in text
+    assert "dpo:" not in text

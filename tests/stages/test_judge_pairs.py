@@ -98,7 +98,7 @@ def test_pairs_without_a_verdict_are_left_out_and_too_many_end_the_stage(judge: 
 
     metrics, left, _ = judge(shy, max_failed=0.5)
     assert (sorted(left["prompts"]), metrics["failed"]) == (["0", "1", "3"], 1)
-    with pytest.raises(DataError, match=r"the judge j gave no verdict .* \(evaluation.judge.max_failed 0.01\)"):
+    with pytest.raises(DataError, match=r"the judge j gave no verdict .* \(evaluation.judge.max_failed 0.1\)"):
         judge(shy)
     with pytest.raises(DataError, match="sampled on different prompts"):
         judge(longer, {0: ["a"]}, {1: ["a"]})
@@ -167,3 +167,34 @@ def test_a_judge_that_the_stage_serves_answers_each_pair_in_both_orders(tiny_mod
 def test_a_judge_is_in_one_place(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         PairwiseJudgeConfig.model_validate(fields)
+
+
+def test_one_answer_without_a_verdict_is_left_out_and_the_figures_say_over_how_many(judge: Any) -> None:
+    """Four pairs of one prompt each; the judge says nothing of the pair x / xxxx in one order, which leaves three. Of the six
+    questions asked (one pair is of equal answers) a share of 0.1 is less than one, and one is always allowed."""
+
+    def shy(content: dict[str, Any]) -> tuple[int, bytes]:
+        return completion("I cannot say.") if answers(content) == ("x", "xxxx") else longer(content)
+
+    metrics, left, _ = judge(shy)
+    assert (metrics["pairs"], metrics["failed"], left["failed"]) == (3, 1, 1)
+    assert metrics["win_rate"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+    assert metrics["warnings"] == [
+        "the judge gave no verdict on 1 of 4 pairs, which are left out: the win rate is over 3 pairs of 3 prompts"
+    ]
+    with pytest.raises(DataError, match=r"0 of 6 completions may lack a reward \(evaluation.judge.max_failed 0\)"):
+        judge(shy, max_failed=0)
+
+
+def test_a_judge_that_refuses_is_quoted(judge: Any) -> None:
+    refusal = b'{"error": {"message": "use max_completion_tokens"}}'
+    with pytest.raises(DataError, match=r"answered 400 Bad Request at http.*: use max_completion_tokens"):
+        judge(lambda content: (400, refusal) if "max_tokens" in content else completion("[[A]]"))
+    metrics, *_ = judge(
+        lambda content: (
+            completion("[[A]]") if content.keys() == {"model", "messages", "max_completion_tokens"} else (400, b"")
+        ),
+        max_tokens_field="max_completion_tokens",
+        temperature=None,
+    )
+    assert metrics["pairs"] == 4

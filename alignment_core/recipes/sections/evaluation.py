@@ -49,7 +49,8 @@ class EvaluationConfig(Config):
     """Largest share of the prompts that may also be training prompts if `promotion.gates` depend on them. The overlap
     is counted in any case."""
     max_failed_rewards: float = Field(0.01, ge=0, le=0.5)
-    """Largest share of completions for which the verifier may fail or give no answer; they are counted and left out."""
+    """Largest share of completions for which the verifier may fail or give no answer, and at least one unless it is 0; they
+    are counted and left out."""
     win_margin: float = Field(0.0, ge=0)
     """Rewards closer than this are a tie, worth half a win."""
     confidence: float = Field(0.95, gt=0.5, lt=1)

@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field, field_validator, model_validator
 
-from alignment_core.recipes.base import Config
+from alignment_core.recipes.sections.judge_sampling import JudgeSampling
 from alignment_core.recipes.sections.model import ModelConfig
 from alignment_core.recipes.urls import Urls
 
@@ -26,7 +26,7 @@ Answer B:
 Explain in one or two sentences, then end with [[A]], [[B]], or [[C]] if neither is better."""
 
 
-class PairwiseJudgeConfig(Config):
+class PairwiseJudgeConfig(JudgeSampling):
     """A language model that compares answers of two policies, behind an OpenAI-compatible endpoint or served by the stage."""
 
     judge: Urls | None = None
@@ -43,10 +43,9 @@ class PairwiseJudgeConfig(Config):
     tie."""
     pairs_per_prompt: int = Field(1, ge=1)
     """How many answers of each policy to a prompt are compared, the first with the first and so on."""
-    max_tokens: int = Field(512, ge=1)
-    """Longest answer of the judge in tokens."""
-    max_failed: float = Field(0.01, ge=0, le=0.5)
-    """Largest share of the judge's answers that may give no verdict; they are counted and left out."""
+    max_failed: float = Field(0.1, ge=0, le=0.5)
+    """Largest share of the judge's answers that may give no verdict, and at least one answer unless it is 0. Their pairs are
+    counted and left out of the win rate."""
     token_variable: str | None = None
     """Name of the environment variable that holds the bearer token."""
 

@@ -48,7 +48,8 @@ class RewardConfig(Config):
     the step (`batch`), of all steps so far (`running`), or of answers that the reward model was trained on, as it says itself
     (`model`; before `clip`)."""
     max_failed: float = Field(0.01, ge=0, le=0.5)
-    """Largest share of a step's completions that may lack this reward; they are counted and left out."""
+    """Largest share of a step's completions that may lack this reward, and at least one unless it is 0; they are counted and
+    left out."""
     missing: Literal["ignore", "fail"] | None = Field(None, exclude_if=lambda meaning: meaning is None)
     """Meaning of None in place of a reward (null from an endpoint). With `ignore` the completion's other rewards are summed
     without it, so that functions of several tasks can return None for each other's rows; a completion that all rewards

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from alignment_core.recipes.sections.judge_sampling import JudgeSampling
 from alignment_core.recipes.sections.pairwise_judge import with_group
 from alignment_core.recipes.sections.rewards import RewardConfig
 from alignment_core.recipes.urls import Urls
@@ -27,7 +28,7 @@ Say in one or two sentences what is good and what is bad, then end with a line "
 1 (useless) to 10 (perfect)."""
 
 
-class Judged(RewardConfig):
+class Judged(RewardConfig, JudgeSampling):
     """How a language model is asked what it thinks of a completion, and how its answer is read."""
 
     may_return_none: ClassVar[bool] = False
@@ -41,8 +42,6 @@ class Judged(RewardConfig):
     the probabilities that the judge gives them as its first token."""
     scale: tuple[float, float] | None = (1, 10)
     """The lowest and the highest score, which become 0 and 1; null takes scores as they are."""
-    max_tokens: int = Field(512, ge=1)
-    """Longest answer of the judge in tokens."""
 
     @field_validator("verdicts", mode="before")
     @classmethod
@@ -103,7 +102,13 @@ class JudgeReward(Judged):
 
 
 def asking(
-    reward: Judged, opening: Opening, field: str, urls: Sequence[str], model: str, token_variable: str | None = None
+    reward: Judged,
+    opening: Opening,
+    field: str,
+    urls: Sequence[str],
+    model: str,
+    token_variable: str | None = None,
+    token: str | None = None,
 ) -> Endpoint:
     """The judge called ``model`` behind these base URLs, which the recipe's ``field`` of the reward asks for."""
 
@@ -111,11 +116,11 @@ def asking(
         (row,) = rows
         values = {"prompt": conversation(row), "completion": row["completion_text"], "label": row["label"]}
         question = filled(reward.template, values)
-        return request(model, question, reward.max_tokens, reward.verdicts is not None)
+        return request(model, question, reward, reward.verdicts is not None)
 
     places = [f"{url.rstrip('/')}/chat/completions" for url in urls]
     timeout = opening.resources.reward_timeout_seconds
-    return Endpoint(places, 1, token_variable, timeout, f"{opening.field}.{field}", asks, reads(reward.value))
+    return Endpoint(places, 1, token_variable, timeout, f"{opening.field}.{field}", asks, reads(reward.value), token)
 
 
 def _content(reward: JudgeReward, field: str) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""Why an HTTP server refused a request, in its own words: short, on one line, without control characters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+SHOWN = 300
+"""Characters of a reason that a message shows."""
+FIELDS = ("message", "error", "detail", "reason", "msg")
+"""Where servers put the reason in a JSON object, or in objects inside it."""
+
+
+def reason(response: httpx.Response, secret: str = "") -> str:
+    """The reason in the body, without ``secret``; empty if it has no words."""
+    text = _message_of(response) or response.text
+    if secret:
+        text = text.replace(secret, "…")
+    plain = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 20 * SHOWN]).split())
+    if not any(letter.isalnum() for letter in plain):
+        return ""
+    return f"{plain[:SHOWN]}…" if len(plain) > SHOWN else plain
+
+
+def status(response: httpx.Response) -> str:
+    """``answered 400 Bad Request``."""
+    return f"answered {response.status_code} {response.reason_phrase}".rstrip()
+
+
+def because(response: httpx.Response, secret: str = "") -> str:
+    """``: reason``; empty if there is none."""
+    why = reason(response, secret)
+    return f": {why}" if why else ""
+
+
+def _message_of(response: httpx.Response) -> str:
+    try:
+        found: Any = json.loads(response.text)
+    except (ValueError, RecursionError):
+        return ""
+    for _ in range(4):
+        if isinstance(found, list) and found:
+            found = found[0]
+        if not isinstance(found, dict):
+            break
+        found = next((found[name] for name in FIELDS if found.get(name)), None)
+    return found if isinstance(found, str) else ""
