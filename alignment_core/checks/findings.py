@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alignment_core.artifacts import Reference, Store
-from alignment_core.checks import functions, memory_needs, rows, shapes
+from alignment_core.checks import cache, functions, memory_needs, rows, shapes
 from alignment_core.checks.plan import Plan, PlannedStage
 from alignment_core.data.context import longest_sampled, longest_trained
 from alignment_core.errors import DataError
@@ -28,6 +28,8 @@ class Findings(BaseModel):
     """The data sets that were looked at."""
     warnings: list[str] = []
     """Sentences about what may slow the run down or end it."""
+    caches: list[cache.Need] = []
+    """Key-value cache that each stage needs which samples on this machine's processors, as far as that is known."""
 
     def refuse(self) -> None:
         """Raise DataError with all problems, if there are any."""
@@ -66,6 +68,8 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
                 if broken := list(_broken(functions_of_it, answer.samples, timeout)):
                     return Findings(problems=broken)
     problems = problems or list(_too_long(plan.store, todo, seen))
+    needs = list(_caches(plan.store, todo, seen, resources)) if shapes.on_cpu(resources) else []
+    problems = problems or [sentence for need in needs if (sentence := need.problem(resources))]
     made = {stage.label: stage.reference for stage in plan.stages if stage.reference is not None}
     for label, others in called.items() if not problems else ():
         if label in made:
@@ -75,7 +79,7 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
         if label in seen:
             seen[label].warnings.append(sentence)
     warnings = [short_of_memory] if short_of_memory else []
-    return Findings(problems=list(dict.fromkeys(problems)), seen=found, warnings=warnings)
+    return Findings(problems=list(dict.fromkeys(problems)), seen=found, warnings=warnings, caches=needs)
 
 
 def _memory_needed(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> int:
@@ -156,6 +160,21 @@ def _too_long(store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answe
             if answer is not None and (longest := answer.certain(sampling.prompts)):
                 most = longest_sampled(_shape(store, prompts.inputs["tokenizer"]))
                 yield from shapes.too_long(stage, sampling.generation.max_completion_length, longest, most)
+
+
+def _caches(
+    store: Store, todo: list[PlannedStage], seen: dict[str, rows.Answer], resources: ResourcesConfig
+) -> Iterator[cache.Need]:
+    for stage in todo:
+        prompts = list(_prompts_of(stage))
+        if not prompts or (sampling := stage.config.sampling()) is None:
+            continue
+        longest = max(seen[one.label].certain(sampling.prompts) if one.label in seen else 0 for one in prompts)
+        tokens = longest + sampling.generation.max_completion_length
+        policy = _beside(stage.inputs["policy"])
+        trained = isinstance(policy, PlannedStage) and policy.stage != "base_model"
+        shape = _shape(store, prompts[0].inputs["tokenizer"] if trained else policy)
+        yield from cache.needs(stage.label, tokens, shape, resources, trained)
 
 
 def _prompts_of(stage: PlannedStage) -> Iterator[PlannedStage]:

@@ -86,14 +86,14 @@ def wrong_heads(shape: dict[str, Any], resources: ResourcesConfig) -> Iterator[s
     served = head_sizes_on_cpu()
     heads, width = shape.get("num_attention_heads"), shape.get("hidden_size")
     size = shape.get("head_dim") or (width // heads if heads and width else None)
-    if size is not None and served and size not in served and _on_cpu(resources):
+    if size is not None and served and size not in served and on_cpu(resources):
         yield (
             f"model: its heads have {size} dimensions (hidden_size {width} / num_attention_heads {heads}), which "
             f"vLLM's attention on the CPU does not support; it supports {', '.join(map(str, served))}"
         )
 
 
-def _on_cpu(resources: ResourcesConfig) -> bool:
+def on_cpu(resources: ResourcesConfig) -> bool:
     """Whether the engines certainly have no GPU; a cluster may have one elsewhere."""
     alone = not os.environ.get("RAY_ADDRESS") and shutil.which("nvidia-smi") is None
     return resources.device == "cpu" or (resources.device == "auto" and alone)

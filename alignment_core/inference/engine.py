@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import numpy as np
 
 from alignment_core.cluster.device import Device
 from alignment_core.columns import parts
-from alignment_core.errors import UserError, one_line
+from alignment_core.errors import UserError
 from alignment_core.imports import hidden, uncollected
-from alignment_core.inference.options import BY_DEVICE, adapter_options
+from alignment_core.inference.options import BY_DEVICE, adapter_options, started
 from alignment_core.memory import memory_explained
 from alignment_core.models.buckets import Bucket
 from alignment_core.models.handle import Model
@@ -94,17 +94,6 @@ class Request:
     seed: int
 
 
-def _with_options(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """An engine with further options. Raises UserError if vLLM does not take them."""
-    try:
-        return make(**options)
-    except (TypeError, ValueError) as error:
-        if not options:
-            raise
-        why = one_line(error)
-        raise UserError(f"resources.engine_options: vLLM does not take {', '.join(options)}: {why}") from None
-
-
 @dataclass
 class _UnderWay:
     """A request, and what was sampled of it so far."""
@@ -152,7 +141,7 @@ class Engine:
             **device.engine_options(resources),
             **adapter_options(resources.max_lora_rank),
         )
-        self.llm = _with_options(make, resources.engine_options)
+        self.llm = started(make, folder, max_model_len, resources)
         if resources.max_lora_rank and device.kind == "cpu" and any(self.llm.collective_rpc("adapts_experts")):
             raise UserError(
                 "resources.max_lora_rank: on a CPU vLLM cannot add adapters to a mixture of experts; leave it out, so "

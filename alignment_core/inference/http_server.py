@@ -2,33 +2,73 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import logging
+import secrets
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from alignment_core.data.context import longest_sampled
 from alignment_core.errors import EnvironmentFault
+from alignment_core.inference.kv_cache import mib_needed
 from alignment_core.inference.options import BY_DEVICE
+from alignment_core.inference.server_log import ServerLog, root_cause
+from alignment_core.inference.token_guard import VARIABLE
 from alignment_core.models.saving import check_loadable, checkpoint_dtype
 from alignment_core.processes import inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
 
+log = logging.getLogger(__name__)
+
 START_SECONDS = 600.0
 """For which it may load its model."""
 STOP_SECONDS = 20.0
-SHOWN = 2000
-"""Last characters of its log that an error quotes."""
+GUARD = "alignment_core.inference.token_guard.RequireToken"
+AS_LONG_AS_FITS = -1
+"""vLLM's context length for the longest one that its key-value cache can hold, up to the model's."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers."""
+
+    url: str
+    """Ends in ``/v1``."""
+    context: int
+    """Tokens that a sequence may have, prompt and completion."""
+    token: str | None
+    """What requests carry as a bearer token."""
+    process: subprocess.Popen[bytes]
+    log: ServerLog
+    shortened: str | None = None
+    """A sentence if the key-value cache holds less than the model's context."""
+    whole_mib: int | None = None
+    """MiB of key-value cache that would hold all of it, if that is known."""
 
 
 def server_of(
-    folder: str, name: str, host: str, port: int, resources: ResourcesConfig | None = None
+    folder: str,
+    name: str,
+    host: str,
+    port: int,
+    resources: ResourcesConfig | None = None,
+    token: str | None = None,
+    options: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
-    """The server's command, and its environment, as our own engines have theirs."""
+    """The server's command, and the variables of its environment, as our own engines have theirs.
+
+    Its context is as long as its key-value cache allows. ``options`` are further ones of vLLM's, which go before ours.
+    """
     import torch
 
     from alignment_core.cluster.device import Device, Place
@@ -42,69 +82,160 @@ def server_of(
     found.pop("enable_sleep_mode", None)
     if (Path(folder) / "config.json").is_file():  # of a name on the Hub vLLM knows best
         found["dtype"] = checkpoint_dtype(check_loadable(Path(folder)))
+    if token:
+        environment[VARIABLE] = token
+        found["middleware"] = GUARD
+    found["max-model-len"] = AS_LONG_AS_FITS
     given = {"model": folder, "served-model-name": name, "host": host, "port": port, **found}
     flags = [word for option, value in given.items() for word in _flag(option.replace("_", "-"), value)]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags], environment
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *flags, *options], environment
 
 
 def _flag(option: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
-    return [f"--{option}", str(value)]
+    return [f"--{option}={value}"]
 
 
 @contextmanager
 def served(
     folder: str, name: str, resources: ResourcesConfig | None = None, own_session: bool = False
-) -> Iterator[str]:
-    """Its URL on loopback, ending in ``/v1``. Raises EnvironmentFault if it does not start.
+) -> Iterator[Server]:
+    """A server on a free port of loopback, with a token that only this process knows. Raises EnvironmentFault if it does not
+    start.
 
     In an ``own_session`` Ctrl-C does not reach it.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command, environment = server_of(folder, name, "127.0.0.1", port, resources)
-    with tempfile.TemporaryFile() as log, ExitStack() as running:
-        server = subprocess.Popen(
+    token = secrets.token_urlsafe(32)
+    with running(folder, name, "127.0.0.1", port, resources, token, own_session=own_session) as server:
+        if server.shortened:
+            log.warning("%s", server.shortened)
+        yield server
+
+
+@contextmanager
+def running(
+    folder: str,
+    name: str,
+    host: str,
+    port: int,
+    resources: ResourcesConfig | None = None,
+    token: str | None = None,
+    options: Sequence[str] = (),
+    own_session: bool = False,
+    start_seconds: float | None = START_SECONDS,
+) -> Iterator[Server]:
+    """A server, once it answers. Raises EnvironmentFault with the reason if it does not start.
+
+    One in an ``own_session`` ends with this process, however that ends: start it from the main thread.
+    """
+    command, environment = server_of(folder, name, host, port, resources, token, options)
+    with ExitStack() as held:
+        process = subprocess.Popen(
             command,
             env=inherited(**environment),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=own_session,
+            preexec_fn=_end_with_parent if own_session else None,
         )
-        running.callback(_end, server)
-        _wait(server, f"http://127.0.0.1:{port}/v1", name, log)
-        yield f"http://127.0.0.1:{port}/v1"
+        held.callback(_end, process)
+        assert process.stdout is not None
+        output = ServerLog(process.stdout)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        context = _wait(process, url, token, name, output, start_seconds)
+        shortened, whole = None, None
+        if not _limits_context(options):
+            shortened, whole = _shortened(folder, name, context, resources)
+        yield Server(url, context, token, process, output, shortened, whole)
 
 
-def _wait(server: subprocess.Popen[bytes], url: str, name: str, log: IO[bytes]) -> None:
+def _wait(
+    process: subprocess.Popen[bytes], url: str, token: str | None, name: str, output: ServerLog, seconds: float | None
+) -> int:
+    """Its context in tokens, once it answers."""
     import httpx
 
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(f"{url}/models", timeout=5).is_success:
-                return
-        except httpx.HTTPError:
+    started = time.monotonic()
+    reached = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    with httpx.Client(headers=authorization(token), timeout=5, trust_env=False) as client:  # no proxy on the way
+        while process.poll() is None and (seconds is None or time.monotonic() - started < seconds):
+            try:
+                answer = client.get(f"{reached}/models")
+                if answer.is_success:
+                    return int(answer.json()["data"][0]["max_model_len"])
+            except (httpx.HTTPError, ValueError, LookupError, TypeError):
+                pass
             time.sleep(0.2)
-    log.seek(0)
-    raise EnvironmentFault(f"{name}: vLLM's server did not start:\n{log.read().decode(errors='replace')[-SHOWN:]}")
+    code = process.poll()
+    if code is not None:
+        output.join(5)
+    raise EnvironmentFault(f"{name}: vLLM's server did not start: {_why(code, output, seconds)}")
 
 
-def _end(server: subprocess.Popen[bytes]) -> None:
+def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
+    """Why a server did not start; all of its output goes to a file that the sentence names."""
+    cause = root_cause(output.text())
+    if cause is None:
+        if code is None:
+            cause = f"it did not answer within {seconds:g} seconds"
+        elif code < 0:
+            cause = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
+        else:
+            cause = f"it ended with exit code {code}"
+    if "KV cache is needed" in cause:
+        cause += " Its size is resources.kv_cache_mib, or `-- --kv-cache-memory-bytes=512M` for align serve."
+    return f"{cause} (its log: {output.save()})"
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """The header of requests that carry a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _limits_context(options: Sequence[str]) -> bool:
+    return any(option.replace("_", "-").startswith("--max-model-len") for option in options)
+
+
+def _shortened(
+    folder: str, name: str, context: int, resources: ResourcesConfig | None
+) -> tuple[str | None, int | None]:
+    """A sentence if the model takes longer sequences than the server, and MiB of cache that would hold those."""
+    file = Path(folder) / "config.json"
+    shape = json.loads(file.read_text()) if file.is_file() else {}
+    most = longest_sampled(shape)
+    if most is None or context >= most:
+        return None, None
+    whole = mib_needed(shape, most, shards=resources.tensor_parallel_size if resources else 1)
+    why = f"; {whole} MiB would hold all of them" if whole else ""
+    return (
+        f"{name}: a context of {context:,} of the model's {most:,} tokens, as long as its key-value cache allows{why}"
+    ), whole
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End it with all that it started."""
     import psutil
 
-    if server.poll() is not None:
+    if process.poll() is not None:
         return
-    below = psutil.Process(server.pid).children(recursive=True)
-    server.terminate()
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
     try:
-        server.wait(STOP_SECONDS)
+        process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+        process.kill()
+        process.wait()
     for one in psutil.wait_procs(below, timeout=5)[1]:
         one.kill()

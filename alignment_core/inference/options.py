@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from alignment_core.errors import UserError, one_line
+from alignment_core.inference import kv_cache
+from alignment_core.recipes.sections.resources import ResourcesConfig
 
 # Blocks of 32: the default of 128 never caches a short prompt. A prompt in chunks breaks seeded sampling: vLLM then rewinds
 # the random generator, which a CPU generator cannot do.
@@ -13,3 +20,18 @@ BY_DEVICE = {"cpu": {"enforce_eager": True, "block_size": 32, "enable_chunked_pr
 def adapter_options(most: int | None) -> dict[str, Any]:
     """Arguments of ``vllm.LLM`` for an engine that takes one adapter of this rank at most; None: none."""
     return {} if most is None else {"enable_lora": True, "max_loras": 1, "max_lora_rank": most}
+
+
+def started(make: Callable[..., Any], folder: Path, tokens: int, resources: ResourcesConfig) -> Any:
+    """An engine with further options. Raises UserError if vLLM does not take them, and if its cache is too small for a
+    sequence of so many tokens."""
+    options = resources.engine_options
+    try:
+        return make(**options)
+    except (TypeError, ValueError) as error:
+        if sentence := kv_cache.too_small(error, json.loads((folder / "config.json").read_text()), tokens, resources):
+            raise UserError(sentence) from None
+        if not options:
+            raise
+        why = one_line(error)
+        raise UserError(f"resources.engine_options: vLLM does not take {', '.join(options)}: {why}") from None

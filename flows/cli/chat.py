@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from alignment.flows.cli.serve import model_of
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.errors import EnvironmentFault, UserError
-from alignment_core.inference.http_server import served
+from alignment_core.inference.http_server import authorization, served
+from alignment_core.rewards.refusal import because
 
-SHOWN = 1500
-"""Characters of a server's answer that a message shows."""
+UNAUTHORISED = (401, 403)
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it"
 
 
@@ -27,16 +28,22 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 512,
+    token_variable: Annotated[
+        str | None, typer.Option(help="Environment variable with the token that the server of a URL asks for.")
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Talk with a model; with two, both are asked the same. Answers are streamed, and every model has its own history."""
     if len(models) > 2:
         raise UserError("talk with one model, or two side by side")
+    token = os.environ.get(token_variable) if token_variable else None
+    if token_variable and not token:
+        raise UserError(f"--token-variable: the environment has no variable {token_variable}")
     with ExitStack() as open_:
         found = [model if "://" in model else model_of(model, store) for model in models]  # before any is started
-        urls = [one if isinstance(one, str) else open_.enter_context(_loaded(*one)) for one in found]
-        voices = [Voice(model, url, system) for model, url in zip(models, urls, strict=True)]
+        places = [(one, token) if isinstance(one, str) else open_.enter_context(_loaded(*one)) for one in found]
+        voices = [Voice(model, *place, system) for model, place in zip(models, places, strict=True)]
         if not as_json:
             err.print(HELP)
         for line in _lines(prompted=sys.stdin.isatty()):
@@ -89,12 +96,13 @@ def _shown(pieces: Iterator[str], quiet: bool) -> str:
 class Voice:
     """One model behind a URL, and what was said with it."""
 
-    def __init__(self, name: str, url: str, system: str | None) -> None:
+    def __init__(self, name: str, url: str, token: str | None, system: str | None) -> None:
         """Raises EnvironmentFault if nothing answers at the URL."""
         self.name, self.url, self._system = name, url.rstrip("/"), system
+        self._headers = authorization(token)
         self.messages: list[dict[str, str]] = []
         self.reset()
-        self._model = _first_model(self.url)
+        self._model = _first_model(self.url, self._headers)
 
     def reset(self) -> None:
         """Forget the conversation, but for the system prompt."""
@@ -114,10 +122,13 @@ class Voice:
         }
         said: list[str] = []
         try:
-            with httpx.stream("POST", f"{self.url}/chat/completions", json=content, timeout=None) as response:
+            place = f"{self.url}/chat/completions"
+            with httpx.stream("POST", place, json=content, headers=self._headers, timeout=None) as response:
                 if not response.is_success:
                     response.read()
-                    raise EnvironmentFault(f"{self.url} answered {response.status_code}: {response.text[:SHOWN]}")
+                    raise EnvironmentFault(
+                        f"{self.url} answered {response.status_code}{because(response)}{_hint(response)}"
+                    )
                 for event in response.iter_lines():
                     if event.startswith("data: ") and event != "data: [DONE]":
                         choices = json.loads(event.removeprefix("data: ")).get("choices") or [{}]
@@ -130,19 +141,27 @@ class Voice:
             self.messages.append({"role": "assistant", "content": "".join(said)})
 
 
-def _first_model(url: str) -> str:
+def _first_model(url: str, headers: dict[str, str]) -> str:
     import httpx
 
     try:
-        found = httpx.get(f"{url}/models", timeout=30).raise_for_status().json()["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        answer = httpx.get(f"{url}/models", headers=headers, timeout=30)
+        if answer.status_code in UNAUTHORISED:
+            raise EnvironmentFault(f"{url}/models answered {answer.status_code}{because(answer)}{_hint(answer)}")
+        found = answer.raise_for_status().json()["data"][0]["id"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise EnvironmentFault(f"{url}/models: no OpenAI-compatible server answers there ({error})") from None
     return str(found)
 
 
+def _hint(response: Any) -> str:
+    return "; --token-variable names the variable with its token" if response.status_code in UNAUTHORISED else ""
+
+
 @contextmanager
-def _loaded(folder: str, name: str) -> Iterator[str]:
-    """The URL of vLLM's server on a model. Ctrl-C ends an answer, not the server."""
+def _loaded(folder: str, name: str) -> Iterator[tuple[str, str | None]]:
+    """The URL of vLLM's server on a model, and its token. Ctrl-C ends an answer, not the server."""
     err.print(f"{name}: vLLM loads it", markup=False)
-    with served(folder, name, own_session=True) as url:
-        yield url
+    with served(folder, name, own_session=True) as server:
+        err.print(server.shortened or f"{name}: a context of {server.context:,} tokens", markup=False)
+        yield server.url, server.token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -42,7 +42,14 @@ def check(
     warnings = [*findings.warnings, *warnings_of_gates(chosen)]
     if as_json:
         data = [answer.model_dump(mode="json", exclude=NOT_SHOWN) for answer in findings.seen]
-        found = {"stages": stages, "data": data, "warnings": warnings, "not_promoted": planned.not_promoted}
+        caches = [need.model_dump() for need in findings.caches]
+        found = {
+            "stages": stages,
+            "data": data,
+            "kv_cache": caches,
+            "warnings": warnings,
+            "not_promoted": planned.not_promoted,
+        }
         return print_json({"status": "checked", **found})
     table = Table("stage", "", box=None)
     for stage in stages:
@@ -56,6 +63,9 @@ def check(
             out.print(f"[yellow]{answer.label}:[/] {escape(warning)}")
     for warning in warnings:
         out.print(f"[yellow]warning:[/] {escape(warning)}")
+    if findings.caches:
+        largest = max(findings.caches, key=lambda need: need.mib)
+        out.print(largest.sentence(chosen.resources), markup=False)
     if planned.not_promoted:
         return out.print(f"[yellow]cannot be promoted:[/] {escape(planned.not_promoted)}")
     return out.print("no problem found")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,21 +14,33 @@ import typer
 
 from alignment.flows.console import JsonOption, StoreOption, err, print_json
 from alignment_core.artifacts import open_store
-from alignment_core.errors import UserError
-from alignment_core.processes import inherited
+from alignment_core.errors import EnvironmentFault, UserError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REWARD_MODELS = ("reward-model", "model")
+TOKEN = "ALIGN_SERVE_TOKEN"
+"""Environment variable with the token of both commands."""
+OURS = {"--host": "--host", "--port": "--port", "--api-key": "--token", "--uds": "--host", "--middleware": "--token"}
+"""Options of vLLM's server that decide who can call it, and the option of ours to use instead."""
+
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Token that clients must send. Other users see it in the list of processes: {TOKEN} in the environment has the "
+        "same effect, and they do not see that."
+    ),
+]
+TokenVariableOption = Annotated[
+    str | None, typer.Option(help=f"Environment variable with the token, instead of {TOKEN}.")
+]
 
 
 def serve(
     model: Annotated[str, typer.Argument(help="Reference or tag of the store, a folder, or a Hub name.")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen at; beyond loopback it needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
-    token_variable: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the token that clients must send; needed unless on loopback."),
-    ] = None,
+    token: TokenOption = None,
+    token_variable: TokenVariableOption = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model. Default: as it is given here.")] = None,
     options: Annotated[
         list[str] | None, typer.Argument(help="Further options of vLLM's server, after --, as it has them.")
@@ -34,29 +49,76 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API has it (chat, completions, models), until SIGTERM or Ctrl-C."""
-    token = _token(host, token_variable)
+    secret = token_of(host, token, token_variable)
+    _check_options(options or ())
     folder, shown = model_of(model, store)
-    from alignment_core.inference.http_server import server_of
+    from alignment_core.inference.http_server import running
 
-    command, environment = server_of(folder, name or shown, host, port)
-    if token:
-        environment["VLLM_API_KEY"] = token
-    url = f"http://{host}:{port}/v1"
-    if as_json:
-        print_json({"url": url, "model": name or shown})
-    else:
-        err.print(f"{shown} at {url} once vLLM is ready", markup=False)
-    os.execve(sys.executable, [*command, *(options or ())], inherited(**environment))
+    if not as_json:
+        err.print(f"{shown}: vLLM loads it", markup=False)
+    called = name or shown
+    with running(
+        folder, called, host, port, None, secret, options or (), own_session=True, start_seconds=None
+    ) as server:
+        server.log.show()
+        if as_json:
+            print_json({"url": server.url, "model": called, "context": server.context})
+        else:
+            err.print(f"{called} at {server.url}: a context of {server.context:,} tokens", markup=False)
+            if server.shortened:
+                larger = f" (-- --kv-cache-memory-bytes={server.whole_mib}M)" if server.whole_mib else ""
+                err.print(f"{server.shortened}{larger}", markup=False)
+            _say_if_open(secret)
+        ended = _ends_on_signals(server.process.terminate)
+        code = server.process.wait()
+        if not ended.is_set():
+            from alignment_core.inference.server_log import root_cause
+
+            cause = root_cause(server.log.text()) or f"exit code {code}"
+            raise EnvironmentFault(f"{called}: vLLM's server ended by itself: {cause} (its log: {server.log.save()})")
 
 
-def _token(host: str, variable: str | None) -> str | None:
-    """What clients must send. Raises UserError where others could reach a server without one."""
-    token = os.environ.get(variable) if variable else None
-    if variable and not token:
-        raise UserError(f"--token-variable: the environment has no variable {variable}")
-    if host not in LOOPBACK and not token:
-        raise UserError(f"--host {host}: others can reach it, so name a token with --token-variable")
+def _ends_on_signals(end: Callable[[], object]) -> threading.Event:
+    """Call ``end`` at SIGTERM and Ctrl-C; the event tells whether one came."""
+    came = threading.Event()
+
+    def stop(*_: object) -> None:
+        came.set()
+        threading.Thread(target=end).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return came
+
+
+def _check_options(options: Sequence[str]) -> None:
+    """Raise UserError for an option of vLLM's that would open the server to others than ours say."""
+    for option in options:
+        flag = option.partition("=")[0].replace("_", "-")
+        for theirs, ours in OURS.items():
+            if len(flag) > 3 and theirs.startswith(flag):  # argparse takes abbreviations
+                raise UserError(f"{option}: give {ours} before the --, so that who can call the server is checked")
+
+
+def token_of(host: str, token: str | None, variable: str | None) -> str | None:
+    """What clients must send. Raises UserError where others could reach a server without one, and for one that no header can
+    carry."""
+    if token is not None and variable is not None:
+        raise UserError("give --token or --token-variable, not both")
+    if token is None:
+        if variable is not None and not os.environ.get(variable):
+            raise UserError(f"--token-variable: the environment has no variable {variable}")
+        token = os.environ.get(variable or TOKEN)
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
+        raise UserError("the token must be of printable ASCII characters without spaces, and not empty")
+    if host not in LOOPBACK and token is None:
+        raise UserError(f"--host {host}: others can reach it, so set a token with {TOKEN} or --token")
     return token
+
+
+def _say_if_open(token: str | None) -> None:
+    if token is None:
+        err.print(f"no token: every user of this machine can call it; {TOKEN} or --token sets one", markup=False)
 
 
 def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",)) -> tuple[str, str]:
@@ -79,38 +141,32 @@ def model_of(model: str, store: str | None, kinds: tuple[str, ...] = ("model",))
 
 def serve_reward(
     model: Annotated[str, typer.Argument(help="Reference or tag of a reward model in the store, or a folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen at; beyond loopback it needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 is any that is free.")] = 5000,
-    token_variable: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the token that clients must send; needed unless on loopback."),
-    ] = None,
+    token: TokenOption = None,
+    token_variable: TokenVariableOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a reward model over HTTP, as `urls` of recipes and OpenRLHF's remote reward models ask, until SIGTERM or Ctrl-C."""
-    import signal
-    import threading
-
-    token = _token(host, token_variable)
+    secret = token_of(host, token, token_variable)
     folder, shown = model_of(model, store, REWARD_MODELS)
     if not Path(folder).is_dir():
         raise UserError(f"model: {model}: neither an artifact nor a folder; a reward model has to be on this machine")
     compute = _scores(Path(folder))
-    from alignment_core.errors import EnvironmentFault
     from alignment_core.rewards.server import RewardServer
 
     try:
-        server = RewardServer(compute, shown, host, port, token)
+        server = RewardServer(compute, shown, host, port, secret)
     except OSError as error:
         raise EnvironmentFault(f"cannot listen at {host}:{port}: {error.strerror}") from None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+    _ends_on_signals(server.shutdown)
     url = f"http://{host}:{server.server_port}"
     if as_json:
         print_json({"url": url, "model": shown})
     else:
         err.print(f"{shown} at {url}; /health, /metrics", markup=False)
+        _say_if_open(secret)
     server.serve_forever()
     server.stop()
     if not as_json:

@@ -88,6 +88,24 @@ def test_a_round_that_may_not_come_to_the_longest_prompt_is_not_refused(store, r
     assert "round-1/generate: the longest prompt has 22 tokens or more" in problem
 
 
+def test_a_sequence_that_the_engines_cache_cannot_hold_is_refused_and_the_need_is_named(store, rows, tmp_path):
+    """Keys and values of 16 layers with 8 heads of 64 in fp32 are 2 · 16 · 8 · 64 · 4 = 65,536 bytes a token. The longest of
+    100 prompts has 5 tokens; with 2,000 of a completion that is 2,005, in 63 blocks of 32 and one that vLLM keeps free:
+    64 · 32 · 64 KiB = 128 MiB."""
+    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 16, "max_position_embeddings": 4096}
+    recipe = rl(rows, {"verifier": "math"}, **shape) | {"resources": {"device": "cpu", "kv_cache_mib": 127}}
+    recipe["rl"]["generation"]["max_completion_length"] = 2000
+    (problem,) = look(store, recipe).problems
+    assert problem.startswith(
+        "rl: a sequence of 2,005 tokens (the longest prompt and max_completion_length) needs 128 MiB of "
+    )
+    assert "raise resources.kv_cache_mib to 128 or more (it is 127;" in problem
+    recipe["resources"]["kv_cache_mib"] = 128
+    findings = look(store, recipe)
+    assert findings.problems == []
+    assert [need.model_dump() for need in findings.caches] == [{"stage": "rl", "tokens": 2005, "mib": 128}]
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_reference_that_takes_over_the_policy_s_weights_has_its_architecture(store, rows, tiny_model, architecture):
     recipe = rl(rows, {"verifier": "math"}) | {"model": {"name": str(tiny_model(seed=2))}}

@@ -51,8 +51,8 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
 
     assert opening.model is not None
     with ExitStack() as held:
-        url = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
-        return Served(asking(reward, opening, reward.KEY, [url], NAME), held.pop_all())
+        server = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
+        return Served(asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token), held.pop_all())
 
 
 REWARD = RewardKind(

@@ -1,0 +1,45 @@
+"""How much of the engines' key-value cache the longest sequence of a stage takes, on this machine's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from alignment_core.inference.kv_cache import SMALLEST, mib_needed, raise_it
+from alignment_core.recipes import ResourcesConfig
+
+
+class Need(BaseModel):
+    """The cache that a stage needs at least."""
+
+    stage: str
+    tokens: int
+    """Of a sequence that is certain to be sampled, prompt and completion."""
+    mib: int
+
+    def problem(self, resources: ResourcesConfig) -> str | None:
+        """A sentence if the engines have less."""
+        if self.mib <= resources.kv_cache_mib:
+            return None
+        return (
+            f"{self.stage}: a sequence of {self.tokens:,} tokens (the longest prompt and max_completion_length) needs "
+            f"{self.mib} MiB of the engines' key-value cache: {raise_it(self.mib, resources)}, or lower "
+            "generation.max_completion_length or prompts.max_prompt_length"
+        )
+
+    def sentence(self, resources: ResourcesConfig) -> str:
+        """What a table of stages says below it."""
+        return (
+            f"{self.stage}: {self.mib} of {resources.kv_cache_mib} MiB of each engine's key-value cache for a sequence of "
+            f"{self.tokens:,} tokens"
+        )
+
+
+def needs(stage: str, tokens: int, shape: dict[str, Any], resources: ResourcesConfig, trained: bool) -> Iterator[Need]:
+    """The need of a stage, if the model's shape is known. A policy that a run trains may be stored in bf16 or fp32: the smaller
+    one counts."""
+    needed = mib_needed(shape, tokens, SMALLEST if trained else None, resources.tensor_parallel_size) if shape else None
+    if needed is not None:
+        yield Need(stage=stage, tokens=tokens, mib=needed)

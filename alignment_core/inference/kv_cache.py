@@ -1,0 +1,97 @@
+"""Size of vLLM's key-value cache for one sequence, from a model's ``config.json`` alone: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from alignment_core.recipes.sections.resources import ResourcesConfig
+
+MIB = 1 << 20
+BLOCK = 32
+"""Tokens in a block of the cache on a CPU."""
+SIZES = {"float64": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+"""Bytes of a number, by the name of its type."""
+SMALLEST = 2
+"""Bytes of a number of the cache where the type is not known yet."""
+ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+"""Types in ``layer_types`` whose cache grows with the sequence; the state of the others has a fixed size."""
+TOO_SMALL = re.compile(r"KV cache is needed, which is larger than the available")
+"""vLLM's words (``_check_enough_kv_cache_memory``)."""
+
+
+def bytes_per_token(shape: dict[str, Any], number_bytes: int | None = None, shards: int = 1) -> int | None:
+    """Bytes of the cache for one token on each of ``shards`` tensor-parallel workers; None for an unknown layout.
+
+    Plain attention: 2 (key and value) · layers · key-value heads · head dimension · bytes of a number. Multi-head latent
+    attention: layers · (latent rank + rotary dimension) · bytes. Exact for these two. Layers with a sliding window count in
+    full, as on a CPU, where vLLM reads a prompt in one piece and keeps all of it. Recurrent layers count as nothing.
+    """
+    model = {**shape, **(shape.get("text_config") or {})}
+    size = number_bytes or bytes_of_dtype(shape)
+    layers = _attention_layers(model)
+    heads = model.get("num_attention_heads") or model.get("n_head")
+    width = model.get("hidden_size") or model.get("n_embd")
+    if not layers or not isinstance(heads, int) or not isinstance(width, int):
+        return None
+    if isinstance(rank := model.get("kv_lora_rank"), int):
+        return layers * (rank + int(model.get("qk_rope_head_dim") or 0)) * size
+    key_value_heads = model.get("num_key_value_heads") or (1 if model.get("multi_query") else heads)
+    head_dim = model.get("head_dim") or width // heads
+    if not isinstance(key_value_heads, int) or not isinstance(head_dim, int):
+        return None  # a list: they differ between layers
+    return 2 * layers * max(1, key_value_heads // shards) * head_dim * size
+
+
+def _attention_layers(model: dict[str, Any]) -> int | None:
+    layers = model.get("num_hidden_layers") or model.get("n_layer")
+    if not isinstance(layers, int) or any(name in model for name in ("attn_layer_period", "hybrid_override_pattern")):
+        return None
+    types = model.get("layer_types")
+    if isinstance(types, list) and len(types) == layers:
+        layers = sum(one in ATTENTION_LAYERS for one in types)
+    return layers - int(model.get("num_kv_shared_layers") or 0)
+
+
+def bytes_of_dtype(shape: dict[str, Any]) -> int:
+    """Bytes of a number of the checkpoint, which the cache has too; float32 where ``config.json`` does not say."""
+    model = shape.get("text_config") or {}
+    dtype = shape.get("dtype") or shape.get("torch_dtype") or model.get("dtype") or model.get("torch_dtype")
+    return SIZES.get(str(dtype or "float32").removeprefix("torch."), SMALLEST)
+
+
+def mib_needed(shape: dict[str, Any], tokens: int, number_bytes: int | None = None, shards: int = 1) -> int | None:
+    """Smallest ``resources.kv_cache_mib`` for a sequence of so many tokens: whole blocks, one that vLLM keeps free, and with a
+    sliding window one more, as the window may begin inside a block."""
+    each = bytes_per_token(shape, number_bytes, shards)
+    if each is None:
+        return None
+    blocks = -(-tokens // BLOCK) + 1 + _has_sliding_window(shape)
+    return -(-each * BLOCK * blocks // MIB)
+
+
+def _has_sliding_window(shape: dict[str, Any]) -> bool:
+    model = {**shape, **(shape.get("text_config") or {})}
+    types = model.get("layer_types")
+    if isinstance(types, list):
+        return any(one in ("sliding_attention", "chunked_attention") for one in types)
+    return bool(model.get("sliding_window")) and model.get("use_sliding_window", True)
+
+
+def too_small(error: BaseException, shape: dict[str, Any], tokens: int, resources: ResourcesConfig) -> str | None:
+    """One sentence for an engine that did not start because its cache cannot hold a sequence of ``tokens``; None for others."""
+    if not TOO_SMALL.search(str(error)):
+        return None
+    needed = mib_needed(shape, tokens, shards=resources.tensor_parallel_size)
+    words = " ".join(str(error).split())
+    return (
+        f"the engines' key-value cache cannot hold a sequence of {tokens:,} tokens (the longest prompt and "
+        f"generation.max_completion_length): {raise_it(needed, resources)}, or lower generation.max_completion_length or "
+        f"prompts.max_prompt_length; vLLM: {words}"
+    )
+
+
+def raise_it(needed: int | None, resources: ResourcesConfig) -> str:
+    """What to set for a larger cache."""
+    to = "" if needed is None else f" to {needed} or more"
+    return f"raise resources.kv_cache_mib{to} (it is {resources.kv_cache_mib}; on a GPU raise resources.gpu_memory_utilization)"

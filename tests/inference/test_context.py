@@ -1,0 +1,79 @@
+"""Contexts that are longer than an engine's key-value cache: real vLLM on a small model.
+
+Keys and values of the model take 2 · 2 layers · 1 head · 32 dimensions · 4 bytes = 512 bytes a token, a block of 32 tokens
+16 KiB, so that 16 MiB are 1,024 blocks. vLLM keeps one of them free: 1,023 · 32 = 32,736 tokens fit. All 65,536 take 2,048
+blocks and that one, 32.02 MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from alignment_core.artifacts import Reference
+from alignment_core.cluster.device import Device
+from alignment_core.errors import EnvironmentFault, UserError
+from alignment_core.inference.engine import Engine
+from alignment_core.inference.http_server import authorization, running, served
+from alignment_core.models.handle import Model
+from alignment_core.recipes import ResourcesConfig
+
+RESOURCES = ResourcesConfig(device="cpu", kv_cache_mib=16)
+
+
+@pytest.fixture(scope="module")
+def long_model(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(tiny_model(), folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 65_536}))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_server_takes_the_longest_context_that_fits_and_says_so(long_model: Path) -> None:
+    with served(str(long_model), "judge", RESOURCES) as server:
+        assert server.context == 32_736
+        assert server.shortened == (
+            "judge: a context of 32,736 of the model's 65,536 tokens, as long as its key-value cache allows; 33 MiB would hold "
+            "all of them"
+        )
+        root = server.url.removesuffix("/v1")
+        for path in ("/v1/models", "/tokenize", "/invocations"):
+            assert httpx.post(f"{root}{path}", json={}).status_code == 401, (
+                "every user of the machine can reach the port"
+            )
+        assert httpx.get(f"{root}/health").status_code == 200
+        models = httpx.get(f"{server.url}/models", headers=authorization(server.token))
+        assert models.json()["data"][0]["max_model_len"] == 32_736
+
+
+@pytest.mark.slow
+def test_a_server_that_is_asked_for_more_says_why_it_does_not_start(long_model: Path) -> None:
+    with (
+        pytest.raises(EnvironmentFault) as caught,
+        running(str(long_model), "policy", "127.0.0.1", 18099, RESOURCES, options=["--max-model-len", "40000"]),
+    ):
+        pass
+    first, _, log = str(caught.value).partition(" (its log: ")
+    assert first.startswith(
+        "policy: vLLM's server did not start: ValueError: To serve at least one request with the model's max"
+    )
+    assert "the estimated maximum model length is 32736" in first
+    assert "\n" not in first
+    assert "Traceback" in Path(log.removesuffix(")")).read_text()
+    Path(log.removesuffix(")")).unlink()
+
+
+@pytest.mark.slow
+def test_an_engine_of_a_run_says_how_large_a_cache_it_needs(long_model: Path) -> None:
+    model = Model(long_model, Reference.parse(f"model@sha256:{'a' * 64}"))
+    with pytest.raises(
+        UserError, match=r"^the engines' key-value cache cannot hold a sequence of 65,536 tokens .* to 33 or more"
+    ):
+        Engine(model, 65_536, RESOURCES, Device("cpu", 1))

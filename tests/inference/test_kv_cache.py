@@ -1,0 +1,121 @@
+"""How much key-value cache a sequence needs, and the sentence of an engine that has too little."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from alignment_core.errors import UserError
+from alignment_core.inference.kv_cache import bytes_per_token, mib_needed
+from alignment_core.inference.options import started
+from alignment_core.recipes import ResourcesConfig
+from tests.inference.shapes import SMOLLM2
+
+
+def test_plain_attention_takes_a_key_and_a_value_for_each_layer_and_head() -> None:
+    """2 · 30 layers · 3 key-value heads · 64 dimensions · 4 bytes = 46,080 bytes a token."""
+    assert bytes_per_token(SMOLLM2) == 46_080
+    assert bytes_per_token({**SMOLLM2, "dtype": "bfloat16"}) == 23_040
+    assert bytes_per_token(SMOLLM2, number_bytes=2) == 23_040
+    assert bytes_per_token(SMOLLM2, shards=3) == 15_360, "each of three workers holds one of the three heads"
+
+
+def test_a_sequence_takes_whole_blocks_and_one_more() -> None:
+    """vLLM's own estimate for this model with 256 MiB is 5,792 tokens (its message, version 0.32): 256 MiB are 182 blocks of
+    32 · 46,080 = 1,474,560 bytes, of which one stays free; 181 · 32 = 5,792. All 8,192 tokens take 256 blocks and that one,
+    257 · 1,474,560 bytes = 361.4 MiB."""
+    assert (mib_needed(SMOLLM2, 5792), mib_needed(SMOLLM2, 5793)) == (256, 258)
+    assert mib_needed(SMOLLM2, 8192) == 362
+
+
+def test_a_sliding_window_takes_one_block_more() -> None:
+    """vLLM 0.32 says of this model with 32 MiB that 32,704 tokens fit: a block is 32 · 1,024 bytes, so there are 1,024 of them,
+    one stays free, one is for a window that begins inside a block, and 1,022 · 32 = 32,704."""
+    mistral = {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+    }
+    windowed = {**mistral, "sliding_window": 64}
+    assert (mib_needed(windowed, 32_704), mib_needed(windowed, 32_705)) == (32, 33)
+    assert mib_needed(mistral, 32_736) == 32
+    assert mib_needed({**windowed, "use_sliding_window": False}, 32_736) == 32
+    assert mib_needed({**mistral, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, 32_705) == 33
+
+
+@pytest.mark.parametrize(
+    ("shape", "each"),
+    [
+        # No key-value heads of their own: as many as attention heads; 2 · 2 · 4 · 16 · 4.
+        ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}, 1024),
+        # GPT-2's names: 2 · 12 · 12 · 64 · 4.
+        ({"n_embd": 768, "n_head": 12, "n_layer": 12}, 73_728),
+        # Multi-query: one key-value head; 2 · 2 · 1 · 16 · 4.
+        ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "multi_query": True}, 256),
+        # Latent attention, as DeepSeek-V2 Lite: 27 · (512 + 64) · 2.
+        (
+            {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 27, "kv_lora_rank": 512}
+            | {"qk_rope_head_dim": 64, "dtype": "bfloat16"},
+            31_104,
+        ),
+        # Layers with a sliding window count in full: 2 · 4 · 4 · 16 · 4.
+        (
+            {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "sliding_window": 8}
+            | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+            2048,
+        ),
+        # Of four layers one has attention, the others a recurrent state: 2 · 1 · 4 · 16 · 4.
+        (
+            {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4}
+            | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
+            512,
+        ),
+        # Of a model with pictures the text part counts.
+        ({"text_config": {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}}, 1024),
+        ({}, None),
+        ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "attn_layer_period": 8}, None),
+        ({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": [1, 2]}, None),
+    ],
+)
+def test_other_layouts(shape: dict[str, Any], each: int | None) -> None:
+    assert bytes_per_token(shape) == each
+
+
+VLLM = (
+    "To serve at least one request with the model's max seq len (8192), (0.35 GiB KV cache is needed, which is larger than the "
+    "available KV cache memory (0.25 GiB). Based on the available memory, the estimated maximum model length is 5792. Try …"
+)
+"""What version 0.32 raises for this model."""
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8192}])
+def test_an_engine_whose_cache_is_too_small_says_what_to_set(tmp_path: Any, options: dict[str, Any]) -> None:
+    """362 MiB: see above. Further options of the engine are not blamed for it."""
+
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+
+    def make(**_: Any) -> None:
+        raise ValueError(VLLM)
+
+    with pytest.raises(UserError) as caught:
+        started(make, tmp_path, 8192, ResourcesConfig(engine_options=options))
+    first = str(caught.value)
+    assert first.startswith("the engines' key-value cache cannot hold a sequence of 8,192 tokens")
+    assert "raise resources.kv_cache_mib to 362 or more (it is 256;" in first
+    assert "the estimated maximum model length is 5792" in first
+
+
+def test_other_refusals_of_vllm_stay_what_they_are(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def make(**options: Any) -> None:
+        raise ValueError("no such option")
+
+    with pytest.raises(ValueError, match=r"^no such option$"):
+        started(make, tmp_path, 64, ResourcesConfig())
+    with pytest.raises(UserError, match=r"resources\.engine_options: vLLM does not take swap_space: no such option"):
+        started(make, tmp_path, 64, ResourcesConfig(engine_options={"swap_space": 4}))

@@ -1,0 +1,83 @@
+"""The reason of a server that did not start, out of the log of vLLM."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alignment_core.inference.server_log import ServerLog, root_cause
+
+TRACE = "".join(f'  File "/lib/vllm/{number}.py", line {number}, in f\n    g()\n' for number in range(80))
+CAUSE = "ValueError: To serve at least one request with the model's max seq len (8192), (0.35 GiB KV cache is needed, …"
+PREFIX = "(EngineCore pid=6205) ERROR 11-25 19:17:14 [core.py:1510] "
+LOG = (
+    "(APIServer pid=5957) WARNING 11-25 19:16:52 [system_utils.py:255] OSError: [Errno 24] Too many open files\n"
+    + "".join(f"{PREFIX}{line}\n" for line in f"Traceback (most recent call last):\n{TRACE}{CAUSE}".splitlines())
+    + f"Process EngineCore:\nTraceback (most recent call last):\n{TRACE}{CAUSE}\n"
+    + f"Traceback (most recent call last):\n{TRACE}"
+    + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+)
+"""As vLLM 0.32 writes it (shortened): one process logs the cause and raises it, the other says that there is one. The cause
+stands in the middle of 500 lines."""
+
+
+def test_the_cause_is_the_exception_of_the_process_that_failed_first() -> None:
+    assert root_cause(LOG) == CAUSE
+
+
+def test_a_message_of_several_lines_is_whole() -> None:
+    log = (
+        'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, Model architectures ['NoSuch'] are not supported for now. [type=value_error]\n"
+        "    For further information visit a page\n"
+    )
+    assert root_cause(log) == (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, Model architectures "
+        "['NoSuch'] are not supported for now. [type=value_error] For further information visit a page"
+    )
+
+
+def test_an_option_that_argparse_refuses_is_the_cause() -> None:
+    log = "usage: api_server.py [-h] [--port PORT]\napi_server.py: error: unrecognized arguments: --no-such\n"
+    assert root_cause(log) == "unrecognized arguments: --no-such"
+    assert root_cause("INFO all is well\n") is None
+
+
+def test_a_long_cause_keeps_its_beginning() -> None:
+    assert str(root_cause(f"RuntimeError: why {'x' * 10_000}")).startswith("RuntimeError: why xxx")
+    assert len(str(root_cause(f"RuntimeError: why {'x' * 10_000}"))) == 2000
+
+
+def test_output_is_kept_and_shown_once_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "print('one', flush=True); input(); print('two')"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        log = ServerLog(process.stdout)
+        while not log.text():
+            pass
+        log.show()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        log.join(30)
+    assert log.text() == "one\ntwo\n"
+    assert capsys.readouterr().err == "two\n"
+    saved = Path(log.save())
+    assert saved.read_text() == "one\ntwo\n"
+    assert os.stat(saved).st_mode & 0o077 == 0, "prompts may stand in it"
+    saved.unlink()
+
+
+def test_bytes_that_are_no_text_end_nothing() -> None:
+    log = ServerLog(io.BytesIO(b"\xff\xfe\nRuntimeError: broken\n"))
+    log.join(30)
+    assert root_cause(log.text()) == "RuntimeError: broken"
