@@ -29,7 +29,7 @@ from alignment_core.artifacts.paths import (
 )
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.stored_progress import files_of
-from alignment_core.artifacts.workspace import abandoned, entries, is_mine, time_and_size
+from alignment_core.artifacts.workspace import abandoned, entries, is_mine, key_of_progress, time_and_size
 from alignment_core.errors import Corrupt, EnvironmentFault, NotFound, UserError
 
 _CLOCK_OF_FILES = 5
@@ -183,7 +183,7 @@ class _Collection:
             if tree.name not in self.kept_digests:
                 self._collect_tree("cache", tree, delete, lambda tree: self.store.cache.evict(tree.name))
         for tree in entries(workspace.all_progress):
-            if self._is_finished(tree.name):
+            if self._is_finished(key_of_progress(tree.name)):
                 with workspace.held(tree.name) as free:
                     if free:
                         self._collect_tree("progress", tree, delete)

@@ -64,6 +64,13 @@ def make_like_parent(directory: Path, scratch: Path | None = None) -> Path:
     return directory
 
 
+def belongs_to_another(tree: Path) -> bool:
+    """Whether a user that is not trusted owns a directory."""
+    with suppress(FileNotFoundError):
+        return tree.lstat().st_uid not in _trusted(tree)
+    return False
+
+
 def check_ours(tree: Path) -> Path:
     """The tree, if all that is in it was written by trusted users. Raises EnvironmentFault that names what was not."""
     with explained("access", tree):

@@ -18,7 +18,7 @@ from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.manifest import FileEntry, entries_of
 from alignment_core.artifacts.paths import CACHE, PROGRESS
 from alignment_core.artifacts.store import Store
-from alignment_core.artifacts.workspace import files_below, remove_tree
+from alignment_core.artifacts.workspace import files_below, key_of_progress, remove_tree
 from alignment_core.errors import EnvironmentFault, NotFound
 from alignment_core.home import align_home
 from alignment_core.processes import boot_id
@@ -164,7 +164,7 @@ def _arrive(uri: str, home: str, root: str, relative: str) -> Path:
     path = Placed(store.workspace.root, relative)
     if not store.holds_workspace:
         if f"{kind}/" == PROGRESS and parts:
-            store.workspace.progress(parts[0])
+            store.workspace.progress(key_of_progress(parts[0]))
         with explained("create", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -23,7 +23,7 @@ from alignment_core.artifacts.paths import (
 from alignment_core.artifacts.reference import PRUNABLE
 from alignment_core.artifacts.store import Store
 from alignment_core.artifacts.stored_progress import files_of
-from alignment_core.artifacts.workspace import entries, is_mine, time_and_size
+from alignment_core.artifacts.workspace import entries, is_mine, key_of_progress, time_and_size
 from alignment_core.errors import UserError
 
 DAY = 24 * 3600.0
@@ -86,7 +86,7 @@ def _prune_progress(store: Store, before: float, delete: bool, used: Collection[
         try:
             with workspace.held(tree.name) as held:
                 newest, size = time_and_size(tree) if held else (before, 0)
-                if not held or newest > before or tree.name in used:
+                if not held or newest > before or key_of_progress(tree.name) in used:
                     continue
                 found.append(Garbage(what="progress", path=tree.relative_to(workspace.root).as_posix(), size=size))
                 if delete:

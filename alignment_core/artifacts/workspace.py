@@ -17,9 +17,10 @@ from typing import BinaryIO
 
 from alignment_core.artifacts.faults import explained
 from alignment_core.artifacts.group_access import open_lock_to_others
-from alignment_core.artifacts.ownership import make_like_parent, make_private
+from alignment_core.artifacts.ownership import belongs_to_another, make_like_parent, make_private
 from alignment_core.artifacts.paths import CACHE, PROGRESS, TEMPORARY, check_key
 from alignment_core.canonical import digest_of
+from alignment_core.errors import EnvironmentFault
 
 _LOCK = "lock"
 _SCRATCH, _DISCARD = "scratch-", "discard-"
@@ -68,8 +69,15 @@ class Workspace:
 
     def progress(self, key: str) -> Path:
         """The directory for in-stage checkpoints of a stage key, created when it is missing, for this user alone: checkpoints
-        are pickled, and to read one is to run what is in it."""
-        return make_private(self.all_progress / check_key(key))
+        are pickled, and to read one is to run what is in it. Where another user has one in a shared store, it stands beside
+        that one."""
+        directory = self.all_progress / check_key(key)
+        try:
+            return make_private(directory)
+        except EnvironmentFault:
+            if not belongs_to_another(directory):
+                raise
+            return make_private(self._own_progress(key))
 
     @contextmanager
     def claim(self, key: str, waits: Callable[[str | None], None] = lambda _: None, who: str = "") -> Iterator[Path]:
@@ -104,10 +112,11 @@ class Workspace:
                 return
 
     @contextmanager
-    def held(self, key: str) -> Iterator[bool]:
-        """Claim the progress directory of a key without waiting; False where somebody else has it, where it is
+    def held(self, name: str) -> Iterator[bool]:
+        """Claim the progress directory of this name without waiting; False where somebody else has it, where it is
         another user's, or gone."""
-        path = self.all_progress / check_key(key) / _LOCK
+        path = self.all_progress / name / _LOCK
+        check_key(key_of_progress(name))
         with contextlib.ExitStack() as stack:
             free = False
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError, PermissionError):
@@ -117,8 +126,15 @@ class Workspace:
             yield free
 
     def drop_progress(self, key: str) -> None:
-        """Delete the in-stage checkpoints of a key, once its artifact is published."""
-        self.discard(self.all_progress / check_key(key))
+        """Delete the in-stage checkpoints of a key, once its artifact is published; those of other users are left to them."""
+        for directory in (self.all_progress / check_key(key), self._own_progress(key)):
+            with contextlib.suppress(FileNotFoundError):
+                if is_mine(directory):
+                    self.discard(directory)
+
+    def _own_progress(self, key: str) -> Path:
+        """Where this user's checkpoints lie while another user has the directory of the key."""
+        return self.all_progress / f"{key}-{os.geteuid()}"
 
     def discard(self, tree: Path) -> None:
         """Remove a tree so that no other process sees a part of it under its name. On a full disk, too."""
@@ -128,6 +144,11 @@ class Workspace:
                 tree.chmod(0o755)  # moving a directory takes write permission on it
             os.rename(tree, aside)
         remove_tree(aside)
+
+
+def key_of_progress(name: str) -> str:
+    """The stage key of a progress directory."""
+    return name.partition("-")[0]
 
 
 def local_name(uri: str) -> str:

@@ -43,8 +43,9 @@ def test_what_somebody_else_made_is_not_read(store, monkeypatch):
     with pytest.raises(EnvironmentFault, match=r"state belongs to user 4242; files of another user are not read"):
         check_ours(theirs)
     os.chown(theirs, 4242, 4242)
-    with pytest.raises(EnvironmentFault, match=rf"{KEY} belongs to user 4242"), store.workspace.claim(KEY):
-        pass
+    with store.workspace.claim(KEY) as own:
+        assert own == theirs.with_name(f"{KEY}-0"), "it is left alone, and locks nobody out"
+        assert not (own / "state").exists()
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     assert make_private(theirs) == check_ours(theirs) == theirs
 

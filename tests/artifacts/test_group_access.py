@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment_core.artifacts import ProvenanceDraft, Store, collect, open_store
+from alignment_core.artifacts import ProvenanceDraft, Store, collect, open_store, prune
 from alignment_core.artifacts.group_access import Closed, open_to_group
 from alignment_core.canonical import digest_of
 from alignment_core.doctor import storage  # noqa: F401  (other users may not read where Python lies)
@@ -196,3 +196,48 @@ def test_a_private_store_stays_closed(tmp_path: Path) -> None:
     directories = [path for path in (tmp_path / "private").rglob("*") if path.is_dir()]
     assert all(path.stat().st_mode & 0o020 == 0 for path in directories)
     assert (tmp_path / "private").stat().st_mode & 0o077 == 0
+
+
+def test_a_stage_that_one_user_interrupted_can_be_run_by_another(
+    folder: Path, user: As, in_children: InChildren
+) -> None:
+    """The checkpoints of each are private, for they may be pickles: each goes on from their own."""
+    key = digest_of("stage")
+
+    def interrupted(word: str) -> Callable[[Path], None]:
+        def work(folder: Path) -> None:
+            with open_store(folder).workspace.claim(key) as progress:
+                (progress / "state").write_text(word)
+
+        return work
+
+    def continues(word: str) -> Callable[[Path], None]:
+        def work(folder: Path) -> None:
+            with open_store(folder).workspace.claim(key) as progress:
+                assert (progress / "state").read_text() == word
+                assert stat.S_IMODE(progress.stat().st_mode) & 0o777 == 0o700
+
+        return work
+
+    def finishes(folder: Path) -> None:
+        store = open_store(folder)
+        with store.workspace.scratch() as model:
+            (model / "weights").write_text("w")
+            store.publish(model, "model", ProvenanceDraft(key=key, stage="sft", label="sft"))
+        store.workspace.drop_progress(key)
+
+    def collects(folder: Path) -> None:
+        store = open_store(folder)
+        found = collect(store, delete=True, older_than=-1).of("progress") + [
+            one.path for one in prune(store, progress_days=0, rollouts_days=None, delete=True)
+        ]
+        assert found == [f"progress/{key}"]
+
+    for number, word in ((ALICE, "of alice"), (BOB, "of bob")):
+        assert in_children(user(number, 0o077, interrupted(word))) == [0]
+    for number, word in ((ALICE, "of alice"), (BOB, "of bob")):
+        assert in_children(user(number, 0o077, continues(word))) == [0]
+    assert in_children(user(BOB, 0o077, finishes)) == [0]
+    assert [path.name for path in (folder / "progress").iterdir()] == [key]
+    assert in_children(user(ALICE, 0o077, collects)) == [0]
+    assert list((folder / "progress").iterdir()) == []
