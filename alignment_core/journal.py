@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field, model_validator
 
+from alignment_core.credentials import cut
 from alignment_core.errors import EnvironmentFault, NotFound, Stopped, UserError
 from alignment_core.home import align_home
 from alignment_core.processes import ProcessId, is_locked, lock
@@ -148,6 +149,8 @@ class Journal:
         with self._writing:
             known = self._lines.setdefault(label, {})
             known |= {"label": label, "state": state, "at": now(), **news}
+            if known.get("reason"):
+                known["reason"] = cut(known["reason"])
             line = ("\n" if self._torn else "") + json.dumps(known) + "\n"
             self._torn = True
             with suppress(OSError):  # a full disk ends no run here
@@ -187,7 +190,7 @@ class Journal:
         """Say how the run ended; without a ``status``, the ``error`` decides between failed and stopped."""
         failed = isinstance(error, Exception) and not isinstance(error, Stopped)
         status = status or ("failed" if failed else "stopped")
-        text = None if error is None else str(error) or type(error).__name__
+        text = None if error is None else cut(str(error)) or type(error).__name__
         self.record = self.record.model_copy(update={"status": status, "error": text})
         self._write()
 

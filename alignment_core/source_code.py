@@ -29,6 +29,7 @@ READS_ITSELF = (b"__doc__", b"getdoc", b"getsource", b"getcomments")
 """Where source mentions one of these, it may compute with its own text."""
 NEVER_COMPUTES = (
     # what is needed to run any stage, but decides no result
+    "alignment_core.credentials",
     "alignment_core.errors",
     "alignment_core.execution.base",
     "alignment_core.execution.cost",

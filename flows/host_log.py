@@ -6,6 +6,7 @@ import logging
 import re
 from typing import Any
 
+from alignment_core.credentials import cut
 from alignment_core.host.logs import OnLines
 
 _ERROR = re.compile(
@@ -18,7 +19,7 @@ def in_run_log(logger: Any) -> OnLines:
     """A listener for :meth:`Host.follow`; ``logger`` is the run's, made in its context, for use from another thread."""
 
     def on_lines(stage: str | None, origin: str, text: str) -> None:
-        logger.log(level(text), "%s%s: %s", f"{stage} " if stage else "", origin, text)
+        logger.log(level(text), "%s%s: %s", f"{stage} " if stage else "", origin, cut(text))
 
     return on_lines
 

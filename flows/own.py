@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from alignment.flows.early import COMMAND_LINE
 from alignment.flows.runs import OpenRun, open_run
 from alignment_core.attestation.vouching import check_ready
+from alignment_core.credentials import literals
 from alignment_core.errors import UserError
 from alignment_core.recipes.recipe import BaseRecipe
 
@@ -60,13 +61,14 @@ def run(settings: Settings, from_stage: str | None = None) -> Iterator[OpenRun]:
 
 
 def _call(context: Any) -> dict[str, Any]:
-    """How ``align resume`` calls the flow again, for the run's journal; nothing of a call that no file can repeat."""
+    """How ``align resume`` calls the flow again, for the run's journal; nothing of a call that no file can
+    repeat, or that was given a secret."""
     function = context.flow.fn
     file = inspect.getsourcefile(function)
     try:
         parameters = to_jsonable_python(context.parameters)
     except PydanticSerializationError:
         return {}
-    if file is None or not os.path.isfile(file) or function.__qualname__ != function.__name__:
+    if literals(parameters) or file is None or not os.path.isfile(file) or function.__qualname__ != function.__name__:
         return {}
     return {"flow": f"{os.path.abspath(file)}:{function.__name__}", "parameters": parameters}

@@ -6,6 +6,7 @@ from alignment.flows.comparison import compare
 from alignment.tasks.graph import CURRENT
 from alignment_core.artifacts import Store
 from alignment_core.checks.plan import Plan
+from alignment_core.credentials import variables
 from alignment_core.execution.key import packages_named
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.methods import method_of
@@ -16,7 +17,8 @@ def plan(recipe: BaseRecipe, store: Store) -> Plan:
     accept = packages_named(recipe.reuse_across_versions, "reuse_across_versions")
     trust = recipe.model.trust_remote_code
     passed = recipe.resources.passed
-    composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust, passed=passed)
+    named = tuple(variables(recipe.model_dump(mode="json")))
+    composed = Plan(store, recipe.seed, accept=accept, trust_remote_code=trust, passed=passed, variables=named)
     token = CURRENT.set(composed)
     try:
         composed.not_promoted = compare(recipe, store, method_of(recipe).compose()(recipe)).problem

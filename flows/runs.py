@@ -36,6 +36,7 @@ from alignment.tasks.graph import CURRENT, Input
 from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference, open_store, prune
+from alignment_core.credentials import refuse_literals, remember_variables
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.evaluation.gates import warnings
 from alignment_core.execution.base import StageResult
@@ -249,7 +250,9 @@ def flow_run() -> FlowRun:
 
 @contextmanager
 def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, Any]) -> Iterator[Run]:
-    run_id = str(flow_run().id)
+    run_id, content = str(flow_run().id), recipe.model_dump(mode="json")
+    refuse_literals(content)
+    remember_variables(content)
     store = open_store(recipe.store)
     caller = COMMAND_LINE.get()
     resumes = caller.resumes if caller else None
@@ -257,7 +260,7 @@ def _running(recipe: BaseRecipe, from_stage: str | None, called: Mapping[str, An
     record = new_record(
         run_id,
         recipe.name,
-        recipe.model_dump(mode="json"),
+        content,
         store.uri,
         from_stage=from_stage,
         rerun=again,

@@ -18,6 +18,7 @@ from prefect.states import Completed
 from alignment.tasks.graph import CURRENT, is_part
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.lately import Lately
+from alignment_core.credentials import refuse_literals
 from alignment_core.errors import AlignmentError, Stopped
 from alignment_core.execution.base import StageCall, StageConfig, StageResult, load_stage
 from alignment_core.execution.curve import Line
@@ -65,6 +66,8 @@ class Run:
         seed: int | None = None,
     ) -> Step:
         """Submit a stage as a task; inputs that are None are left out. The ``seed`` is the recipe's unless one is given."""
+        plain = config.model_dump(mode="json")
+        refuse_literals(plain, label)
         config.check()  # what is wrong with it is said now, not when the stage's turn comes
         given = {
             role: [value.future, value.name] if isinstance(value, Step) else str(value)
@@ -79,7 +82,7 @@ class Run:
         asked = {
             "stage": stage,
             "label": label,
-            "config": config.model_dump(mode="json"),
+            "config": plain,
             "seed": self.seed if seed is None else seed,
             "stream": stream,
             "rerun": self.journal.record.rerun if again else "",

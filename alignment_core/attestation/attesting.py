@@ -10,13 +10,14 @@ from alignment_core.artifacts.attachments import attach
 from alignment_core.attestation.ancestry import ancestry_of
 from alignment_core.attestation.bom import bill, config_of
 from alignment_core.attestation.provenance import statement
+from alignment_core.credentials import Cutter
 
 PROVENANCE, BOM = "provenance.intoto.json", "bom.cdx.json"
 """Names of the files beside an artifact, and of those that `align artifacts attest` writes."""
 
 
 def attestations(store: Store, reference: Reference) -> dict[str, bytes]:
-    """The attestations by file name, made from the records of the store as they are now.
+    """The attestations by file name, without secrets, made from the records of the store as they are now.
 
     What was brought into the store, and made by no stage, has a bill of materials alone. Raises NotFound or Corrupt.
     """
@@ -24,7 +25,7 @@ def attestations(store: Store, reference: Reference) -> dict[str, bytes]:
     found = {BOM: bill(manifest, ancestry, config_of(_file(store, manifest, "config.json")))}
     if record := ancestry.artifact.record:
         found[PROVENANCE] = statement(manifest, ancestry, record)
-    return {name: _json(content) for name, content in found.items()}
+    return {name: _json(Cutter().plain(content)) for name, content in found.items()}
 
 
 def attest(store: Store, reference: Reference) -> dict[str, bytes]:
@@ -32,6 +33,12 @@ def attest(store: Store, reference: Reference) -> dict[str, bytes]:
     made = attestations(store, reference)
     attach(store, reference, made)
     return made
+
+
+def without_secrets(data: bytes) -> bytes:
+    """An attestation that an earlier version made, as this one makes it."""
+    content = json.loads(data)
+    return data if (cleaned := Cutter().plain(content)) == content else _json(cleaned)
 
 
 def _json(content: Any) -> bytes:

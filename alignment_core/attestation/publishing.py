@@ -8,7 +8,7 @@ from pathlib import Path
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.attachments import attachments
 from alignment_core.attestation.ancestry import ancestry_of
-from alignment_core.attestation.attesting import BOM, PROVENANCE
+from alignment_core.attestation.attesting import BOM, PROVENANCE, without_secrets
 from alignment_core.attestation.bom import MODELS
 from alignment_core.attestation.card import data_card, model_card
 from alignment_core.attestation.model_repo import Published, RepoKind, publish_files, repo_of
@@ -27,7 +27,7 @@ def publish(store: Store, reference: Reference, uri: str, tag: str | None = None
     repo, kind = repo_of(uri), _repo_kind(reference)
     manifest, ancestry = store.manifest(reference), ancestry_of(store, reference)
     beside = {
-        name: data
+        name: data if name == SIGNATURE else without_secrets(data)
         for name, data in attachments(store, reference).items()
         if name in (PROVENANCE, BOM, SIGNATURE)  # and not what somebody else may put there
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -43,7 +44,8 @@ def check(plan: Plan, resources: ResourcesConfig) -> Findings:
     Raises EnvironmentFault where this machine cannot run the user's functions, or has too little memory.
     """
     todo = [stage for stage in plan.stages if stage.state != "cached"]
-    problems = [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
+    problems = [*_without_variable(plan, todo)]
+    problems += [*_wrong_heads(plan, todo, resources), *_without_score_head(plan, todo), *_other_references(plan, todo)]
     if problems:
         return Findings(problems=list(dict.fromkeys(problems)))
     short_of_memory = memory_needs.shortage(_memory_needed(plan, todo, resources))
@@ -111,6 +113,12 @@ def _other_templates(plan: Plan) -> Iterator[tuple[str, str]]:
                     f"`chat_template` is not that of {', '.join(others)}: a model that is trained in one chat template would "
                     "be sampled in another; set `model.chat_template` instead, for all of them",
                 )
+
+
+def _without_variable(plan: Plan, todo: list[PlannedStage]) -> Iterator[str]:
+    for field, name in plan.variables if todo else ():
+        if not os.environ.get(name):
+            yield f"{field}: the environment has no variable {name}"
 
 
 def _wrong_heads(plan: Plan, todo: list[PlannedStage], resources: ResourcesConfig) -> Iterator[str]:

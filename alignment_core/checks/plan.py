@@ -92,6 +92,8 @@ class Plan:
     """Whether code that models bring may run, in all stages: the recipe's ``model.trust_remote_code``."""
     passed: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Options that are passed through to packages: the recipe's ``resources.passed``."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Fields of the recipe that name environment variables, and these."""
 
     def __post_init__(self) -> None:
         self._lately = Lately(self.store, uses=False)

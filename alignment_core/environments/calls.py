@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from alignment_core.credentials import resolved
 from alignment_core.environments.agents import Agent
 from alignment_core.environments.calling import called
 from alignment_core.errors import UserError
@@ -15,6 +16,7 @@ from alignment_core.user_code.functions import load_function
 
 FIELD = "rl.environment.name"
 AGENT = "rl.environment.agent"
+OPTIONS = "rl.environment.options"
 
 _load = functools.lru_cache(maxsize=1)(load_function)
 
@@ -25,6 +27,7 @@ async def reset(
     episode: str, environment: str | None, agent: str | None, options: dict[str, Any], prompt: str, label: str | None
 ) -> Any:
     """Begin an episode; what the policy is told beside its prompt, None for nothing."""
+    options = resolved(options, OPTIONS)
     if environment is not None:
         one = await called(_load(environment, FIELD), **options)
     else:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from alignment_core.artifacts import Provenance
+from alignment_core.credentials import cut
 from alignment_core.recipes.methods import decides
 
 NAMES = {
@@ -117,7 +118,11 @@ def changes(before: Any, after: Any, path: str = "") -> list[str]:
             return [f"{path}: {len(before)} → {len(after)} entries"]
     if isinstance(before, dict) != isinstance(after, dict):
         return [f"{path}: recorded in another form"]
-    return [] if before == after else [f"{path}: {_short(before)} → {_short(after)}"]
+    if before == after:
+        return []
+    name = path.rpartition(".")[2]
+    shown = (_short(cut({name: value})[name]) for value in (before, after))  # a record may be an earlier version's
+    return [f"{path}: {' → '.join(shown)}"]
 
 
 def _short(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from alignment_core import errors
 from alignment_core.artifacts.faults import machine_fault
+from alignment_core.credentials import cut
 
 RAY_DIED = 75
 """Exit code of a host that ends because one of Ray's daemons died: temporary failure in ``sysexits.h``."""
@@ -39,11 +40,11 @@ class Channel:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as plain data; the type survives if it is one of ours."""
+    """An error as plain data, without secrets; the type survives if it is one of ours."""
     known = error if isinstance(error, errors.AlignmentError) else machine_fault(error)
     if known is None:
-        return {"kind": "AlignmentError", "message": f"{type(error).__name__}: {error}"}
-    return {"kind": type(known).__name__, "message": str(known)}
+        return {"kind": "AlignmentError", "message": cut(f"{type(error).__name__}: {error}")}
+    return {"kind": type(known).__name__, "message": cut(str(known))}
 
 
 def rebuild(described: dict[str, Any]) -> errors.AlignmentError:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
 from alignment_core.inference import kv_cache
 from alignment_core.recipes.sections.resources import ResourcesConfig
@@ -27,11 +28,11 @@ def started(make: Callable[..., Any], folder: Path, tokens: int, resources: Reso
     sequence of so many tokens."""
     options = resources.engine_options
     try:
-        return make(**options)
+        return make(**resolved(options, "resources.engine_options"))
     except (TypeError, ValueError) as error:
         if sentence := kv_cache.too_small(error, json.loads((folder / "config.json").read_text()), tokens, resources):
             raise UserError(sentence) from None
         if not options:
             raise
-        why = one_line(error)
+        why = cut(one_line(error))
         raise UserError(f"resources.engine_options: vLLM does not take {', '.join(options)}: {why}") from None

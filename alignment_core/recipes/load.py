@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 from alignment_core.recipes import methods, yaml_values
 from alignment_core.recipes.base import REFUSES_UNUSED, TRUTH_FOR_NUMBER, Config
@@ -68,11 +69,13 @@ def folder_of(path: Path) -> Path:
 
 
 def parse_recipe(content: dict[str, Any], origin: str = "recipe", refuse_unused: bool = False) -> BaseRecipe:
-    """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake.
+    """Validate plain data as the recipe that its ``method`` names. Raises UserError with one line per mistake; first of all for
+    fields that hold a secret themselves, so that no other message quotes them.
 
     Relative paths in it stay relative, but for texts that are :class:`~alignment_core.recipes.paths.Written`. What somebody
     writes now must not set fields that nothing reads (``refuse_unused``); in a recipe that was kept they are passed over.
     """
+    refuse_literals(content, origin)
     name = content.get("method")
     if not isinstance(name, str) or name not in methods.METHODS.names():
         raise UserError(f"{origin}: method: {_no_method(name)}")

@@ -1,4 +1,5 @@
-"""URLs of servers in recipes: one or several, http or https, without a password."""
+"""URLs of servers in recipes: one or several, http or https, without a password. ``env:NAME`` stands for the whole URL or for
+the value of a parameter of its query, see :mod:`alignment_core.credentials`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
+
+from alignment_core.credentials import is_reference
 
 
 def _or_one_text(schema: dict[str, Any]) -> None:
@@ -19,13 +22,15 @@ def _one_is_a_list_of_one(urls: Any) -> Any:
 
 def _are_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     for url in urls:
+        if is_reference(url):
+            continue
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// or https:// URL")
         if parts.username or parts.password:
             raise ValueError(
-                "a URL in a recipe must not contain a password; name the environment variable of a token in "
-                "`token_variable`"
+                "a URL in a recipe must not contain a password: write `env:NAME`, the environment variable that holds the URL, "
+                "or name that of a token in `token_variable`"
             )
     return urls
 

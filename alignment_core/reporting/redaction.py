@@ -9,49 +9,25 @@ from __future__ import annotations
 import html
 import json
 import re
-from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from alignment_core.reporting.secret_values import looks_secret
+from alignment_core.credentials import REMOVED, Cutter, map_texts
 
-SECRET, HOME, ALIGN_HOME, USER, HOST, ROW = "<removed>", "~", "$ALIGN_HOME", "<user>", "<host>", "<text of a row>"
-LONG = 8
-"""From so many characters on, a secret is cut out inside a longer word, too."""
+SECRET, HOME, ALIGN_HOME, USER, HOST, ROW = REMOVED, "~", "$ALIGN_HOME", "<user>", "<host>", "<text of a row>"
 COMMON = {
     "admin", "align", "alignment", "app", "container", "data", "debian", "docker", "ec2-user", "jovyan", "localhost", "model",
     "nobody", "prefect", "ray", "root", "runner", "test", "train", "ubuntu", "user", "vllm", "worker", "workspace",
 }  # fmt: skip
 """Names of accounts and machines that say nothing about anybody; to cut out such words would spoil the rest."""
 
-_KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_USERINFO = re.compile(r"(?i)(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,30}://)[^\s/'\"<>]{1,512}@")
-_SHAPES = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{12,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[opsur]_[A-Za-z0-9]{16,}"
-    r"|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bxox[abeprs]-[\w-]{10,}|\bpn[bu]_[A-Za-z0-9]{16,}|\bwandb_v\d+_\w{16,}"
-    r"|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|(?<=hooks\.slack\.com/services/)[\w/-]+"
-)
-_HEADER = re.compile(
-    r"(?i)(\bauthorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:[a-z]{1,12} +)?|\bbearer +)([\w.~+/=-]{6,})"
-)
-_NETRC = re.compile(r"(?i)(\blogin\s+\S{1,200}\s+password\s+)()(\S+)")
-_QUERY = re.compile(r"([?&])([\w.%-]{1,60})=([^&\s\"'<>#\\]+)")
-_ASSIGNED = re.compile(
-    r"(?i)(?<![a-z0-9])((?:[a-z0-9]{1,30}[_.-]){0,6}[a-z0-9]{0,30}?"
-    r"(?:passwords?|passwd|passphrase|secrets?|api[_-]?key|access[_-]?key(?:[_-]id)?|private[_-]?key|auth[_-]?string"
-    r"|credentials?|token))"
-    r"(\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?)([^\s\"'\\,;&(){}\[\]<>]+)"
-)
 _QUOTED_ROW = re.compile(
     r"\b(for the prompt|gave|returned) (\"(?:[^\"\\\n]|\\.)*(?:\"|$)|'(?:[^'\\\n]|\\.)*(?:'|$))", re.MULTILINE
 )
 """How :mod:`alignment_core.rewards` and the checks quote a row, or what was answered to it."""
-_QUERY_NAMES = re.compile(
-    r"(?i)token|secret|password|passwd|signature|credential|\bsig\b|(?:^|[_-])(?:api|access)?[_-]?key|auth"
-)
 _PLACES = (
     (SECRET, "secrets"),
     (ALIGN_HOME, "home folders"),
@@ -81,7 +57,7 @@ class Redactor:
     ) -> None:
         self.cut: Counter[str] = Counter()
         self._rows = rows
-        self._secrets = _alternatives(_bounded(spelling) for secret in set(secrets) for spelling in _spellings(secret))
+        self._secrets = Cutter(secrets)
         of_align = _folders([align_home] if align_home else [])
         folders = {**dict.fromkeys(_folders(homes), HOME), **dict.fromkeys(of_align, ALIGN_HOME)}
         self._folders = [
@@ -97,14 +73,9 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A text without what must not be in it."""
-        for pattern in (_KEY_BLOCK, self._secrets):
-            text = self._sub(pattern, SECRET, text)
-        text = self._sub(_USERINFO, SECRET, text, lambda found: f"{found[1]}{SECRET}@")
-        text = self._sub(_SHAPES, SECRET, text)
-        text = self._sub(_HEADER, SECRET, text, lambda found: f"{found[1]}{SECRET}")
-        text = self._sub(_NETRC, SECRET, text, lambda found: f"{found[1]}{SECRET}")
-        text = self._sub(_QUERY, SECRET, text, _query)
-        text = self._sub(_ASSIGNED, SECRET, text, _assigned)
+        before = self._secrets.count
+        text = self._secrets.text(text)
+        self.cut["secrets"] += self._secrets.count - before
         if not self._rows:
             text = self._sub(_QUOTED_ROW, ROW, text, lambda found: f"{found[1]} {ROW}")
         for pattern, place in (*self._folders, *self._names):
@@ -120,17 +91,11 @@ class Redactor:
 
     def plain(self, content: Any) -> Any:
         """The same for plain data: each text in it, and all of a field whose name says that it is secret."""
-        if isinstance(content, dict):
-            return {self.text(str(name)): self._field(str(name), value) for name, value in content.items()}
-        if isinstance(content, list | tuple):
-            return [self.plain(value) for value in content]
-        return self.text(content) if isinstance(content, str) else content
+        return map_texts(content, lambda _, text: self.text(text), self._field, key_text=self.text)
 
-    def _field(self, name: str, value: Any) -> Any:
-        if isinstance(value, str) and value and looks_secret(name):
-            self.cut["secrets"] += 1
-            return SECRET
-        return self.plain(value)
+    def _field(self, _: str, value: Any) -> Any:
+        self.cut["secrets"] += 1
+        return SECRET
 
     def _sub(
         self,
@@ -145,39 +110,6 @@ class Redactor:
             return new
 
         return pattern.sub(changed, text)
-
-
-def _query(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}={SECRET}" if _QUERY_NAMES.search(found[2]) else found[0]
-
-
-def _assigned(found: re.Match[str]) -> str:
-    """``password=…`` goes in any case; behind ``token:`` a word of a sentence may stand, or the name of a token of a
-    vocabulary."""
-    name, between, value = found.groups()
-    if name.lower().endswith("token"):
-        is_secret = looks_secret(name) and len(value) >= 16 and any(letter.isdigit() for letter in value)
-    else:
-        is_secret = value.lower() not in ("none", "null", "true", "false")
-    return f"{name}{between}{SECRET}" if is_secret else found[0]
-
-
-def _spellings(secret: str) -> Iterator[str]:
-    """A text as it may be written in JSON, Python, a URL, HTML, or in the header of a request."""
-    yield from (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
-    yield from (quote(secret, safe=""), quote(secret), html.escape(secret))
-    if len(secret) >= LONG:
-        yield b64encode(secret.encode(errors="replace")).decode().rstrip("=")
-
-
-def _bounded(spelling: str) -> str:
-    escaped = re.escape(spelling)
-    return escaped if len(spelling) >= LONG else rf"(?<![A-Za-z0-9_]){escaped}(?![A-Za-z0-9_])"
-
-
-def _alternatives(patterns: Iterable[str]) -> re.Pattern[str]:
-    """One of them, the longest that fits; with none, what never occurs."""
-    return re.compile("|".join(sorted(set(patterns), key=lambda one: (-len(one), one))) or "(?!)")
 
 
 def _folders(paths: Iterable[Path]) -> list[str]:

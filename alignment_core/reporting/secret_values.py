@@ -1,6 +1,6 @@
 """Which texts on this machine are secret: what variables whose names say so hold, and the files where tools keep credentials.
 
-That a name looks secret decides for fields and assignments in what is written, too: see :mod:`.redaction`.
+What the name of a secret looks like, :mod:`alignment_core.credentials` says.
 """
 
 from __future__ import annotations
@@ -14,41 +14,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from alignment_core.credentials import LEAST, SETTINGS, looks_secret, variables
 from alignment_core.doctor.surroundings import aws_file, netrc_file
 
-LEAST = 4
-"""A shorter value protects nothing, and to cut it out would cut up everything else."""
 LARGEST_FILE = 1 << 16
-_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "CREDENTIALS", "CREDENTIAL")
-_WORDS = {"KEY", "AUTH", "PAT", "PASS", "WEBHOOK", "COOKIE", "BEARER"}
-_NO_SECRETS = {
-    "COUNT", "DIR", "ENABLED", "FILE", "HOST", "LIMIT", "METHOD", "MODE", "NAME", "PATH", "SOCK", "TIMEOUT", "TTL", "TYPE",
-    "URI", "URL", "USER", "USERNAME", "VARIABLE",
-}  # fmt: skip
-"""Last words of names that say what kind of thing is meant, though another word in them sounds secret."""
-_OF_A_VOCABULARY = re.compile(r"(?i)(eos|bos|pad|unk|sep|cls|mask|image|special|stop|next|per)[_-]token$")
-_SETTINGS = {"true", "false", "none", "null", "auto", "token", "basic", "bearer", "default"}
-"""Values that are settings, whatever their variable is called."""
 _USERINFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/]+)@")
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable or a field of this name holds a secret: ``WANDB_API_KEY``, ``password``, ``MY_TOKEN_2``."""
-    words = re.split(r"[^A-Za-z0-9]+", name.upper())
-    if words[-1] in _NO_SECRETS or words == ["KEY"] or _OF_A_VOCABULARY.search(name):
-        return False
-    return any(word in _WORDS or word.endswith(_ENDS) for word in words) or bool(re.search(r"(?i)[a-z0-9]_PWD$", name))
 
 
 def secret_values(environ: Mapping[str, str], recipe: Mapping[str, Any]) -> set[str]:
     """Every secret that this process can find out, as it may occur in a text.
 
-    ``recipe`` names variables of its own that hold tokens, as ``token_variable``.
+    ``recipe`` names variables of its own that hold tokens, as ``env:NAME`` or ``token_variable``.
     """
-    found = set(_of_environment(environ, set(_variables(recipe))))
+    found = set(_of_environment(environ, {name for _, name in variables(recipe)}))
     for source in (_of_hub, _of_netrc, _of_aws):
         found |= set(_survived(source))
-    return {part for value in found for part in _parts(value) if len(part) >= LEAST and part.lower() not in _SETTINGS}
+    return {part for value in found for part in _parts(value) if len(part) >= LEAST and part.lower() not in SETTINGS}
 
 
 def _of_environment(environ: Mapping[str, str], named: set[str]) -> Iterator[str]:
@@ -72,17 +53,6 @@ def _is_file(path: Path) -> bool:
 def _small(path: Path) -> Iterator[str]:
     if path.is_file() and path.stat().st_size <= LARGEST_FILE:
         yield path.read_text()
-
-
-def _variables(content: Any) -> Iterator[str]:
-    if isinstance(content, Mapping):
-        for name, value in content.items():
-            if name == "token_variable" and isinstance(value, str):
-                yield value
-            yield from _variables(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
-            yield from _variables(value)
 
 
 def _of_hub() -> Iterable[str]:

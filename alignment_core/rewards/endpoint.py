@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from alignment_core.credentials import cut, remember, resolved
 from alignment_core.errors import EnvironmentFault, Stopped, UserError
 from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.refusal import because, status
@@ -41,6 +42,8 @@ OF_THE_ROWS = (400, 413, 422)
 @dataclass
 class Replica:
     url: str
+    """As the recipe has it, with ``env:NAME`` for what is secret: messages name it so."""
+    address: str
     requests: int = 0
     failures: int = 0
     rests_until: float = 0.0
@@ -75,7 +78,7 @@ class Endpoint:
     ) -> None:
         self.batch_size, self.timeout, self.field = batch_size, timeout, field
         self._asks, self._reads = asks, reads
-        self.replicas = [Replica(url) for url in urls]
+        self.replicas = [Replica(url, _address(url, field)) for url in urls]
         self._loop: asyncio.AbstractEventLoop | None = None
         if token_variable:
             token = os.environ.get(token_variable)
@@ -83,6 +86,8 @@ class Endpoint:
                 raise UserError(
                     f"{field.rpartition('.')[0]}.token_variable: the environment has no variable {token_variable}"
                 )
+        if token:
+            remember(token)
         self._token = token or ""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._find_one()
@@ -160,7 +165,7 @@ class Endpoint:
         replica.requests += 1
         try:
             async with asyncio.timeout(seconds):
-                response = await client.post(replica.url, json=content)
+                response = await client.post(replica.address, json=content)
             if response.status_code in BUSY or response.is_server_error:
                 raise Failed("unreachable", self._refusal(response, replica))
         except (httpx.TransportError, TimeoutError, Failed) as error:
@@ -187,7 +192,7 @@ class Endpoint:
         """Look whether anything listens, which costs nothing, before anything that does."""
         problems = []
         for replica in self.replicas:
-            url = httpx.URL(replica.url)
+            url = httpx.URL(replica.address)
             place = (url.host, url.port or (443 if url.scheme == "https" else 80))
             try:
                 with socket.create_connection(place, min(CONNECT_SECONDS, self.timeout)):
@@ -221,5 +226,13 @@ def read_rewards(response: httpx.Response, count: int) -> list[Any]:
     return rewards
 
 
+def _address(url: str, field: str) -> str:
+    """Where the server of a URL of the recipe is. Raises UserError for a variable that is not set, or holds no URL."""
+    address: str = resolved(url, field)
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"{field}: {url} is not an http:// or https:// URL")
+    return address
+
+
 def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return cut(str(error)) or type(error).__name__

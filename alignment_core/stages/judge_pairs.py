@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from alignment_core.credentials import with_path
 from alignment_core.errors import DataError
 from alignment_core.evaluation.files import VERDICTS
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
@@ -116,7 +117,7 @@ def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) 
         if bases is None:
             server = held.enter_context(served(str(context.inputs["judge"]), name, context.resources))
             bases, token = (server.url,), server.token
-        urls = [f"{url.rstrip('/')}/chat/completions" for url in bases]
+        urls = [with_path(url, "chat/completions") for url in bases]
         timeout = context.resources.reward_timeout_seconds
         return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth), token)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socketpair
 from typing import Any
 
+from alignment_core.credentials import cut
 from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import Line
@@ -48,7 +49,12 @@ class WandbRun(Listener):
         self._complaints.start()
         self._send(
             settings.model_dump(mode="json")
-            | {"id": folder.name, "name": recipe.name, "folder": str(folder), "recipe": recipe.model_dump(mode="json")}
+            | {
+                "id": folder.name,
+                "name": recipe.name,
+                "folder": str(folder),
+                "recipe": cut(recipe.model_dump(mode="json")),
+            }
         )
 
     def progress(self, label: str, progress: Progress) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from alignment_core.credentials import cut, resolved
 from alignment_core.errors import UserError, one_line
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.training.average import whole_tensors
@@ -67,13 +68,13 @@ def make_engine(
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if resources.offload_optimizer:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-    asked = Asked(_merged(settings, resources.deepspeed))
+    asked = Asked(_merged(settings, resolved(resources.deepspeed, "resources.deepspeed")))
     try:
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=asked)
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         if not resources.deepspeed:
             raise
-        raise UserError(f"resources.deepspeed: DeepSpeed does not take it: {one_line(error)}") from None
+        raise UserError(f"resources.deepspeed: DeepSpeed does not take it: {cut(one_line(error))}") from None
     if unknown := [name for name in resources.deepspeed if name not in asked.names]:
         raise UserError(f"resources.deepspeed.{unknown[0]}: DeepSpeed has no such option")
     if bf16 and zero_stage == 0:

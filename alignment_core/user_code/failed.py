@@ -7,6 +7,8 @@ import traceback
 from pathlib import Path
 from typing import Literal
 
+from alignment_core.credentials import cut
+
 Reason = Literal[
     "raised", "timeout", "crashed", "wrong_shape", "bad_number", "unreachable", "refused", "none_given", "too_long"
 ]
@@ -24,11 +26,11 @@ class Failed(Exception):
 
 
 def raised(error: BaseException) -> str:
-    """What the user's code raised, and the last of its own lines that it came through."""
+    """What the user's code raised, without secrets, and the last of its own lines that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(frame.filename.startswith(folder) for folder in NOT_THE_USERS)]
     location = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{location}"
+    return f"{type(error).__name__}: {cut(str(error))}{location}"
 
 
 def does_not_take(error: BaseException, *callers: str) -> bool:

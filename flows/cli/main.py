@@ -37,6 +37,7 @@ from alignment.flows.cli import store as cli_store
 from alignment.flows.cli import transfer as cli_transfer
 from alignment.flows.cli import trust as cli_trust
 from alignment.flows.console import Unbroken, err, print_json
+from alignment_core.credentials import cut
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError, one_line
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -122,6 +123,7 @@ def _how_to_go_on(arguments: list[str]) -> str:
 
 
 def _fail(message: str, code: int, as_json: bool) -> None:
+    message = cut(message)
     kinds = {
         UserError.exit_code: "invalid input",
         EnvironmentFault.exit_code: "environment problem",

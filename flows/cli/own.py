@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
+from alignment_core.credentials import refuse_literals
 from alignment_core.errors import UserError
 
 SUFFIX = ".py"
@@ -77,4 +80,5 @@ def checked(flow: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     except (ParameterTypeError, ParameterBindError, SignatureMismatchError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())
         raise UserError(f"the parameters of the flow {flow.name!r}: {why}; give them with --set name=value") from None
+    refuse_literals(to_jsonable_python(found, fallback=str), f"the parameters of the flow {flow.name!r}")
     return found

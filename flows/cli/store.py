@@ -18,6 +18,7 @@ from alignment_core.artifacts import (
     open_store,
     prune,
 )
+from alignment_core.credentials import cut
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.journal import in_use
 
@@ -96,7 +97,7 @@ def artifacts_show(reference: str, store: StoreOption = None, as_json: JsonOptio
         **_row(summary, [name for name, tagged in opened.tags().items() if tagged == manifest.reference]),
         "path": _path(opened, manifest.reference),
         "files": [entry.model_dump() for entry in manifest.files],
-        "provenance": [record.model_dump(mode="json") for record in records],
+        "provenance": [cut(record.model_dump(mode="json")) for record in records],
     }
     if as_json:
         return print_json(content)

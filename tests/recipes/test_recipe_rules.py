@@ -181,7 +181,7 @@ def test_a_night_needs_no_section_of_its_own(load):
         (["rl.rewards.0={urls: 'localhost:5000'}"], "'localhost:5000' is not an http:// or https:// URL"),
         (
             ["rl.rewards.0={urls: 'http://me:hidden@there/'}"],
-            "a URL in a recipe must not contain a password; name the environment variable",
+            "write `env:NAME`, in a URL `?name=env:NAME`",
         ),
         (["rl.rewards.0.token_variable=TOKEN"], "`token_variable` has no effect with `verifier`: it belongs to `urls`"),
         (["rl.rewards.0.clip=[1, 0]"], "`clip` needs a lower and then an upper bound"),

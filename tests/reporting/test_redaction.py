@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from alignment_core.credentials import looks_secret
 from alignment_core.reporting.redaction import HOME, HOST, ROW, SECRET, USER, Redactor
-from alignment_core.reporting.secret_values import looks_secret, secret_values
+from alignment_core.reporting.secret_values import secret_values
 
 VALUE = 'pä"ss/w ord&1'
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alignment_core.canonical import digest_of
+from alignment_core.credentials import cut, resolved
 from alignment_core.data.origins import DEFAULT_ROWS, Library, Pinned
 from alignment_core.errors import UserError, one_line
 from alignment_core.source_code import digest_of_source
@@ -74,7 +75,7 @@ def rows(name: str, count: int | None, options: dict[str, Any]) -> Iterator[dict
 
 def load(name: str, options: dict[str, Any]) -> Any:
     """A taskset of `verifiers`. Raises UserError if there is none of this name, or none with these options."""
-    found = loaders()
+    found, options = loaders(), resolved(options, "options")
     try:
         config = found.taskset_config_type(name).model_validate(
             {**copy.deepcopy(options), "id": name}
@@ -93,7 +94,7 @@ def _tasks(name: str, taskset: Any) -> Iterator[Any]:
 
 def problem(field: str, name: str, error: Exception) -> UserError:
     """What is to be said of an error that `verifiers`, or a package made for it, raised."""
-    return UserError(f"{field}: {name!r}: {type(error).__name__}: {one_line(error)}")
+    return UserError(f"{field}: {name!r}: {type(error).__name__}: {cut(one_line(error))}")
 
 
 class Tasksets(Library):

@@ -102,7 +102,8 @@ class DataSource(_WithLibraries):
     held_out: bool = Field(False, exclude_if=lambda held_out: not held_out)
     """Measure on all rows of this source instead of training on them: a test set of your own, in place of `test_rows`."""
     options: dict[str, Anything] = Field(default_factory=dict)
-    """Options of a procedural task, such as the share of correct demonstrations, or of a taskset of verifiers."""
+    """Options of a procedural task, such as the share of correct demonstrations, or of a taskset of verifiers,
+    where `env:NAME` stands for the value of an environment variable."""
 
     @model_validator(mode="before")
     @classmethod

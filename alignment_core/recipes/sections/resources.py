@@ -100,10 +100,11 @@ class ResourcesConfig(Config):
     learning needs no such check: it compares engines and trainers in every step (`mismatch`)."""
     deepspeed: dict[str, Anything] = Field({}, exclude_if=_given)
     """Further options of DeepSpeed, as its configuration file has them, such as `{zero_optimization: {offload_param: {device:
-    cpu}}}`. DeepSpeed checks them; they are part of the keys of stages that train."""
+    cpu}}}`. DeepSpeed checks them; they are part of the keys of stages that train. `env:NAME` stands for the
+    value of an environment variable."""
     engine_options: dict[str, Anything] = Field({}, exclude_if=_given)
     """Further arguments of `vllm.LLM` for all engines, such as `{max_num_batched_tokens: 8192}`. vLLM checks them; they are
-    part of the keys of stages that sample."""
+    part of the keys of stages that sample. `env:NAME` stands for the value of an environment variable."""
     progress_seconds: float = Field(60.0, gt=0)
     """Seconds between in-stage checkpoints."""
     progress: Literal["local", "store"] = "local"

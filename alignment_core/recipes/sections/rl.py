@@ -39,7 +39,8 @@ class EnvironmentConfig(Config):
     api_key)` queries the policy by `POST {base_url}/chat/completions`, as with OpenAI's API, and returns the episode's
     reward."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the class, or further ones of the agent."""
+    """Keyword arguments of the class, or further ones of the agent. `env:NAME` stands for the value of an environment
+    variable, for secrets."""
     max_turns: int = Field(8, ge=1)
     """Maximum number of the policy's turns in an episode."""
     episode_seconds: float = Field(600.0, gt=0)

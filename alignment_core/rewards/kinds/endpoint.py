@@ -18,7 +18,8 @@ class EndpointReward(RewardConfig):
     KEY: ClassVar[str] = "urls"
 
     urls: Urls
-    """Replicas of one HTTP endpoint. The first URL identifies it and is part of the stage's key."""
+    """Replicas of one HTTP endpoint. The first URL identifies it and is part of the stage's key. `env:NAME` stands
+    for an environment variable that holds the whole URL, or the value of a parameter: `https://host/score?key=env:NAME`."""
     batch_size: int = Field(32, ge=1)
     """Completions per request."""
     token_variable: str | None = None

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from alignment_core.credentials import with_path
 from alignment_core.recipes.sections.judge_sampling import JudgeSampling
 from alignment_core.recipes.sections.pairwise_judge import with_group
 from alignment_core.recipes.sections.rewards import RewardConfig
@@ -118,7 +119,7 @@ def asking(
         question = filled(reward.template, values)
         return request(model, question, reward, reward.verdicts is not None)
 
-    places = [f"{url.rstrip('/')}/chat/completions" for url in urls]
+    places = [with_path(url, "chat/completions") for url in urls]
     timeout = opening.resources.reward_timeout_seconds
     return Endpoint(places, 1, token_variable, timeout, f"{opening.field}.{field}", asks, reads(reward.value), token)
 
