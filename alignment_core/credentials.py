@@ -273,10 +273,14 @@ def map_texts(
 
 class Cutter:
     """Cuts out secrets: ``values`` in every spelling that a file may have of them, what has the shape of one, and what
-    stands behind the name of one. ``count`` is how many it has cut."""
+    stands behind the name of one. ``count`` is how many it has cut.
 
-    def __init__(self, values: Iterable[str] = ()) -> None:
+    With ``sentences``, a word without a digit behind ``password: `` stays: so our own errors begin.
+    """
+
+    def __init__(self, values: Iterable[str] = (), sentences: bool = False) -> None:
         self.count = 0
+        self._assigned = _assigned_in_sentence if sentences else _assigned
         self._values = _alternatives(_bounded(form) for value in set(values) for form in _spellings(value))
 
     def text(self, text: str) -> str:
@@ -288,7 +292,7 @@ class Cutter:
         text = self._sub(_HEADER, text, lambda found: f"{found[1]}{REMOVED}")
         text = self._sub(_NETRC, text, lambda found: f"{found[1]}{REMOVED}")
         text = self._sub(_QUERY, text, _query)
-        return self._sub(_ASSIGNED, text, _assigned)
+        return self._sub(_ASSIGNED, text, self._assigned)
 
     def plain(self, content: Any) -> Any:
         """Plain data without secrets."""
@@ -316,7 +320,7 @@ def cut(content: Any) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _cutter(values: frozenset[str]) -> Cutter:
-    return Cutter(values)
+    return Cutter(values, sentences=True)
 
 
 def _query(found: re.Match[str]) -> str:
@@ -335,6 +339,11 @@ def _assigned(found: re.Match[str]) -> str:
     else:
         is_secret = value.lower() not in ("none", "null", "true", "false")
     return f"{name}{between}{REMOVED}" if is_secret else found[0]
+
+
+def _assigned_in_sentence(found: re.Match[str]) -> str:
+    is_prose = found[2].endswith(": ") and not any(letter.isdigit() for letter in found[3])
+    return found[0] if is_prose else _assigned(found)
 
 
 def _spellings(secret: str) -> Iterator[str]:

@@ -204,6 +204,13 @@ def test_what_an_earlier_version_recorded_is_cut_before_it_is_shown_or_published
     assert without_secrets(clean) is clean, f"{PROVENANCE} stays byte for byte what the store has"
 
 
+def test_a_sentence_about_a_field_is_not_taken_for_its_value() -> None:
+    for said in ("options.api_key: the environment has no variable X", "a.password: holds a secret"):
+        assert cut(said) == said
+    assert cut("password: hunter22") == "password: <removed>"
+    assert cut('{"password": "hunter"}') == '{"password": "<removed>"}'
+
+
 def test_all_fields_are_named_at_once() -> None:
     with pytest.raises(UserError) as caught:
         refuse_literals({"a": {"token": SECRET}, "b": {"password": SECRET}}, "flow")
