@@ -13,6 +13,8 @@ from typing import IO
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+from alignment_core import network
+
 _OVER = ("Z", "X")
 """States of a process that has ended and whose parent has not heard of it yet."""
 
@@ -81,7 +83,7 @@ def inherited(**changes: str) -> dict[str, str]:
     stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`alignment.flows.access`.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return {**kept, **SAFE_PATH, **changes}
+    return {**kept, **network.defaults(kept), **SAFE_PATH, **changes}
 
 
 def lock(file: IO[bytes] | int) -> bool:

@@ -47,6 +47,7 @@ NEVER_COMPUTES = (
     "alignment_core.imports",
     "alignment_core.journal",
     "alignment_core.machine_memory",
+    "alignment_core.network",
     "alignment_core.plugins",
     "alignment_core.processes",
     # where it runs and what watches it

@@ -24,6 +24,7 @@ from alignment_core.errors import (
     StoreError,
     Unavailable,
 )
+from alignment_core.network import through_proxy
 
 TRIES = 6
 """Of a request without an answer; the pauses between them double from a fifth of a second."""
@@ -219,7 +220,9 @@ def told(doing: str) -> Iterator[None]:
         if isinstance(cause, OfflineModeIsEnabled):
             raise EnvironmentFault(f"cannot {doing}: HF_HUB_OFFLINE is set; unset it") from error
         if isinstance(cause, httpx2.TransportError):
-            raise Unavailable(f"cannot {doing}: {endpoint()} does not answer ({cause})") from error
+            raise Unavailable(
+                f"cannot {doing}: {endpoint()} does not answer{through_proxy(endpoint())} ({cause})"
+            ) from error
         if _FULL.search(str(cause)):  # what the client makes of an LFS object that is refused
             raise EnvironmentFault(f"cannot {doing}: {cause}; {_MAKE_ROOM}") from error
         raise StoreError(f"cannot {doing}: {cause}") from error

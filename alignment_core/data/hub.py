@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from alignment_core.errors import UserError
+from alignment_core.network import through_proxy
 from alignment_core.recipes.paths import BEGINS
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -41,7 +42,7 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{name}: no such file or folder{hint} ({BEGINS}), and the Hub could not be reached to look for a {kind} of this "
-            f"name ({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
+            f"name{through_proxy(constants.ENDPOINT)} ({reason}); set HF_HUB_OFFLINE=1 to use what was downloaded before"
         ) from None
     _remember(_ref(name, wanted, kind), commit)
     return commit

@@ -22,6 +22,7 @@ import httpx
 
 from alignment_core.credentials import cut, remember, resolved
 from alignment_core.errors import EnvironmentFault, Stopped, UserError
+from alignment_core.network import proxy_of, through_proxy
 from alignment_core.rewards.failures import Answers
 from alignment_core.rewards.refusal import because, status
 from alignment_core.user_code.failed import Failed
@@ -192,14 +193,14 @@ class Endpoint:
         """Look whether anything listens, which costs nothing, before anything that does."""
         problems = []
         for replica in self.replicas:
-            url = httpx.URL(replica.address)
+            url = httpx.URL(proxy_of(replica.address) or replica.address)
             place = (url.host, url.port or (443 if url.scheme == "https" else 80))
             try:
                 with socket.create_connection(place, min(CONNECT_SECONDS, self.timeout)):
                     return
             except OSError as error:
                 replica.failed()
-                problems.append(f"{replica.url}: {_said(error)}")
+                problems.append(f"{replica.url}{through_proxy(replica.address)}: {_said(error)}")
         raise EnvironmentFault(f"{self.field}: no server answers ({'; '.join(problems)})")
 
 

@@ -37,6 +37,7 @@ from alignment.flows.cli import store as cli_store
 from alignment.flows.cli import transfer as cli_transfer
 from alignment.flows.cli import trust as cli_trust
 from alignment.flows.console import Unbroken, err, print_json
+from alignment_core import network
 from alignment_core.credentials import cut
 from alignment_core.errors import AlignmentError, EnvironmentFault, UserError, one_line
 
@@ -152,6 +153,7 @@ def _terminated(*_: object) -> None:
 def main() -> None:
     """Entry point of the ``align`` command."""
     signal.signal(signal.SIGTERM, _terminated)
+    network.prepare()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # None where it is closed
             setattr(sys, name, Unbroken(stream))
