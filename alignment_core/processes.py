@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from alignment_core import network
 
+UNSENT = ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY")
 _OVER = ("Z", "X")
 """States of a process that has ended and whose parent has not heard of it yet."""
 
@@ -77,12 +78,13 @@ module of ours or of Python's own would be executed in its place."""
 
 
 def inherited(**changes: str) -> dict[str, str]:
-    """The environment that a child process inherits, with changes: everything except Prefect's variables.
+    """The environment that a child process inherits, with changes: everything except Prefect's variables, those that forbid it
+    to send apart.
 
     They may hold a token or the password of a database, and below us runs anybody's code: reward functions, tokenizers,
     stages. Prefect's own processes, and the flows that its workers start, are told more: see :mod:`alignment.flows.access`.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_") or name in UNSENT}
     return {**kept, **network.defaults(kept), **SAFE_PATH, **changes}
 
 

@@ -18,8 +18,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"], hint: str = "") -> str:
     """The commit that ``revision`` (default: main) of a Hub repository stands for now.
 
-    With ``HF_HUB_OFFLINE`` set, what the local Hub cache remembers. Raises UserError in one sentence; ``hint`` names
-    files whose names are near, because a mistyped path is taken for a Hub name.
+    With ``HF_HUB_OFFLINE`` set, or ``HF_DATASETS_OFFLINE`` for a dataset, what the local Hub cache remembers. Raises
+    UserError in one sentence; ``hint`` names files whose names are near, because a mistyped path is taken for a Hub name.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -27,7 +27,7 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
     wanted = revision or "main"
     if _COMMIT.fullmatch(wanted):
         return wanted
-    if constants.is_offline_mode():
+    if is_offline(kind):
         return _cached_commit(name, wanted, kind, hint)
     try:
         commit = str(HfApi().repo_info(name, revision=wanted, repo_type=kind, timeout=30).sha)
@@ -46,6 +46,14 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
         ) from None
     _remember(_ref(name, wanted, kind), commit)
     return commit
+
+
+def is_offline(kind: str) -> bool:
+    """Whether the user forbids to ask the Hub for a model or a dataset."""
+    from huggingface_hub import constants
+
+    datasets_are = os.environ.get("HF_DATASETS_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+    return constants.is_offline_mode() or (kind == "dataset" and datasets_are)
 
 
 def _ref(name: str, revision: str, kind: str) -> Path:
@@ -69,7 +77,10 @@ def _cached_commit(name: str, revision: str, kind: str, hint: str) -> str:
     try:
         return _ref(name, revision, kind).read_text().strip()
     except OSError:
+        from huggingface_hub import constants
+
+        variable = "HF_HUB_OFFLINE" if constants.is_offline_mode() else "HF_DATASETS_OFFLINE"
         raise UserError(
-            f"{name}: no such file or folder{hint} ({BEGINS}), HF_HUB_OFFLINE is set, and the local Hub cache holds no "
+            f"{name}: no such file or folder{hint} ({BEGINS}), {variable} is set, and the local Hub cache holds no "
             f"revision {revision!r} of a {kind} of this name"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import traceback
@@ -19,6 +20,8 @@ OPEN_SECONDS = 30.0
 """How long its server may take to answer before the run is recorded offline."""
 FINISH_SECONDS = 10.0
 """How long the last uploads may take."""
+TRUE = ("1", "ON", "YES", "TRUE")
+"""What `transformers` takes for true in WANDB_DISABLED, which W&B itself no longer reads."""
 FLUSH_SECONDS = 2.0
 """What a kill may lose of the run's file."""
 
@@ -34,7 +37,15 @@ def main() -> None:
         channel.send({"complaint": " ".join(sentence.split())})
 
     try:
-        run = _open(opening, complain)
+        mode = _mode(opening["mode"])
+        if mode == "disabled":
+            complain(
+                "is disabled (WANDB_MODE, WANDB_DISABLED or `wandb disabled`), so that the run is not recorded there"
+            )
+            return _read(messages)
+        if mode == "offline" != opening["mode"]:
+            complain(f"is offline (WANDB_MODE or `wandb offline`); {_cure(opening)}")
+        run = _open({**opening, "mode": mode}, complain)
         _record(run, messages, Logged(Path(opening["folder"])))
     except TimeoutError:
         complain(f"the upload did not finish within {FINISH_SECONDS:g} s after the run; {_cure(opening)}")
@@ -65,6 +76,24 @@ class Logged:
         if found:
             write_whole(self._path, lambda file: file.write(json.dumps(self._last).encode()))
         return found
+
+
+def _mode(asked: str) -> str:
+    """``disabled`` or ``offline`` if the user says so of all runs, by a variable or W&B's settings files; else what the recipe
+    asks for."""
+    import wandb
+
+    users = str(wandb.setup().settings.mode)
+    if users == "disabled" or os.environ.get("WANDB_DISABLED", "").upper() in TRUE:
+        return "disabled"
+    return "offline" if users in ("offline", "dryrun") else asked
+
+
+def _read(messages: Iterable[dict[str, Any]]) -> None:
+    """Wait for the end of a run that is not recorded."""
+    for message in messages:
+        if "completed" in message:
+            return
 
 
 def _record(run: Any, messages: Iterable[dict[str, Any]], logged: Logged) -> None:

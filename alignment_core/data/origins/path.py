@@ -13,7 +13,7 @@ from alignment_core.canonical import digest_of_file
 from alignment_core.data.fields import ArrowRow
 from alignment_core.data.files import first_line, read_file
 from alignment_core.data.folder import mixed, splits_of
-from alignment_core.data.hub import commit_of
+from alignment_core.data.hub import commit_of, is_offline
 from alignment_core.data.origins import Found, Origin, Pinned, located
 from alignment_core.errors import DataError, UserError
 from alignment_core.recipes.paths import BEGINS, COMPRESSIONS, ROW_SUFFIXES, TEXT_SUFFIX, may_be_hub_name, row_suffix
@@ -99,12 +99,11 @@ def check_readable(path: Path, given: str) -> None:
 
 def _hub(pinned: Pinned) -> Iterator[dict[str, Any]]:
     import datasets
-    from huggingface_hub import constants
 
     source = pinned.source
     snapshot = cache_folder(str(source.path)) / "snapshots" / str(pinned.hub_commit)
     # Offline, `datasets` finds only what it has prepared before; the files of the snapshot itself are just as good.
-    local = constants.is_offline_mode() and snapshot.is_dir()
+    local = is_offline("dataset") and snapshot.is_dir()
     origin: dict[str, Any] = {"path": str(snapshot)} if local else {"path": source.path, "revision": pinned.hub_commit}
     try:
         rows = datasets.load_dataset(**origin, name=source.subset, split=source.split)

@@ -18,7 +18,8 @@ class WandbConfig(Config):
     entity: str | None = None
     """User or team that owns the run. Default: your own default entity."""
     mode: Literal["auto", "online", "offline"] = "auto"
-    """`auto` is online if you are logged in; offline runs are kept in `$ALIGN_HOME/tracking` until `wandb sync`."""
+    """`auto` is online if you are logged in; offline runs are kept in `$ALIGN_HOME/tracking` until `wandb sync`. `WANDB_MODE`,
+    `WANDB_DISABLED`, `wandb offline` and `wandb disabled` forbid what they forbid elsewhere, whatever stands here."""
 
 
 class TrackingConfig(Config):
