@@ -21,7 +21,8 @@ from alignment_core.starting.gates import promotion
 from alignment_core.starting.guess import Reading, check_given, columns_of, nothing_fits, reading
 from alignment_core.starting.lengths import Lengths, measure
 from alignment_core.starting.machine import Machine, this_machine
-from alignment_core.starting.names import CONTEXT, VERDICTS, called
+from alignment_core.starting.names import VERDICTS, called
+from alignment_core.starting.prompts import further_turns, template_of
 from alignment_core.starting.sections import memory_warning
 from alignment_core.starting.verifying import labels, verifier_of
 
@@ -98,7 +99,8 @@ def start(wish: Wish, store: Store, ask: Ask, told: Callable[[str], None], machi
                 f"--column {role}={column}: {method} does not read these rows with it; --method NAME says why"
             )
     chosen = _asked(chosen, labelled, ask, warnings)
-    template = _template(chosen, found, warnings)
+    template = template_of(chosen, found, warnings)
+    warnings += further_turns(chosen, found.first)
     folder = wish.output.absolute().parent
     told("looking at the model")
     model = models.choose(wish.model, store)
@@ -214,23 +216,6 @@ def _shown(found: rows.Rows, chosen: Reading, column: str) -> bool:
 
 def _shared(chosen: Reading) -> dict[str, str]:
     return {role: column for role, column in chosen.columns.items() if role in ("prompt", "messages", "tools")}
-
-
-def _template(chosen: Reading, found: rows.Rows, warnings: list[str]) -> str | None:
-    """How the prompt is written where a further column belongs into it, as Alpaca's `input` beside `instruction`."""
-    prompt = chosen.columns.get("prompt")
-    if prompt is None or chosen.kind == "documents":
-        return None
-    used = {column.partition(".")[0] for column in chosen.columns.values()}
-    for column in called(CONTEXT, columns_of(found.first)):
-        values = [row.get(column) for row in found.first]
-        if column in used or not column.isidentifier() or not any(values):
-            continue
-        if all(isinstance(one, str) for one in values):
-            return f"{{prompt}}\n\n{{{column}}}"
-        if all(isinstance(one, str | None) for one in values):
-            warnings.append(f'`{column}` is not put into the prompt, as it is null in some rows: write "" there')
-    return None
 
 
 def _placed(model: models.Model, lengths: Lengths, folder: Path) -> models.Model:

@@ -17,11 +17,15 @@ from alignment_core.errors import UserError
 
 NO_LIMIT = 1 << 30
 """Tokens, of a model that does not say how many it takes."""
+READ_AS = tuple(f"generate.prompts.{field}" for field in ("columns", "format", "path", "sources", "prompt_template"))
+"""Fields of the recipe that say how rows are read."""
 
 
 def generate(
     model: Annotated[str, typer.Argument(help="Reference or tag of the store, a folder, or a Hub name.")],
-    prompts: Annotated[Path, typer.Argument(help="JSONL, Parquet or CSV file with a column `prompt` or `messages`.")],
+    prompts: Annotated[
+        str, typer.Argument(help="File, folder, glob or Hub name of rows with prompts, as `align init` reads them.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write.")],
     count: Annotated[int, typer.Option("-n", min=1, help="Answers to each prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 1.0,
@@ -43,6 +47,9 @@ def generate(
     if not output.absolute().parent.is_dir():
         raise UserError(f"{output.absolute().parent}: no such folder")
     here = Path.cwd()
+    data, notes = _data(prompts, overrides)
+    for note in notes:
+        err.print(note, markup=False)
     content = written(
         {
             "method": "generate",
@@ -50,7 +57,7 @@ def generate(
             "model": model,
             "seed": seed,
             "generate": {
-                "prompts": {"path": str(prompts.expanduser().absolute()), "shuffle": False},
+                "prompts": {**data, "shuffle": False},
                 "generation": {
                     "num_generations": count,
                     "temperature": temperature,
@@ -79,6 +86,15 @@ def generate(
     else:
         print_outcome(outcome)
         out.print(f"{len(rows)} answers in {output}", markup=False)
+
+
+def _data(prompts: str, overrides: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The data set of prompts, and sentences about how it is read: as ``--set`` says, or else as `align init` reads it."""
+    from alignment_core.starting.prompts import prompts_of
+
+    if any(one.startswith(READ_AS) for one in overrides):
+        return {"path": str(Path(prompts).expanduser().absolute())}, []
+    return prompts_of(prompts)
 
 
 def limits_of(recipe: Any) -> dict[str, int]:
