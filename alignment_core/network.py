@@ -1,4 +1,4 @@
-"""What our processes do on the network by default: loopback takes no proxy, and no library reports that it is used."""
+"""What our processes do on the network by default: this machine takes no proxy, and no library reports that it is used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import urllib.request
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DIRECT = ("127.0.0.1", "localhost", "::1", "169.254.169.254", "169.254.170.2")
+"""This machine, and where AWS keeps credentials of its machines and containers: no proxy reaches these, or may see them."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 NO_PROXY = ("NO_PROXY", "no_proxy")
 """Both spellings: some libraries read one, some the other, and some prefer one where both are set."""
@@ -17,8 +18,8 @@ wins."""
 
 
 def defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that ``environment`` lacks, or has without loopback: what our own servers and their clients need where a
-    proxy is set, and what keeps libraries from reporting their use."""
+    """The variables that ``environment`` lacks, or has without this machine's addresses: what our own servers and their clients
+    need where a proxy is set, and what keeps libraries from reporting their use."""
     found = {name: value for name, value in UNTRACKED.items() if name not in environment}
     if any(environment.get(spelling) for name in PROXIES for spelling in (name, name.upper())):
         given = [environment[name] for name in NO_PROXY if environment.get(name)]
@@ -27,7 +28,7 @@ def defaults(environment: Mapping[str, str]) -> dict[str, str]:
                 host.strip() for host in environment.get(name, given[0] if given else "").split(",") if host.strip()
             ]
             if "*" not in hosts:
-                found[name] = ",".join([*hosts, *(host for host in LOOPBACK if host not in hosts)])
+                found[name] = ",".join([*hosts, *(host for host in DIRECT if host not in hosts)])
     return {name: value for name, value in found.items() if environment.get(name) != value}
 
 

@@ -23,7 +23,7 @@ from tests.rewards.reward_server import Server, lengths
 from tests.servers.recording import recording_proxy
 
 ROOT = Path(__file__).parents[1]
-LOOPBACK = "127.0.0.1,localhost,::1"
+DIRECT = "127.0.0.1,localhost,::1,169.254.169.254,169.254.170.2"
 ASK = """
 import sys, urllib.request
 from alignment_core import network
@@ -54,13 +54,13 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("given", "set_to"),
     [
         ({}, {}),
-        ({"HTTP_PROXY": "http://p:1"}, {"NO_PROXY": LOOPBACK, "no_proxy": LOOPBACK}),
-        ({"all_proxy": "http://p:1"}, {"NO_PROXY": LOOPBACK, "no_proxy": LOOPBACK}),
+        ({"HTTP_PROXY": "http://p:1"}, {"NO_PROXY": DIRECT, "no_proxy": DIRECT}),
+        ({"all_proxy": "http://p:1"}, {"NO_PROXY": DIRECT, "no_proxy": DIRECT}),
         (
             {"https_proxy": "http://p:1", "NO_PROXY": "corp.example, 10.0.0.0/8"},
-            dict.fromkeys(("NO_PROXY", "no_proxy"), f"corp.example,10.0.0.0/8,{LOOPBACK}"),
+            dict.fromkeys(("NO_PROXY", "no_proxy"), f"corp.example,10.0.0.0/8,{DIRECT}"),
         ),
-        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": LOOPBACK, "no_proxy": LOOPBACK}, {}),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": DIRECT, "no_proxy": DIRECT}, {}),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "*", "no_proxy": "*"}, {}),
         ({"NO_PROXY": "corp.example"}, {}),
     ],
@@ -91,7 +91,7 @@ def test_every_process_that_we_start_is_prepared_though_its_parent_is_not(withou
     """A flow of the user's own, or a worker of theirs, starts our run host without the `align` command."""
     without_proxies.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     without_proxies.setenv("NO_PROXY", "corp.example")
-    assert inherited()["no_proxy"] == f"corp.example,{LOOPBACK}"
+    assert inherited()["no_proxy"] == f"corp.example,{DIRECT}"
 
 
 def test_a_reward_server_behind_a_proxy_is_looked_for_there_and_a_dead_proxy_is_named(

@@ -1,12 +1,14 @@
-"""An HTTP proxy that records every request that reaches it, and answers 502 to each or passes them on."""
+"""An HTTP proxy that records every request that reaches it; it answers 502, but for a host that it is told how to reach."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 
 class RecordingProxy(ThreadingHTTPServer):
@@ -17,6 +19,8 @@ class RecordingProxy(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[tuple[str, str]] = []
+        self.ports: dict[str, int] = {}
+        """Ports of loopback that stand for hosts."""
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def variables(self) -> dict[str, str]:
@@ -34,7 +38,29 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if self.raw_requestline and self.parse_request():
             self.server.requests.append((self.command, self.path))
-            self.send_error(502)
+            port = self.server.ports.get(urlsplit(self.path).hostname or "")
+            self._pass_on(port) if port else self.send_error(502)
+
+    def _pass_on(self, port: int) -> None:
+        parts = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        target = HTTPConnection("127.0.0.1", port, timeout=60)
+        target.request(
+            self.command, f"{parts.path}?{parts.query}" if parts.query else parts.path, body, dict(self.headers)
+        )
+        answer = target.getresponse()
+        content = answer.read()
+        self.send_response(answer.status)
+        kept = {
+            name: value
+            for name, value in answer.getheaders()
+            if name.lower() not in ("transfer-encoding", "connection")
+        }
+        length = {} if self.command == "HEAD" else {"Content-Length": str(len(content))}
+        for name, value in {**kept, **length, "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None: ...
 
