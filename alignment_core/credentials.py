@@ -51,7 +51,7 @@ _OF_DATA = {
 _PLURALS = re.compile(r"(API|ACCESS|AUTH|HF|BEARER|REFRESH)_(KEYS|TOKENS)$")
 _OF_A_VOCABULARY = re.compile(r"(?i)(eos|bos|pad|unk|sep|cls|mask|image|special|stop|next|per)[_-]token$")
 
-_REFERENCE = re.compile(r"env:([A-Za-z_]\w*)((?:/.*)?)", re.DOTALL)
+_REFERENCE = re.compile(r"((?i:bearer |basic |token )?)env:([A-Za-z_]\w*)((?:/.*)?)", re.DOTALL)
 _IN_QUERY = re.compile(r"(?<==)env:([A-Za-z_]\w*)(?=[&#]|$)")
 _BEGINS = "env:"
 
@@ -106,8 +106,8 @@ def looks_secret(name: str) -> bool:
 def resolved(content: Any, field: str) -> Any:
     """Plain data with the value of the variable for each ``env:NAME``, and for each ``?query=env:NAME`` of a URL.
 
-    ``env:NAME/path`` is a path below the URL that the variable holds. Raises UserError, beginning with ``field``, for a
-    variable that is not set.
+    ``env:NAME/path`` is a path below the URL that the variable holds, ``Bearer env:NAME`` the header of a request. Raises
+    UserError, beginning with ``field``, for a variable that is not set.
     """
     if isinstance(content, Mapping):
         return {name: resolved(value, f"{field}.{name}") for name, value in content.items()}
@@ -116,7 +116,7 @@ def resolved(content: Any, field: str) -> Any:
     if not isinstance(content, str) or _BEGINS not in content:
         return content
     if whole := _REFERENCE.fullmatch(content):
-        return with_path(_value_of(whole[1], field), whole[2])
+        return whole[1] + with_path(_value_of(whole[2], field), whole[3])
     if "://" in content:
         return _IN_QUERY.sub(lambda found: quote(_value_of(found[1], field), safe=""), content)
     return content
@@ -150,7 +150,7 @@ def with_path(url: str, path: str) -> str:
 
 def is_reference(text: str) -> bool:
     """Whether it is ``env:NAME``, or a path below the URL that such a variable holds."""
-    return _REFERENCE.fullmatch(text) is not None
+    return text.startswith(_BEGINS) and _REFERENCE.fullmatch(text) is not None
 
 
 def variables(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -159,7 +159,7 @@ def variables(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
         if name == "token_variable":
             yield field, text
         elif whole := _REFERENCE.fullmatch(text):
-            yield field, whole[1]
+            yield field, whole[2]
         elif "://" in text:
             yield from ((field, found) for found in _IN_QUERY.findall(text))
 

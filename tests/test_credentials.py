@@ -77,6 +77,7 @@ def test_a_secret_in_options_is_refused_with_its_field_and_the_cure_and_is_not_r
 @pytest.mark.parametrize(
     "options",
     [
+        {"headers": {"Authorization": "Bearer env:MY_KEY"}},
         {"api_key": "env:MY_KEY", "url": "https://h.example/v1?api_key=env:MY_KEY&n=3"},
         {"api_key": "EMPTY", "token": "none", "password": None},
         {"eos_token": "</s>", "think_token": "<think>", "max_tokens": 1024, "pass": 3},
@@ -134,14 +135,22 @@ def test_values_are_read_where_they_are_used_and_a_missing_one_names_field_and_v
 ) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
     monkeypatch.setenv("ODD", "a b&c")
-    options = {"key": "env:MY_KEY", "list": ["env:MY_KEY", 3], "url": "https://h/?a=env:ODD&b=1", "text": "env: none"}
+    options = {
+        "key": "env:MY_KEY",
+        "header": "Bearer env:MY_KEY",
+        "list": ["env:MY_KEY", 3],
+        "url": "https://h/?a=env:ODD&b=1",
+        "text": "env: none",
+    }
     assert resolved(options, "options") == {
         "key": SECRET,
+        "header": f"Bearer {SECRET}",
         "list": [SECRET, 3],
         "url": "https://h/?a=a%20b%26c&b=1",
         "text": "env: none",
     }
-    assert [*variables(options)] == [("key", "MY_KEY"), ("list.0", "MY_KEY"), ("url", "ODD")]
+    named = [("key", "MY_KEY"), ("header", "MY_KEY"), ("list.0", "MY_KEY"), ("url", "ODD")]
+    assert [*variables(options)] == named
     with pytest.raises(UserError, match=r"^options\.x\.0: the environment has no variable NOT_THERE$"):
         resolved({"x": ["env:NOT_THERE"]}, "options")
 
