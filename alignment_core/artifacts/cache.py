@@ -95,19 +95,20 @@ class Cache:
             return True
         return False
 
-    def copy_writable_links(self, digest: str) -> None:
-        """Replace files of an artifact that are those of the store itself, linked for another user, by copies if this user,
-        such as root, may write into them. Whoever reads them meanwhile finds the same bytes under the same names."""
+    def writable_links(self, digest: str) -> list[str]:
+        """The files of an artifact that are those of the store itself, linked for another user, and into which this user,
+        such as root, may write."""
         folder = self.folder(digest)
         linked = [] if self.bounded else [path for path, found in files_below(folder).items() if found.st_nlink > 1]
-        for path in linked:
-            with contextlib.suppress(OSError, EnvironmentFault):
-                if may_write(folder / path):
-                    with self.workspace.scratch() as scratch:
-                        copy = scratch / "file"
-                        shutil.copyfile(folder / path, copy)
-                        copy.chmod(0o444)
-                        os.replace(copy, folder / path)
+        return [path for path in linked if may_write(folder / path)]
+
+    def replace(self, digest: str, path: str, copy: Path) -> None:
+        """Put a copy in the place of a file of an artifact; whoever reads that meanwhile finds the same bytes there."""
+        opened = os.open(self.folder(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.replace(copy, path, dst_dir_fd=opened)
+        finally:
+            os.close(opened)
 
     @contextmanager
     def _alone(self, digest: str) -> Iterator[None]:

@@ -10,7 +10,6 @@ import os
 import pwd
 import shlex
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -41,16 +40,16 @@ def is_shared(directory: os.stat_result) -> bool:
     return directory.st_mode & _SHARED == _SHARED
 
 
-def open_directory_to_group(directory: Path) -> None:
-    """Let the group of a directory list it, enter it and write into it; what is made in it belongs to the group, too."""
-    directory.chmod(stat.S_IMODE(directory.stat().st_mode) | _DIRECTORY)
+def open_directory_to_group(directory: int) -> None:
+    """Let the group of an open directory list it, enter it and write into it; what is made in it belongs to the group, too."""
+    os.fchmod(directory, stat.S_IMODE(os.fstat(directory).st_mode) | _DIRECTORY)
 
 
 def open_lock_to_others(lock: int, directory: Path) -> None:
     """Let other users take a lock file that this user owns: all may read it, and the group of a shared directory may write."""
     found = os.fstat(lock)
     wanted = 0o644 | (_LOCK if is_shared(directory.stat()) else 0)
-    if found.st_mode & wanted != wanted and os.geteuid() in (found.st_uid, 0):
+    if found.st_mode & wanted != wanted and found.st_nlink == 1 and os.geteuid() in (found.st_uid, 0):
         with suppress(OSError):  # such as a read-only file system
             os.fchmod(lock, stat.S_IMODE(found.st_mode) | wanted)
 
@@ -58,25 +57,77 @@ def open_lock_to_others(lock: int, directory: Path) -> None:
 def open_to_group(root: Path, files: bool = False) -> list[Closed]:
     """Open what this user has in a shared store to its group, as far as it is closed; what other users have to open.
 
-    Looks at directories and locks; with ``files`` at every object, too, which takes longer.
+    Looks at directories and locks; with ``files`` at every object, too, which takes longer. Follows no link: a member of the
+    group could put one where a directory was.
     """
-    closed = []
+    closed: list[Closed] = []
     with suppress(OSError):
-        store = root.stat()
-        for path, found, wanted in _entries(root, files) if is_shared(store) else ():
-            of_another_group = found.st_gid != store.st_gid
-            if found.st_mode & wanted == wanted and not of_another_group:
-                continue
-            try:
-                if of_another_group:
-                    os.chown(path, -1, store.st_gid, follow_symlinks=False)
-                path.chmod(stat.S_IMODE(found.st_mode) | wanted)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                command = f"align store doctor --store {shlex.quote(str(root))}"
-                closed.append(Closed(path, _user(found.st_uid), command))
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            found = os.fstat(descriptor)
+            if is_shared(found):
+                _Opening(root, found.st_gid, files, closed).below(descriptor, root)
+        finally:
+            os.close(descriptor)
     return closed
+
+
+class _Opening(NamedTuple):
+    """One walk through a shared store."""
+
+    root: Path
+    group: int
+    files: bool
+    closed: list[Closed]
+
+    def below(self, descriptor: int, directory: Path) -> None:
+        """Open what lies in a directory, given as opened and by its path, and below it."""
+        for entry in sorted(os.scandir(descriptor), key=lambda entry: entry.name):
+            path = directory / entry.name
+            with suppress(OSError):  # gone, replaced by a link, or closed, which is listed then
+                found = entry.stat(follow_symlinks=False)
+                wanted = self._wanted(path, found)
+                if wanted and (found.st_mode & wanted != wanted or found.st_gid != self.group):
+                    self._open(descriptor, path, found, wanted)
+                if stat.S_ISDIR(found.st_mode) and self._may_hold_closed_ones(path):
+                    opened = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+                    try:
+                        self.below(opened, path)
+                    finally:
+                        os.close(opened)
+
+    def _wanted(self, path: Path, found: os.stat_result) -> int:
+        """The bits that the group needs; 0 where that is not looked at."""
+        if stat.S_ISDIR(found.st_mode):
+            return _DIRECTORY
+        if not stat.S_ISREG(found.st_mode):
+            return 0
+        if path == self.root / LOCK or path.parent == self.root / HOLDS:
+            return _LOCK
+        return stat.S_IRGRP if self.files else 0
+
+    def _may_hold_closed_ones(self, path: Path) -> bool:
+        """The folders of blobs and manifests hold thousands of files, and no folder."""
+        private = path.parent == self.root and path.name in _PRIVATE
+        return not private and (self.files or path.parent.name != "sha256")
+
+    def _open(self, directory: int, path: Path, found: os.stat_result, wanted: int) -> None:
+        try:
+            opened = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+            try:
+                found = os.fstat(opened)
+                if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                    return  # it may be a link to a file elsewhere
+                if found.st_gid != self.group:
+                    os.fchown(opened, -1, self.group)
+                os.fchmod(opened, stat.S_IMODE(found.st_mode) | wanted)
+            finally:
+                os.close(opened)
+        except FileNotFoundError:
+            return
+        except OSError:
+            command = f"align store doctor --store {shlex.quote(str(self.root))}"
+            self.closed.append(Closed(path, _user(found.st_uid), command))
 
 
 def warn_of_closed(root: Path) -> None:
@@ -94,34 +145,6 @@ def warn_of_closed(root: Path) -> None:
             owners,
             closed[0].command,
         )
-
-
-def _entries(root: Path, files: bool) -> Iterator[tuple[Path, os.stat_result, int]]:
-    """What the group has to use, how it is, and the bits that this takes; directories come before what lies in them."""
-    waiting = [root]
-    while waiting:
-        directory = waiting.pop()
-        try:
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-        except OSError:  # another user's, and closed, which is said of it; or gone
-            continue
-        for entry in entries:
-            path = Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                wanted = _DIRECTORY
-                # The folders of blobs and manifests hold thousands of files, and no folder.
-                if path.parent != root or entry.name not in _PRIVATE:
-                    waiting += [path] if files or directory.name != "sha256" else []
-            elif not entry.is_file(follow_symlinks=False):
-                continue
-            elif path == root / LOCK or directory == root / HOLDS.rstrip("/"):
-                wanted = _LOCK
-            elif files:
-                wanted = stat.S_IRGRP
-            else:
-                continue
-            with suppress(FileNotFoundError):
-                yield path, entry.stat(follow_symlinks=False), wanted
 
 
 def _user(number: int) -> str:

@@ -50,15 +50,15 @@ def make_like_parent(directory: Path, scratch: Path | None = None) -> Path:
     fresh = scratch / f"directory-{uuid.uuid4().hex}" if scratch is not None else directory
     with suppress(FileExistsError):
         fresh.mkdir()
-        if is_shared(parent):
-            open_directory_to_group(fresh)
-        if os.geteuid() == 0:
-            descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
+        descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if is_shared(parent):
+                open_directory_to_group(descriptor)
+            if os.geteuid() == 0:
                 with suppress(OSError):  # such as on a network file system, where root is nobody
                     os.fchown(descriptor, parent.st_uid, parent.st_gid)
-            finally:
-                os.close(descriptor)
+        finally:
+            os.close(descriptor)
     if scratch is not None:
         os.rename(fresh, directory)
     return directory

@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +172,6 @@ class Store:
         Bytes that this Store object has verified before are recognised by inode, size and time. Raises NotFound or
         Corrupt, naming the blob and the file.
         """
-        self.cache.copy_writable_links(reference.digest)
         with ExitStack() as meanwhile:
             self.cache.hold(reference.digest, until or meanwhile)
             return self._fetch(reference)
@@ -441,9 +441,21 @@ class Store:
             problems = list(pool.map(lambda e: self.content.problem(e, directory / e.path), manifest.files))
         if any(problems):
             return False
+        self._copy_writable_links(manifest)
         with suppress(OSError):  # a store that this user may only read has a collector of its own
             os.utime(directory)
         return True
+
+    def _copy_writable_links(self, manifest: Manifest) -> None:
+        """Make copies of files in the cache through which this user could write into the store; on a full disk they stay."""
+        links = self.cache.writable_links(manifest.digest)
+        for entry in manifest.files:
+            if entry.path in links:
+                with suppress(OSError, EnvironmentFault), self.workspace.scratch() as scratch:
+                    shutil.copyfile(self.cache.folder(manifest.digest) / entry.path, scratch / "file")
+                    (scratch / "file").chmod(0o444)
+                    if self.content.problem(entry, scratch / "file") is None:
+                        self.cache.replace(manifest.digest, entry.path, scratch / "file")
 
     def _tag_if_name(self, text: str) -> Reference | None:
         try:

@@ -161,11 +161,13 @@ def open_lock(path: Path) -> BinaryIO:
     """Open a file in order to lock it, and create it if it is missing; other users may lock it, too, whatever the umask. It
     may be another user's, such as root's."""
     try:
-        lock = path.open("ab")  # for writing, as NFS wants it
+        lock = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666
+        )  # for writing, as NFS wants it
     except PermissionError:
-        return path.open("rb")  # enough on a disk of this machine
-    open_lock_to_others(lock.fileno(), path.parent)
-    return lock
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")  # enough on a disk of this machine
+    open_lock_to_others(lock, path.parent)
+    return os.fdopen(lock, "ab")
 
 
 def names(path: Path, descriptor: int) -> bool:

@@ -18,6 +18,7 @@ from alignment_core.artifacts import ProvenanceDraft, Store, collect, open_store
 from alignment_core.artifacts.group_access import Closed, open_to_group
 from alignment_core.canonical import digest_of
 from alignment_core.doctor import storage  # noqa: F401  (other users may not read where Python lies)
+from alignment_core.errors import StoreError
 from tests.align import align_here
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
@@ -127,8 +128,9 @@ def test_a_store_that_is_made_in_a_folder_of_the_team_is_the_teams(
 def damage(folder: Path) -> None:
     """What version 46d8a3f made for a user with umask 077: directories that have the setgid bit and group write alone."""
     for path in folder.rglob("*"):
-        if "cache" not in path.parent.relative_to(folder).parts:  # whose modes were the same for every umask
-            path.chmod(0o2720 if path.is_dir() else 0o600 if path.name == "lock" else 0o400)
+        if "cache" in path.parent.relative_to(folder).parts or (path.is_file() and path.stat().st_nlink > 1):
+            continue  # whose modes were the same for every umask
+        path.chmod(0o2720 if path.is_dir() else 0o600 if path.name == "lock" else 0o400)
 
 
 def test_a_damaged_store_is_mended_by_the_next_command_of_its_owner_and_doctor_names_it(
@@ -241,3 +243,34 @@ def test_a_stage_that_one_user_interrupted_can_be_run_by_another(
     assert [path.name for path in (folder / "progress").iterdir()] == [key]
     assert in_children(user(ALICE, 0o077, collects)) == [0]
     assert list((folder / "progress").iterdir()) == []
+
+
+def test_no_link_leads_out_of_the_store_to_what_is_not_the_groups(
+    folder: Path, user: As, in_children: InChildren
+) -> None:
+    """A member of the group may put a link anywhere in the store; who opens the store must not open its target to others."""
+    assert in_children(user(ALICE, 0o077, publish("one"))) == [0]
+    private = folder.parent / "home-4242" / "private"
+
+    def keeps_secret(folder: Path) -> None:
+        private.mkdir(mode=0o700)
+        (private / "key").write_text("secret")
+
+    def puts_links(folder: Path) -> None:
+        (folder / "tags" / "policy" / "more").symlink_to(private)
+        (folder / "attachments").symlink_to(private)
+        (folder / "lock").unlink(missing_ok=True)
+        (folder / "lock").symlink_to(private / "key")
+
+    def opens(folder: Path) -> None:
+        open_to_group(folder, files=True)
+        store = open_store(folder, writes=False)
+        with pytest.raises(StoreError, match="symbolic links"):
+            store.backend.delete(next(store.backend.list("tags/")).path)
+
+    assert in_children(user(ALICE, 0o077, keeps_secret)) == [0]
+    assert in_children(user(BOB, 0o022, puts_links)) == [0]
+    assert in_children(user(ALICE, 0o077, opens)) == [0]
+    open_to_group(folder, files=True)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "key").stat().st_mode) == 0o600
