@@ -10,13 +10,14 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
+from alignment.flows.early import COMMAND_LINE
 from alignment.flows.night import compose
 from alignment.flows.nightly_news import announce
 from alignment.flows.runs import Outcome, flow_run, run_recipe
 from alignment_core.artifacts import Reference, open_store
 from alignment_core.nights.attempt import attempt
 from alignment_core.nights.inbox import NO_FILES
-from alignment_core.nights.ledger import Ledger, Night, summary
+from alignment_core.nights.ledger import GIVEN_UP, Ledger, Night, summary
 from alignment_core.recipes.methods.nightly import NightlyRecipe
 
 
@@ -28,12 +29,12 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
     ledger, run_id = Ledger(open_store(recipe.store), recipe), str(flow_run().id)
     due = Night(night=night or _due(), run=run_id)
     outcome: Any = Outcome(status="completed", run_id=run_id, store=ledger.store.uri).model_dump(mode="json")
-    with attempt(ledger, due, partial(announce, recipe)) as mine:
+    with attempt(ledger, due, partial(_announce, recipe)) as mine:
         entry, notes = mine.night, _given_up(ledger)
         nothing_there = any(line.endswith(NO_FILES) for line in entry.inbox)
         get_run_logger().log(logging.WARNING if nothing_there else logging.INFO, "%s", summary(entry))
         for note in notes:
-            get_run_logger().warning("%s", note)
+            _warn(note)
         if entry.state == "claimed":
             composed = partial(compose, production=entry.production, rows=entry.batch, number=mine.claim.number)
             lost = partial(mine.stop, "another attempt owns the run")
@@ -44,6 +45,18 @@ def one_night(recipe: NightlyRecipe, from_stage: str | None = None, night: str |
             mine.end(_ended(entry, outcome))
     given_up = [one.model_dump(mode="json") for one in mine.claim.given_up]
     return {**outcome, "night": mine.night.model_dump(mode="json"), "given_up": given_up}
+
+
+def _announce(recipe: NightlyRecipe, night: Night) -> None:
+    if night.state == GIVEN_UP:
+        _warn(summary(night))
+    announce(recipe, night)
+
+
+def _warn(sentence: str) -> None:
+    """Say it on the console, or in the log of a run that has none."""
+    caller = COMMAND_LINE.get()
+    (caller.display.warn if caller else get_run_logger().warning)(sentence)
 
 
 def _given_up(ledger: Ledger) -> list[str]:

@@ -45,7 +45,8 @@ class Attempt:
 
     def fail(self, error: Exception) -> None:
         """Record a failure, which counts if the rows may have caused it."""
-        failed = self.night.failed_attempts + bool(self.night.batch and may_be_caused_by_rows(error))
+        counts = may_be_caused_by_rows(error) and self.ledger.was_at_its_rows(self.night, unknown=not self.night.run)
+        failed = self.night.failed_attempts + bool(self.night.batch and counts)
         reasons = (f"{type(error).__name__}: {error}",)
         entry = self.night.model_copy(update={"state": "failed", "failed_attempts": failed, "reasons": reasons})
         self.night = self.ledger.record(given_up_entry(entry) if failed >= MAX_FAILED_ATTEMPTS else entry)

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -205,6 +205,29 @@ class Ledger(History):
         with Graph.of(self.store) as graph:
             return graph.descends(now, batch)
 
+    def was_at_its_rows(self, entry: Night, unknown: bool) -> bool:
+        """Whether a stage that depends on the rows of a night was under way or failed, by the journal of its run; ``unknown``
+        where this ALIGN_HOME has none."""
+        try:
+            journal.read(entry.run)
+        except NotFound:
+            return unknown
+        lines = [line for line in journal.stages(entry.run).values() if line.state in ("running", "failed")]
+        inputs = [Reference.parse(text) for line in lines for text in line.key_parts.get("inputs", {}).values()]
+        with Graph.of(self.store) as graph:
+            return any(one == entry.batch or (entry.batch and graph.descends(one, entry.batch)) for one in inputs)
+
+    def _may_have_died_of_its_rows(self, entry: Night) -> bool:
+        """Whether the process of a claimed night, which holds its rows no longer, may have died of them.
+
+        The journal of its run can show that it did not: the process lives, or ended by itself and could not write into the
+        store, or was at no stage that depends on the rows.
+        """
+        with suppress(NotFound):
+            if journal.status_of(journal.read(entry.run)) != "died":
+                return False
+        return self.was_at_its_rows(entry, unknown=True)
+
     @contextmanager
     def claim(self, night: str, run: str = "", patience: float = STOPPING_SECONDS) -> Iterator[Claim]:
         """Take rows for a night. They are its own for the length of the ``with``, or until this process dies.
@@ -248,7 +271,7 @@ class Ledger(History):
             number, production = list(last).index(batch), self._production(batch, entry)
             if entry is mine and entry.state == "claimed" and production == entry.production:
                 return Claim(entry, number, tuple(given_up))
-            died = entry.state == "claimed" and _may_have_died_of_its_rows(entry)
+            died = entry.state == "claimed" and self._may_have_died_of_its_rows(entry)
             failed = entry.failed_attempts + died
             if failed >= MAX_FAILED_ATTEMPTS:
                 update = {"state": GIVEN_UP, "failed_attempts": failed, "reasons": ("the process of its night died",)}
@@ -336,19 +359,6 @@ def given_up_entry(night: Night) -> Night:
 def _latest(nights: list[Night]) -> dict[Reference, Night]:
     """The latest entry of every batch, in the order of the first claims."""
     return {entry.batch: entry for entry in nights if entry.batch}
-
-
-def _may_have_died_of_its_rows(entry: Night) -> bool:
-    """Whether the process of a claimed night, which holds its rows no longer, may have died of them.
-
-    The journal of its run, where this ALIGN_HOME has it, can show that it did not: the process lives, or ended by itself and
-    could not write into the store, or had begun no stage.
-    """
-    try:
-        record = journal.read(entry.run)
-    except NotFound:
-        return True
-    return journal.status_of(record) == "died" and bool(journal.stages(entry.run))
 
 
 def summary(night: Night) -> str:

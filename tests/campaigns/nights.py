@@ -182,7 +182,8 @@ class World:
             if mine.night.state == "claimed":
                 record = journal.new_record(run_id, "owl", {}, ledger.store.uri)
                 with journal.Journal(record).open() as written:
-                    written.stage("dpo", "running", stage="dpo", key="key", key_parts={})
+                    rows = {"inputs": {"rows": str(mine.night.batch)}}
+                    written.stage("dpo", "running", stage="dpo", key="key", key_parts=rows)
                     train_and_promote(mine)
 
     def drop(self, count: int) -> None:

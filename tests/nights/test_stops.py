@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -24,6 +26,11 @@ from tests.processes import ended, in_child
 @pytest.fixture
 def ledger(store, recipe) -> Ledger:
     return Ledger(store, recipe())
+
+
+def begin_stage(log: journal.Journal, night: Night, data: Reference | None = None) -> None:
+    """Note that a stage of this data, by default the night's rows, is under way."""
+    log.stage("rows", "running", stage="dataset", key="k", key_parts={"inputs": {"rows": str(data or night.batch)}})
 
 
 def nobody(_night: Night) -> None:
@@ -108,10 +115,10 @@ def test_a_night_that_could_not_write_its_end_into_the_store_is_cleared_by_the_j
     drop("a.jsonl", pair(1))
 
     def night() -> None:
-        with ledger.claim("mon", "run-1"):
+        with ledger.claim("mon", "run-1") as claim:
             log = journal.Journal(journal.new_record("run-1", "owl", {}, ledger.store.uri))
             with log.open():
-                log.stage("dpo", "running", stage="dpo", key="k", key_parts={})
+                begin_stage(log, claim.night)
                 log.end(status)
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -119,22 +126,50 @@ def test_a_night_that_could_not_write_its_end_into_the_store_is_cleared_by_the_j
     assert whole_night(ledger, "tue").night.failed_attempts == 0
 
 
-def test_a_night_that_died_before_its_first_stage_did_not_die_of_its_rows(ledger, drop, tmp_path, monkeypatch):
+def test_a_night_that_died_in_no_stage_of_its_rows_did_not_die_of_them(ledger, drop, train, tmp_path, monkeypatch):
+    """As before the first stage, or while the reward model was trained on pairs of its own."""
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     drop("a.jsonl", pair(1))
+    others = train("other pairs")
 
-    def night(name: str, begins: bool) -> None:
-        with ledger.claim(name, name):
+    def night(name: str, of: Callable[[Night], Reference | None]) -> None:
+        with ledger.claim(name, name) as claim:
             log = journal.Journal(journal.new_record(name, "owl", {}, ledger.store.uri))
             with log.open():
-                if begins:
-                    log.stage("dpo", "running", stage="dpo", key="k", key_parts={})
+                if data := of(claim.night):
+                    begin_stage(log, claim.night, data)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    assert ended(in_child(lambda: night("mon", begins=False))) == -signal.SIGKILL
-    assert ended(in_child(lambda: night("tue", begins=True))) == -signal.SIGKILL
-    assert whole_night(ledger, "wed").night.failed_attempts == 1
-    assert [one.failed_attempts for one in ledger.nights() if one.state == "claimed"] == [0, 0, 1]
+    cases: list[Callable[[Night], Reference | None]] = [
+        lambda _: None,
+        lambda _: others,
+        lambda night: night.batch,
+        lambda night: train("tokens", data=night.batch),
+    ]
+    for number, of in enumerate(cases):
+        assert ended(in_child(partial(night, f"night-{number}", of))) == -signal.SIGKILL
+    whole_night(ledger, "last")
+    assert [one.failed_attempts for one in ledger.nights() if one.state == "claimed"] == [0, 0, 0, 1, 2]
+
+
+def test_a_failure_of_a_stage_without_the_rows_does_not_count(ledger, drop, train, home):
+    """As where the prompts of the evaluation are broken: its DataError is about another file."""
+    drop("a.jsonl", pair(1))
+
+    def fail(name: str, data: Reference | None) -> None:
+        with attempt(ledger, Night(night=name, run=name), nobody) as mine:
+            log = journal.Journal(journal.new_record(name, "owl", {}, ledger.store.uri))
+            with log.open():
+                begin_stage(log, mine.night, data)
+                raise errors.DataError("line 1: there is no prompt")
+
+    def failed_attempts(name: str, data: Reference | None) -> int:
+        with pytest.raises(errors.DataError):
+            fail(name, data)
+        return ledger.nights()[-1].failed_attempts
+
+    assert failed_attempts("mon", train("prompts of the evaluation")) == 0
+    assert failed_attempts("tue", None) == 1
 
 
 # ------------------------------------------------------------------ what counts
