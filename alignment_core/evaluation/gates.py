@@ -9,7 +9,7 @@ from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.recipes import BaseRecipe, Gate
 
 GATES = {
-    "test_margin": "{metric: test_margin, min: 0.001}",
+    "test_margin": "{metric: test_margin, min: 0.0001}",
     "test_accuracy": "{metric: test_accuracy, min: 0.5}",
     "reward_model_accuracy": "{metric: reward_model_accuracy, min: 0.55}",
 }

@@ -13,7 +13,7 @@ def promotion(tag: str, method: str, sections: dict[str, Any]) -> dict[str, Any]
     """The section `promotion`. Every gate asks for no more than to be better than chance, or no worse than before."""
     found, content = [], plain(sections)
     if method == "dpo" and _holds_out(content["dpo"]):
-        found.append(Said({"metric": "test_margin", "min": 0.001}, "on held-out pairs it prefers the better answers"))
+        found.append(Said({"metric": "test_margin", "min": 0.0001}, "on held-out pairs it prefers the better answers"))
     if method == "kto" and _holds_out(content["kto"]):
         found.append(Said({"metric": "test_accuracy", "min": 0.5}, "on held-out answers it tells good from bad"))
     if _holds_out(content.get("reward_model", {})):

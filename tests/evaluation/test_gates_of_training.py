@@ -21,7 +21,7 @@ from alignment_core.evaluation.gates import refusals, warnings
 from alignment_core.recipes import load_recipe, parse_recipe
 from tests.align import align_here
 
-MARGIN = {"metric": "test_margin", "min": 0.001}
+MARGIN = {"metric": "test_margin", "min": 0.0001}
 JUDGE = {"metric": "reward_model_accuracy", "min": 0.55}
 
 
@@ -57,7 +57,7 @@ def test_a_policy_that_prefers_the_worse_answers_of_held_out_pairs_is_refused(st
     measured = measured_in_training(store, outputs)
     assert measured == {"test_margin": -0.2, "test_loss": 0.8}
     (reason,) = refusals(dpo([MARGIN]).promotion.gates, measured, {}, "nothing")
-    assert reason.startswith("test_margin is -0.2, 0.201 below the minimum of 0.001")
+    assert reason.startswith("test_margin is -0.2, 0.2001 below the minimum of 0.0001")
 
 
 def test_a_policy_of_a_reward_model_that_guesses_is_refused(store: Store, trained: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_promotion_without_gates_is_warned_of_with_a_gate_that_fits() -> None:
         return sentence
 
     assert warnings(dpo([MARGIN])) == []
-    assert "{metric: test_margin, min: 0.001}" in warning(dpo([]))
+    assert "{metric: test_margin, min: 0.0001}" in warning(dpo([]))
     assert "{metric: reward_model_accuracy, min: 0.55}" in warning(parse_recipe_with_judge([]))
     assert "hold rows out" in warning(dpo([], test_rows=0))
     judged = {"evaluation": {"prompts": "prompts.jsonl", "verifier": "math"}}
