@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from alignment_core.errors import UserError
+
 URL, TOKEN = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 OLDER_DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
@@ -66,6 +68,9 @@ def headers() -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
+PASSWORD = "ALIGN_SERVER_PASSWORD"
+"""Variable of a server with pages: what a person shows there instead of the token."""
+LEAST_PASSWORD = 8
 OF_PAGES = {"PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true"}
 """Of a server with pages: a request that changes something has to show that a page of its own made it."""
 
@@ -119,6 +124,24 @@ def write(file: Path, token: str) -> None:
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
         output.write(token)
     os.replace(partial, file)
+
+
+def password(file: Path) -> str:
+    """The password that a file holds, which only this user may read from now on; a new one where it is not there.
+
+    Raises UserError for one that is too short.
+    """
+    kept = (read(file) or "").strip()
+    if not kept:
+        kept = secrets.token_urlsafe(16)
+        write(file, kept)
+    if len(kept) < LEAST_PASSWORD:
+        raise UserError(
+            f"{file}: the password must have {LEAST_PASSWORD} characters or more; delete the file for a new one"
+        )
+    with suppress(OSError):
+        file.chmod(0o600)
+    return kept
 
 
 def read(file: Path) -> str | None:

@@ -77,7 +77,7 @@ def up(
         '  eval "$(align env)"\n'
         "  prefect deployment run alignment/quickstart --watch\n\n"
         f"{_sentence(run_queue.limit_in_words(max_runs or state.max_runs))}; later ones wait in line.\n"
-        f"The UI at {page} asks for a password, which is in {services.token_file()}.",
+        f"The UI at {page} asks for a password, which is in {services.password_file()}.",
         markup=False,
     )
 

@@ -10,16 +10,12 @@ way, about every second run that was submitted from the form was lost.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
+from alignment.flows import access
 from alignment.flows.console import say
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+from alignment.flows.service.sign_in import Application, Message, Receive, Send, SignIn
 
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before the second try, the third, …"""
@@ -128,10 +124,13 @@ def database_is_away(error: BaseException) -> bool:
     return isinstance(error, (OSError, *refused, asyncpg.InterfaceError, sqlalchemy.exc.TimeoutError))
 
 
-def create_app() -> TriesAgain:
+def create_app() -> Application:
     """What uvicorn serves."""
     from prefect.server.api import server
 
+    password, token = os.environ.pop(access.PASSWORD, None), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+
     retryable = server.is_client_retryable_exception
     server.is_client_retryable_exception = lambda exc: retryable(exc) or database_is_away(exc)
-    return TriesAgain(AnswersBusy(server.create_app()))
+    application = TriesAgain(AnswersBusy(server.create_app()))
+    return SignIn(application, token, password) if token and password else application

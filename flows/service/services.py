@@ -70,6 +70,11 @@ def token_file() -> Path:
     return folder() / "token"
 
 
+def password_file() -> Path:
+    """Holds the password for the server's pages, which stays the same."""
+    return folder() / "password"
+
+
 def issue(token: str) -> None:
     """Begin to use a token, and remember for good that it was one of ours."""
     with _issued_file().open("a") as file:

@@ -37,6 +37,7 @@ from alignment.flows.service.services import (
     issue,
     latest,
     log_of,
+    password_file,
     stop_seconds,
     token_file,
 )
@@ -176,7 +177,12 @@ class Services:
         os.environ.update(access.of_client(self.url, token))
         fd, secrets = (
             self._listener.fileno(),
-            {**self._of_database, **access.of_server(self.port, token), **access.OF_PAGES},
+            {
+                **self._of_database,
+                **access.of_server(self.port, token),
+                **access.OF_PAGES,
+                access.PASSWORD: access.password(password_file()),
+            },
         )
         server = _Service("server", server_command(fd, "warning"), secrets=secrets, inherited=[fd])
         take_runs = [sys.executable, "-m", "alignment.flows.service.prefect_worker", "--pool", POOL]

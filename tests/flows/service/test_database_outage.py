@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import psutil
 import pytest
 import sqlalchemy.exc
 from prefect.states import Running
@@ -105,11 +106,11 @@ def test_a_worker_that_exits_is_started_again_and_its_run_keeps_running(tmp_path
     try:
         assert wait_until(lambda: starts.exists() and len(starts.read_text().split()) == 2, 30)
         assert wait_until(lambda: supervised.restarts == 1, 10)
-        run = Path("/proc", starts.with_suffix(".pid").read_text(), "stat")
-        assert run.read_text().rpartition(")")[2].split()[0] in "SR"
+        run = psutil.Process(int(starts.with_suffix(".pid").read_text()))
+        assert run.status() in (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)
     finally:
         supervised.close()
-    assert not run.exists()
+    assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""The sign-in to the pages of Prefect's server: no error before anything is typed, and a password that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import stat
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from alignment.flows import access
+from alignment.flows.service.sign_in import GUARD, SignIn
+from alignment_core.errors import UserError
+
+TOKEN, PASSWORD = "token-of-this-start", "password-of-a-person"
+PAGE = '<html><head><script type="module" src="/app.js"></script></head></html>'
+
+
+async def prefect(scope: Any, receive: Any, send: Any) -> None:
+    """Answers as Prefect does: pages for any path, compressed where a client takes that, and the header that it was sent."""
+    headers = dict(scope["headers"])
+    if scope["path"].startswith("/api/"):
+        kind, body = b"application/json", headers.get(b"authorization", b"none")
+    elif scope["path"] == "/app.js":
+        kind, body = b"text/javascript", b"<script"
+    else:
+        kind, body = b"text/html; charset=utf-8", PAGE.encode()
+    if b"gzip" in headers.get(b"accept-encoding", b"") and kind != b"text/javascript":
+        body = gzip.compress(body)
+    length = str(len(body)).encode()
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-type", kind), (b"content-length", length)],
+        }
+    )
+    half = len(body) // 2
+    await send({"type": "http.response.body", "body": body[:half], "more_body": True})
+    await send({"type": "http.response.body", "body": body[half:]})
+
+
+def get(path: str, secret: str | None = None) -> httpx.Response:
+    headers = {"authorization": f"Basic {b64encode(secret.encode()).decode()}"} if secret else {}
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=SignIn(prefect, TOKEN, PASSWORD))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            client.headers["accept-encoding"] = "identity" if path.startswith("/api/") else "gzip"
+            return await client.get(path)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("path", ["/", "/login", "/runs/flow-run/1"])
+def test_a_page_looks_for_the_password_before_prefects_own_scripts_complain_of_it(path: str) -> None:
+    page = get(path).text
+    assert page == PAGE.replace("<script", GUARD + "<script", 1)
+
+
+def test_other_files_stay_as_they_are() -> None:
+    assert get("/app.js").text == "<script"
+
+
+def test_our_page_asks_for_the_password_and_shows_no_error() -> None:
+    answer = get("/sign-in?next=/runs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert '<p id="problem" role="alert"></p>' in answer.text
+    assert TOKEN not in answer.text
+    assert PASSWORD not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("shown", "passed_on"), [(PASSWORD, TOKEN), (TOKEN, TOKEN), ("guessed", "guessed"), (PASSWORD[:-1], PASSWORD[:-1])]
+)
+def test_the_password_counts_as_the_token(shown: str, passed_on: str) -> None:
+    assert get("/api/version", shown).text == f"Basic {b64encode(passed_on.encode()).decode()}"
+
+
+def test_nothing_shown_is_nothing_passed_on() -> None:
+    assert get("/api/version").text == "none"
+
+
+def mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def test_the_password_stays_and_only_its_user_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    before = os.umask(0)
+    try:
+        first = access.password(file)
+    finally:
+        os.umask(before)
+    assert (access.password(file), mode(file)) == (first, 0o600)
+    file.write_text("chosen by a person\n")
+    file.chmod(0o644)
+    assert (access.password(file), mode(file)) == ("chosen by a person", 0o600)
+    file.unlink()
+    assert access.password(file) not in (first, "chosen by a person")
+    file.write_text("short")
+    with pytest.raises(UserError, match="8 characters or more"):
+        access.password(file)
