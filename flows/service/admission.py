@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 
 from alignment.flows.run_queue import ACTIVE, SHOWN, in_pool
-from alignment.flows.service.reconcile import resumes_by_itself
+from alignment.flows.service.reconcile import FLOW, resumes_by_itself
 
 
 async def admitted(
@@ -20,7 +21,8 @@ async def admitted(
     others = [one for one in due if not one.flow_run.run_count]
     if others and limit is not None:
         reserved = 0
-        for run in await client.read_flow_runs(**in_pool("CRASHED"), limit=SHOWN):
+        ours = FlowFilter(name=FlowFilterName(any_=[FLOW]))  # those that a reconciler resumes
+        for run in await client.read_flow_runs(**in_pool("CRASHED"), flow_filter=ours, limit=SHOWN):
             reserved += resumes_by_itself(run, await client.read_flow_run_states(run.id))
         if reserved:
             active = len(await client.read_flow_runs(**in_pool(*ACTIVE), limit=SHOWN))
