@@ -124,7 +124,8 @@ class Evaluations:
         title = f"Run {self.recipe.name}"
         overlap = self.compare_prompts()
         assert overlap is not None, "there is a section"
-        return judging.report(label, title, self.steps, self.baseline[0], self.reward_model, overlap, against)
+        before, generation = self.baseline[0], self.section.generation
+        return judging.report(label, title, self.steps, before, self.reward_model, overlap, against, generation)
 
     def compare_prompts(self) -> Step | None:
         """Compare the held-out prompts with all data that the run trains on: call it once that is known."""

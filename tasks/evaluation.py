@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alignment.tasks.graph import Input, Step, submit
-from alignment_core.recipes import EvaluationConfig
+from alignment_core.recipes import EvaluationConfig, GenerationConfig
 from alignment_core.recipes.sections.lm_eval import LmEvalConfig
 from alignment_core.recipes.sections.pairwise_judge import PairwiseJudgeConfig
 from alignment_core.stages.evaluate import EvaluateConfig
 from alignment_core.stages.judge_pairs import JudgePairsConfig
 from alignment_core.stages.lm_eval import pin_tasks
-from alignment_core.stages.report import ReportConfig
+from alignment_core.stages.report import ReportConfig, decoding_sentence
 
 
 def judge_pairs(
@@ -50,7 +50,15 @@ def report(
     reward_model: Input | None,
     overlap: Input,
     against: Mapping[str, str],
+    generation: GenerationConfig,
 ) -> Step:
-    """All evaluations of a run in one table; ``against`` names what a policy was compared with, if not with ``baseline``."""
-    config = ReportConfig(title=title, policies=tuple(evaluations), baseline=baseline, against=dict(against))
+    """All evaluations of a run in one table, by answers sampled as ``generation`` says; ``against`` names what a policy was
+    compared with, if not with ``baseline``."""
+    config = ReportConfig(
+        title=title,
+        policies=tuple(evaluations),
+        baseline=baseline,
+        against=dict(against),
+        decoding=decoding_sentence(generation),
+    )
     return submit("report", label, config, {**evaluations, "reward_model": reward_model, "overlap": overlap})

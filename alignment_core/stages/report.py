@@ -9,6 +9,7 @@ from typing import Any
 
 from alignment_core.evaluation.files import HELD_OUT
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
+from alignment_core.recipes.sections.rollout import GenerationConfig
 from alignment_core.stages import overlap
 
 TITLES = (
@@ -32,6 +33,8 @@ class ReportConfig(StageConfig):
     """The policy that the others are compared with."""
     against: dict[str, str] = {}
     """With what policy those are compared that are compared with another one."""
+    decoding: str = ""
+    """A sentence about how answers were sampled."""
 
 
 def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def run(context: StageContext, config: ReportConfig) -> dict[str, Any]:
         "title": config.title,
         "baseline": config.baseline,
         "against": config.against,
+        "decoding": config.decoding,
         "notes": notes,
         "policies": policies,
         "overlap": shared,
@@ -75,11 +79,24 @@ def markdown(content: dict[str, Any], order: list[str]) -> str:
         f"Win rates are against {content['baseline']}{others}. Intervals are at {level}, over n prompts: Wilson's for accuracy "
         "and win rates, bootstrap for the others.",
     ]
+    if content.get("decoding"):
+        lines += ["", content["decoding"]]
     lines += [f"\n{sentence}" for label in order for sentence in left_out(label, content["policies"][label])]
     if content["overlap"]["overlap"]:
         lines += ["", f"**{overlap.sentence(**content['overlap'])}.**", ""]
     lines += [f"- {name}: {value:.4g}" for name, value in sorted(content["notes"].items())]
     return "\n".join(lines) + "\n"
+
+
+def decoding_sentence(generation: GenerationConfig) -> str:
+    """How the answers of an evaluation were sampled."""
+    each = f"{generation.num_generations} for each prompt" if generation.num_generations > 1 else "one for each prompt"
+    if generation.temperature == 0:
+        return f"Answers are greedy (temperature 0), {each}."
+    limits = {"top_p": generation.top_p, "top_k": generation.top_k, "min_p": generation.min_p}
+    unused = {"top_p": 1, "top_k": 0, "min_p": 0}
+    beside = "".join(f", {name} {value:g}" for name, value in limits.items() if value != unused[name])
+    return f"Answers are sampled at temperature {generation.temperature:g}{beside}, {each}."
 
 
 def left_out(label: str, metrics: Mapping[str, float]) -> list[str]:

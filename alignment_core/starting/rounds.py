@@ -9,6 +9,7 @@ from alignment_core.starting.sections import (
     answer_room,
     check_verified,
     data,
+    decoding,
     evaluation,
     generation,
     prompts,
@@ -35,7 +36,8 @@ def rounds(
     }
     judged = evaluation(facts)
     if verifier and not judged:
-        judged = {"evaluation": {"prompts": prompts(facts, facts.sources, room), "generation": generation(1, room)}}
+        sampled = {**generation(1, room), **decoding(scored=True)}
+        judged = {"evaluation": {"prompts": prompts(facts, facts.sources, room), "generation": sampled}}
         judged["evaluation"]["verifier"] = verifier
     judge = {"reward_model": {"data": data(facts), "training": training(facts, 1e-5, 1e-3)}} if pairs else {}
     return {**judge, field: section, **judged}

@@ -126,12 +126,23 @@ def evaluation(facts: Facts, answers: int = 1, verifier: bool = True) -> dict[st
         found["rewards"] = reward_list(facts)
     if verifier and facts.verifier:
         found["verifier"] = Said(facts.verifier, "says which answers are right, by the label")
+    found["generation"] |= decoding("verifier" in found or "rewards" in found)
     return {"evaluation": found}
 
 
 def reward_list(facts: Facts) -> list[Any]:
     """The reward functions that somebody named; their sum counts."""
     return [{"function": name} for name in facts.rewards]
+
+
+def decoding(scored: bool) -> dict[str, Any]:
+    """The temperature of an evaluation: answers that are ``scored`` are the likeliest ones; otherwise only the KL to the start
+    is measured, which needs samples."""
+    if scored:
+        return {
+            "temperature": Said(0, "greedy: the likeliest answer; 1 samples, and measures the KL to the start, too")
+        }
+    return {"temperature": Said(1, "sampled, so that the KL to the start is measured; 0 is greedy")}
 
 
 def generation(answers: int, room: int) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from alignment_core.recipes import GenerationConfig
 from alignment_core.stages.evaluate import EvaluateConfig, run
-from alignment_core.stages.report import cell, columns_of, markdown
+from alignment_core.stages.report import cell, columns_of, decoding_sentence, markdown
 
 ROW = {"tokens": 3, "finish_reason": "stop", "reward": None, "reference_logp": None, "policy_logp": 0.0}
 
@@ -101,3 +102,28 @@ def test_the_report_says_what_its_figures_leave_out(evaluated):
     assert "sft: 1 of 3 completions without a reward or score are left out." in text
     assert "sft: 1 of 4 pairs without a verdict of the judge are left out." in text
     assert "dpo:" not in text
+
+
+@pytest.mark.parametrize(
+    ("generation", "sentence"),
+    [
+        ({"num_generations": 1, "temperature": 0}, "Answers are greedy (temperature 0), one for each prompt."),
+        ({"num_generations": 4}, "Answers are sampled at temperature 1, 4 for each prompt."),
+        (
+            {"num_generations": 1, "temperature": 0.7, "top_p": 0.9, "top_k": 20},
+            "Answers are sampled at temperature 0.7, top_p 0.9, top_k 20, one for each prompt.",
+        ),
+    ],
+)
+def test_the_report_says_how_answers_were_sampled(evaluated, generation, sentence):
+    assert decoding_sentence(GenerationConfig(**generation)) == sentence
+    content = {
+        "title": "Run one",
+        "baseline": "sft",
+        "policies": {"sft": evaluated([{**ROW, "prompt": 0, "verifier": 1.0}])},
+        "against": {},
+        "decoding": sentence,
+        "notes": {},
+        "overlap": {"prompts": 1, "overlap": 0, "shared": {}},
+    }
+    assert f"\n{sentence}\n" in markdown(content, ["sft"])

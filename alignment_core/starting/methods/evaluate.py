@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alignment_core.starting.base import Facts, Start
-from alignment_core.starting.sections import answer_room, generation, prompts
+from alignment_core.starting.sections import answer_room, decoding, generation, prompts
 from alignment_core.starting.text import Said
 
 
@@ -14,6 +14,7 @@ def sections(facts: Facts) -> dict[str, Any]:
     section: dict[str, Any] = {"prompts": prompts(facts, facts.sources, room), "generation": generation(1, room)}
     if facts.verifier:
         section["verifier"] = Said(facts.verifier, "says which answers are right, by the label")
+    section["generation"] |= decoding("verifier" in section)
     others = Said({}, "others to compare with, such as {tuned: policy/production}")
     return {"evaluation": section, "models": others}
 

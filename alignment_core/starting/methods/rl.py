@@ -52,7 +52,7 @@ def sections(facts: Facts) -> dict[str, Any]:
     }
     judged = evaluation(facts)
     if judged:
-        judged["evaluation"] |= {"generation": generation(1, room)}
+        judged["evaluation"]["generation"] |= generation(1, room)
         judged["evaluation"]["prompts"] |= {"max_length": taken["max_length"]}
     return {"rl": section, **judged}
 
