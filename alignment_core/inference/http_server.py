@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -132,6 +133,7 @@ def running(
 
     One in an ``own_session`` ends with this process, however that ends: start it from the main thread.
     """
+    token = token or os.environ.get(VARIABLE) or None  # the server would inherit the variable, and ask for it
     command, environment = server_of(folder, name, host, port, resources, token, options)
     with ExitStack() as held:
         process = subprocess.Popen(

@@ -68,7 +68,7 @@ def serve(
             if server.shortened:
                 larger = f" (-- --kv-cache-memory-bytes={server.whole_mib}M)" if server.whole_mib else ""
                 err.print(f"{server.shortened}{larger}", markup=False)
-            _say_if_open(secret)
+            _say_if_open(server.token)
         ended = _ends_on_signals(server.process.terminate)
         code = server.process.wait()
         if not ended.is_set():

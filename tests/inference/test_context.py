@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from alignment_core.artifacts import Reference
-from alignment_core.cluster.device import Device
+from alignment_core.cluster.device import Device, Place
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.engine import Engine
 from alignment_core.inference.http_server import authorization, running, served
@@ -71,9 +71,12 @@ def test_a_server_that_is_asked_for_more_says_why_it_does_not_start(long_model: 
 
 
 @pytest.mark.slow
-def test_an_engine_of_a_run_says_how_large_a_cache_it_needs(long_model: Path) -> None:
+def test_an_engine_of_a_run_says_how_large_a_cache_it_needs(long_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device("cpu", 1)
+    for name, value in device.engine_environment(RESOURCES, Place()).items():
+        monkeypatch.setenv(name, value)
     model = Model(long_model, Reference.parse(f"model@sha256:{'a' * 64}"))
     with pytest.raises(
         UserError, match=r"^the engines' key-value cache cannot hold a sequence of 65,536 tokens .* to 33 or more"
     ):
-        Engine(model, 65_536, RESOURCES, Device("cpu", 1))
+        Engine(model, 65_536, RESOURCES, device)

@@ -22,10 +22,14 @@ class Echo(BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
+        if self._is_refused():
+            return
         self._send(json.dumps({"data": [{"id": "echo"}]}).encode())
 
     def do_POST(self) -> None:
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused():
+            return
         self.server.asked.append(content)
         if "fail" in content["messages"][-1]["content"]:
             self.send_response(400)
@@ -39,6 +43,16 @@ class Echo(BaseHTTPRequestHandler):
         lines = [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"]
         self._send("".join(lines).encode())
 
+    def _is_refused(self) -> bool:
+        """Whether the request lacks the server's token, if it has one."""
+        token = self.server.token
+        if token is None or self.headers["Authorization"] == f"Bearer {token}":
+            return False
+        self.send_response(401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return True
+
     def _send(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -51,7 +65,7 @@ class Echo(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     running: Any = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    running.asked = []
+    running.asked, running.token = [], None
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield running
@@ -94,6 +108,21 @@ def test_two_are_asked_the_same_and_keep_their_own_history(server: Any, says: An
     shown = says("one\n", server.url, other).stdout
     assert f"[{server.url}]" in shown
     assert shown.count("1: one") == 2
+
+
+def test_a_server_with_a_token_is_sent_the_one_of_the_variable(
+    server: Any, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.token = "s3cret"
+    monkeypatch.setenv("CHAT_TOKEN", "s3cret")
+    assert "1: hi" in says("hi\n", server.url, "--token-variable", "CHAT_TOKEN").stdout
+    done = says("hi\n", server.url)
+    assert (done.returncode, "answered 401; --token-variable names the variable with its token" in done.stderr) == (
+        3,
+        True,
+    )
+    done = says("hi\n", server.url, "--token-variable", "NONE")
+    assert (done.returncode, "the environment has no variable NONE" in done.stderr) == (2, True)
 
 
 def test_what_does_not_answer_is_said_with_the_exit_code_of_the_environment(server: Any, says: Any) -> None:
