@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import logging
 import os
 import secrets
 import signal
@@ -27,8 +26,6 @@ from alignment_core.inference.token_guard import VARIABLE
 from alignment_core.models.saving import check_loadable, checkpoint_dtype
 from alignment_core.processes import inherited
 from alignment_core.recipes.sections.resources import ResourcesConfig
-
-log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """For which it may load its model."""
@@ -112,8 +109,6 @@ def served(
         port = free.getsockname()[1]
     token = secrets.token_urlsafe(32)
     with running(folder, name, "127.0.0.1", port, resources, token, own_session=own_session) as server:
-        if server.shortened:
-            log.warning("%s", server.shortened)
         yield server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
@@ -19,6 +20,8 @@ from alignment_core.rewards.endpoint import Endpoint
 from alignment_core.rewards.failures import Account, numbers
 from alignment_core.rewards.llm_judge import conversation, filled, reads, request, text_in
 from alignment_core.rollout.records import read_rollouts
+
+log = logging.getLogger(__name__)
 
 BLOCK = 64
 """Questions whose answers are kept together: what a kill may cost twice."""
@@ -117,6 +120,8 @@ def _asked(context: StageContext, config: PairwiseJudgeConfig, questions: Rows) 
         if bases is None:
             server = held.enter_context(served(str(context.inputs["judge"]), name, context.resources))
             bases, token = (server.url,), server.token
+            if server.shortened:
+                log.warning("%s: %s", FIELD, server.shortened)
         urls = [with_path(url, "chat/completions") for url in bases]
         timeout = context.resources.reward_timeout_seconds
         return Endpoint(urls, 1, config.token_variable, timeout, f"{FIELD}.judge", asks, reads(worth), token)

@@ -52,6 +52,8 @@ def _open(reward: ServedJudge, opening: Opening) -> Served:
     assert opening.model is not None
     with ExitStack() as held:
         server = held.enter_context(served(str(opening.model.path), NAME, opening.resources))
+        if server.shortened:
+            opening.warnings.append(f"{opening.field}: {server.shortened}")
         return Served(asking(reward, opening, reward.KEY, [server.url], NAME, token=server.token), held.pop_all())
 
 
