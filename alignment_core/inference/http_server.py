@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -34,6 +35,10 @@ GUARD = "alignment_core.inference.token_guard.RequireToken"
 AS_LONG_AS_FITS = -1
 """vLLM's context length for the longest one that its key-value cache can hold, up to the model's."""
 PR_SET_PDEATHSIG = 1
+TOO_LONG = re.compile(
+    r"max seq len \((\d+)\).* KV cache is needed.* estimated maximum model length is (\d+)", re.DOTALL
+)
+"""vLLM's words for a context that its cache cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,12 @@ def _why(code: int | None, output: ServerLog, seconds: float | None) -> str:
             cause = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
         else:
             cause = f"it ended with exit code {code}"
-    if "KV cache is needed" in cause:
-        cause += " Its size is resources.kv_cache_mib, or `-- --kv-cache-memory-bytes=512M` for align serve."
+    if lengths := TOO_LONG.search(cause):
+        asked, held = map(int, lengths.groups())
+        cause = (
+            f"its key-value cache can hold a context of {held:,} tokens, not of {asked:,}; its size is resources.kv_cache_mib "
+            f"in a recipe, and `-- --kv-cache-memory-bytes=512M` for align serve; vLLM: {cause}"
+        )
     return f"{cause} (its log: {output.save()})"
 
 

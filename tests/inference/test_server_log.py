@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from alignment_core.inference import http_server
 from alignment_core.inference.server_log import ServerLog, root_cause
 
 TRACE = "".join(f'  File "/lib/vllm/{number}.py", line {number}, in f\n    g()\n' for number in range(80))
@@ -81,3 +82,36 @@ def test_bytes_that_are_no_text_end_nothing() -> None:
     log = ServerLog(io.BytesIO(b"\xff\xfe\nRuntimeError: broken\n"))
     log.join(30)
     assert root_cause(log.text()) == "RuntimeError: broken"
+
+
+def test_a_context_that_the_cache_cannot_hold_is_a_plain_sentence_before_vllms_own() -> None:
+    """The figures are those of vLLM's message (version 0.32)."""
+    words = (
+        "ValueError: To serve at least one request with the model's max seq len (8192), (0.35 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (0.25 GiB). Based on the available memory, the estimated maximum model "
+        "length is 5792. Try decreasing `max_model_len`"
+    )
+    output = ServerLog(io.BytesIO(f"Traceback (most recent call last):\n{TRACE}{words}\n{TRACE}".encode()))
+    output.join(30)
+    sentence, _, saved = http_server._why(1, output, None).partition(" (its log: ")
+    Path(saved.removesuffix(")")).unlink()
+    assert sentence.startswith(
+        "its key-value cache can hold a context of 5,792 tokens, not of 8,192; its size is resources.kv_"
+    )
+    assert sentence.endswith(f"; vLLM: {words}")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (-9, "it was killed by signal 9 (SIGKILL)"),
+        (3, "it ended with exit code 3"),
+        (None, "it did not answer within 60 seconds"),
+    ],
+)
+def test_a_server_without_any_exception_in_its_log_says_how_it_ended(code: int | None, says: str) -> None:
+    output = ServerLog(io.BytesIO(b"INFO loading\n"))
+    output.join(30)
+    sentence, _, saved = http_server._why(code, output, 60.0).partition(" (its log: ")
+    Path(saved.removesuffix(")")).unlink()
+    assert sentence == says
