@@ -62,7 +62,7 @@ def test_a_server_that_is_asked_for_more_says_why_it_does_not_start(long_model: 
         pass
     first, _, log = str(caught.value).partition(" (its log: ")
     assert first.startswith(
-        "policy: vLLM's server did not start: its key-value cache can hold a context of 32,736 tokens, not of 40,000; its size is "
+        "policy: vLLM's server did not start: its key-value cache can hold a context of 32,736 tokens, not of 40,000; its"
     )
     assert "vLLM: ValueError: To serve at least one request with" in first
     assert "the estimated maximum model length is 32736" in first
