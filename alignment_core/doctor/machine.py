@@ -70,7 +70,10 @@ def packages() -> Answer:
     if not engines:
         wrong.append("vllm is missing")
     if wrong:
-        return "failed", f"{'; '.join(wrong)}: install the lock file again (`make demo` does; it is in requirements/)"
+        return "failed", (
+            f"{'; '.join(wrong)}: install the wheel of alignment again with its extra, `[cpu]` or `[cuda]`, or in a checkout "
+            "the lock file (`make demo` does)"
+        )
     if others := _of_another_build():
         return "failed", (
             f"{', '.join(others)} is of another build than torch {_version('torch')}, and transformers or vLLM does not load "

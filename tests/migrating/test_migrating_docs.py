@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from alignment.flows.shipped import file_of
 from alignment_core.migrating import Migration
 from alignment_core.recipes import load_recipe
 
@@ -85,4 +86,4 @@ def test_a_command_becomes_a_recipe_of_the_method_beside_it(
     assert made.unknown == []
     file = tmp_path / "recipe.yaml"
     file.write_text(made.text())
-    assert load_recipe(file).method == load_recipe(ROOT / recipe).method
+    assert load_recipe(file).method == load_recipe(file_of(Path(recipe))).method

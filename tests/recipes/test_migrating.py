@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from alignment.flows.shipped import file_of
 from alignment_core.recipes import load_recipe
 from alignment_core.recipes.methods import METHODS
 
@@ -19,11 +20,12 @@ COMMANDS = re.findall(r"`(align run [^`]+)`", (ROOT / "docs" / "migrating.md").r
 def test_a_command_loads_with_its_fields(command: str) -> None:
     _, _, recipe, *rest = shlex.split(command)
     assert rest[0::2] == ["--set"] * (len(rest) // 2)
-    loaded = load_recipe(ROOT / recipe, rest[1::2])
-    plain = load_recipe(ROOT / recipe)
+    path = file_of(Path(recipe))
+    loaded = load_recipe(path, rest[1::2])
+    plain = load_recipe(path)
     assert (loaded != plain) == bool(rest), "what is set changes something"
 
 
 def test_every_kind_of_training_has_a_command() -> None:
-    shown = {load_recipe(ROOT / shlex.split(command)[2]).method for command in COMMANDS}
+    shown = {load_recipe(file_of(Path(shlex.split(command)[2]))).method for command in COMMANDS}
     assert set(METHODS.names()) - shown <= {"nightly", "comparison", "sweep"}, "which the others have nothing like"
