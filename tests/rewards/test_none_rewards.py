@@ -228,6 +228,26 @@ def test_advantages_are_those_of_the_rewards_that_there_are() -> None:
     np.testing.assert_allclose(data.numbers["advantages"], [-1 / 3, -1 / 3, 2 / 3], rtol=1e-6)
 
 
+def test_advantages_with_many_patterns_of_none_are_those_of_trls_formula() -> None:
+    """``nansum`` of weighted rewards over the functions, less ``nanmean`` over the group's completions that have any."""
+    random = np.random.default_rng(3)
+    raw = np.where(random.random((24, 3)) < 0.5, np.nan, random.normal(size=(24, 3)))
+    raw[[5, 6, 13]] = np.nan
+    groups, weights = np.repeat(np.arange(6), 4), np.array([1.0, 0.5, -2.0])
+    rewards = np.where(np.isnan(raw).all(axis=1), np.nan, np.nansum(raw * weights, axis=1))
+    trls = rewards - np.nanmean(rewards.reshape(6, 4), axis=1).repeat(4)
+    rewarded = ~np.isnan(rewards)
+    assert not rewarded.all()
+    assert len({*groups[rewarded]}) == 6
+
+    configs = [reward(verifier="task", weight=weight) for weight in weights]
+    total = total_rewards(raw[rewarded], groups[rewarded], configs, [RunningMean() for _ in configs])
+    count = int(rewarded.sum())
+    data = StepData.of([[1]] * count, [[2]] * count, [[True]] * count, groups[rewarded].tolist())
+    add_advantages(data, total.tolist(), AdvantageConfig(estimator="group"), KlConfig(), 0.0)
+    np.testing.assert_allclose(data.numbers["advantages"], trls[rewarded], rtol=1e-5, atol=1e-6)
+
+
 def test_the_mean_and_deviation_of_a_reward_are_of_the_completions_that_it_scores() -> None:
     """By hand, as TRL's `normalize_then_sum` but for its deviation's divisor: the first reward has 1 and 0 (mean 0.5,
     deviation 0.5), the second 2 and 4 (mean 3, deviation 1, weight 0.5)."""
