@@ -8,7 +8,7 @@ from typing import Any
 from alignment.flows.start import rewards
 from alignment.tasks import data, rollout
 from alignment.tasks import evaluation as judging
-from alignment.tasks.graph import Input, Step, metrics
+from alignment.tasks.graph import BranchFailed, Input, Step, failure, metrics, training_data
 from alignment_core.artifacts import Reference
 from alignment_core.errors import UserError
 from alignment_core.recipes import BaseRecipe, EvaluationConfig
@@ -126,6 +126,18 @@ class Evaluations:
         assert overlap is not None, "there is a section"
         before, generation = self.baseline[0], self.section.generation
         return judging.report(label, title, self.steps, before, self.reward_model, overlap, against, generation)
+
+    def leave_out_failed(self) -> dict[str, BranchFailed]:
+        """Leave out of the table, and of the comparison of prompts, what failed and may fail; waits for all evaluations.
+
+        Returns the failures by the labels of the policies.
+        """
+        failed = {label: error for label, step in self.steps.items() if (error := failure([step]))}
+        self.steps = {label: step for label, step in self.steps.items() if label not in failed}
+        trained = training_data()
+        for label in [label for label, step in trained.items() if failed and failure([step])]:
+            del trained[label]
+        return failed
 
     def compare_prompts(self) -> Step | None:
         """Compare the held-out prompts with all data that the run trains on: call it once that is known."""

@@ -39,11 +39,14 @@ def leave_report(
     outputs: Mapping[str, Reference],
     promotion: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    failed: Mapping[str, str] = {},
 ) -> str | None:
-    """The report of a run that completed; where its Markdown lies, None if there is none. It begins with ``notes``."""
+    """The report of a run that completed, but for the stages that ``failed``; the path of its Markdown, None without one.
+
+    It begins with ``notes``."""
     with only_shown("the run's report", NONE):
         decided = promotion_line(promotion) if promotion else None
-        report = run_report(run.store, name, run.journal.record.run_id, stages, outputs, decided, notes)
+        report = run_report(run.store, name, run.journal.record.run_id, stages, outputs, decided, notes, failed)
         return _leave(name, run, report)
     return None
 

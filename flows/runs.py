@@ -32,7 +32,7 @@ from alignment.flows.planning import plan
 from alignment.flows.progress import ProgressArtifacts
 from alignment.flows.run_page import leave_report, leave_tables, leave_unfinished, only_shown
 from alignment.flows.watch import Watch
-from alignment.tasks.graph import CURRENT, Input
+from alignment.tasks.graph import CURRENT, BranchFailed, Input
 from alignment.tasks.promotion import promote, publish
 from alignment.tasks.stage import Run
 from alignment_core.artifacts import Reference, open_store, prune
@@ -72,6 +72,8 @@ class Outcome(BaseModel):
     night: dict[str, Any] | None = None
     given_up: list[dict[str, Any]] = []
     """Entries of the ledger of nights for rows that this night has given up."""
+    failed: dict[str, str] = {}
+    """Why stages failed that other branches of the run did not need, by label; the status is ``partly failed`` then."""
     report: str | None = None
     """The run's report with curves, text and lineage, as Markdown; the same as one HTML page lies beside it."""
     error: str | None = None
@@ -349,6 +351,8 @@ def _cause(run: Run, error: BaseException) -> BaseException:
     """The failure that started it all: a stage whose input failed reports only that it could not begin."""
     if not isinstance(error, Exception):
         return error  # Ctrl-C, cancellation
+    if isinstance(error, BranchFailed):
+        return error.cause
     if isinstance(error, AlignmentError) and not isinstance(error, Stopped):
         return error
     failures = [failure for step in run.steps if (failure := step.failure()) is not None]
@@ -356,7 +360,7 @@ def _cause(run: Run, error: BaseException) -> BaseException:
 
 
 def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared, notes: Sequence[str] = ()) -> Outcome:
-    stages = [step.result() for step in run.steps]
+    failed, stages = _failed(run), [step.result() for step in run.steps if step.cause() is None]
     report = compared.report.result() if compared.report else None
     metrics: dict[str, Any] = {**report.metrics, "policies": policies_of(run.store, report)} if report else {}
     policies = metrics.get("policies", {})
@@ -385,7 +389,7 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared,
         metrics = dict(stages[-1].metrics)
     leave_tables(stages, metrics)
     return Outcome(
-        status="completed",
+        status="partly failed" if failed else "completed",
         run_id=run.journal.record.run_id,
         store=run.store.uri,
         stages=stages,
@@ -393,8 +397,18 @@ def _outcome(recipe: BaseRecipe, run: Run, outputs: Outputs, compared: Compared,
         outputs={name: str(reference) for name, reference in references.items()},
         metrics=metrics,
         promotion=promotion,
-        report=leave_report(recipe.name, run, stages, references, promotion, notes),
+        failed=failed,
+        report=leave_report(recipe.name, run, stages, references, promotion, notes, failed),
     )
+
+
+def _failed(run: Run) -> dict[str, str]:
+    """Why stages failed without ending the run, by label. Those that need them get a final state in Prefect."""
+    failed = {step.label: str(error) for step in run.steps if (error := step.failure()) is not None}
+    if failed:
+        with only_shown("stages that never began"), get_client(sync_client=True) as client:
+            close_not_begun(client, [step.future for step in run.steps])
+    return failed
 
 
 def reference_of(value: Input) -> Reference:

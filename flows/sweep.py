@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from alignment.flows.outputs import Outputs
-from alignment.tasks.branches import branch, common_labels, sharing
-from alignment.tasks.graph import Step, metrics
+from alignment.tasks.branches import Branch, branch, common_labels, sharing
+from alignment.tasks.graph import BranchFailed, Step, failure, metrics
 from alignment.tasks.sweep import variants
 from alignment_core.errors import UserError
 from alignment_core.recipes.methods import method_of
@@ -15,16 +15,29 @@ from alignment_core.recipes.methods.sweep import SweepRecipe
 
 
 def sweep(recipe: SweepRecipe) -> Outputs:
-    """Compose each variant by its method's own composition, and rank them."""
+    """Compose each variant by its method's own composition, and rank those that do not fail.
+
+    Raises the failure of the first variant if all fail.
+    """
     compositions = {name: (one.seed, _composing(one)) for name, one in recipe.variants.items()}
     made: dict[str, Outputs] = {}
+    branches: dict[str, Branch] = {}
+    failed: dict[str, BranchFailed] = {}
     with sharing(common_labels(compositions)):
         for name, (seed, compose) in compositions.items():
-            with branch(name, seed):
-                made[name] = compose()
+            with branch(name, seed) as branches[name]:
+                try:
+                    made[name] = compose()
+                except BranchFailed as error:  # a composition that waits for its stages
+                    failed[name] = error
         _check_comparable(recipe.ranks, made)
+        failed |= {name: problem for name in made if (problem := failure(branches[name].asked.values()))}
+        if len(failed) == len(compositions):
+            raise next(iter(failed.values()))
+        made = {name: outputs for name, outputs in made.items() if name not in failed}
         measuring = {name: _measuring(outputs) for name, outputs in made.items()}
-        table = variants("variants", recipe.ranks, recipe.fields_of, measuring)
+        reasons = {name: str(failed[name]) for name in compositions if name in failed}
+        table = variants("variants", recipe.ranks, recipe.fields_of, measuring, reasons)
     best = (metrics(table) or {}).get("best") or next(iter(made))
     return made[best].model_copy(update={"summary": table})
 

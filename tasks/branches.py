@@ -23,8 +23,11 @@ class Branch:
         made: dict[Any, Step],
         common: frozenset[str] = frozenset(),
         seed: int | None = None,
+        may_fail: bool = False,
     ) -> None:
+        """``may_fail`` says that the rest of the composition continues if a stage of it fails that is not common."""
         self.whole, self.name, self.made, self.common = whole, name, made, common
+        self.may_fail = may_fail
         self.store, self.seed = whole.store, whole.seed if seed is None else seed
         self.asked: dict[str, Step] = {}
         """What it has asked for, by its own labels."""
@@ -41,6 +44,7 @@ class Branch:
         needs: tuple[str, ...] = (),
         after: Step | None = None,
         seed: int | None = None,
+        may_fail: bool = False,
     ) -> Step:
         """Submit a stage to the whole, unless the whole has it: of the same configuration and inputs, by whatever label."""
         given = frozenset((role, _name(one)) for role, one in inputs.items() if one is not None)
@@ -50,7 +54,8 @@ class Branch:
             token = CURRENT.set(self.whole)  # what its task finds when its turn comes
             try:
                 full = f"{self.name}/{label}" if self.name and label not in self.common else label
-                self.made[asked] = self.whole.submit(stage, full, config, inputs, stream, needs, after, seed)
+                may_fail = may_fail or (self.may_fail and label not in self.common)
+                self.made[asked] = self.whole.submit(stage, full, config, inputs, stream, needs, after, seed, may_fail)
             finally:
                 CURRENT.reset(token)
         self.asked[label] = self.made[asked]
@@ -72,17 +77,25 @@ def sharing(common: frozenset[str] = frozenset()) -> Iterator[None]:
 def branch(name: str, seed: int | None = None) -> Iterator[Branch]:
     """What is composed inside is the branch ``name`` of what is :func:`sharing`, with a ``seed`` of its own if it has one.
 
-    It is compared with data that the whole has trained on so far, not with that of other branches; the whole, with all.
+    If it fails, the others continue: see :class:`~alignment.tasks.graph.BranchFailed`. It is compared with data that the whole
+    has trained on so far, not with that of other branches; the whole, with all.
     """
     whole: Branch = CURRENT.get()
     common = {label: step for label, step in training_data().items() if label not in whole.of_branches}
-    one = Branch(whole.whole, name, whole.made, whole.common, seed)
+    one = Branch(whole.whole, name, whole.made, whole.common, seed, may_fail=True)
     with _current(one):
         training_data().update(common)
         yield one
         own = {step.label: step for label, step in training_data().items() if label not in common}
     whole.of_branches |= own.keys() - training_data().keys()
     training_data().update(own)
+
+
+@contextmanager
+def independent() -> Iterator[None]:
+    """Stages that are submitted inside may fail: what does not need them continues."""
+    with _current(Branch(CURRENT.get(), "", {}, may_fail=True)):
+        yield
 
 
 def common_labels(compositions: Mapping[str, tuple[int, Callable[[], Any]]]) -> frozenset[str]:

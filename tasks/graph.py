@@ -6,13 +6,22 @@ The same composition runs as a flow (:class:`alignment.tasks.stage.Run`) and is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from alignment_core.artifacts import Reference
 from alignment_core.checks.plan import NotMade
+from alignment_core.errors import AlignmentError
 from alignment_core.execution.base import StageConfig, StageResult
+
+
+class BranchFailed(AlignmentError):
+    """A stage of a branch failed, or one that it needs did; the other branches continue. ``cause`` is that failure."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class Step(Protocol):
@@ -23,7 +32,8 @@ class Step(Protocol):
         """What people call it."""
 
     def result(self) -> StageResult:
-        """What came of it; waits for the stage. Raises its error, or that of another stage that fails meanwhile."""
+        """What came of it; waits for the stage. Raises its error, or that of another stage that fails meanwhile; BranchFailed
+        if it may fail and did."""
 
     def output(self, name: str) -> Step:
         """The same stage, standing for the output of this name instead of the default one."""
@@ -49,6 +59,18 @@ def metrics(step: Step) -> dict[str, Any] | None:
         return step.result().metrics
     except NotMade:
         return None
+
+
+def failure(steps: Iterable[Step]) -> BranchFailed | None:
+    """The first failure of these stages, which may fail; waits for them. None also where they are only planned."""
+    for step in steps:
+        try:
+            step.result()
+        except BranchFailed as error:
+            return error
+        except NotMade:
+            continue
+    return None
 
 
 CURRENT: ContextVar[Any] = ContextVar("composition")

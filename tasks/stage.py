@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Completed
 
-from alignment.tasks.graph import CURRENT, is_part
+from alignment.tasks.graph import CURRENT, BranchFailed, is_part
 from alignment_core.artifacts import Reference, Store
 from alignment_core.artifacts.lately import Lately
 from alignment_core.credentials import refuse_literals
@@ -64,8 +65,12 @@ class Run:
         needs: tuple[str, ...] = (),
         after: Step | None = None,
         seed: int | None = None,
+        may_fail: bool = False,
     ) -> Step:
-        """Submit a stage as a task; inputs that are None are left out. The ``seed`` is the recipe's unless one is given."""
+        """Submit a stage as a task; inputs that are None are left out. The ``seed`` is the recipe's unless one is given.
+
+        If a stage fails that ``may_fail``, the others continue. A stage that needs one that may fail may fail, too.
+        """
         plain = config.model_dump(mode="json")
         refuse_literals(plain, label)
         config.check()  # what is wrong with it is said now, not when the stage's turn comes
@@ -92,16 +97,18 @@ class Run:
             "passed": self.resources.passed,
         }
         future = prepared.submit(asked, given, len(self.steps), wait_for=[after.future] if after else None)
-        step = Step(label, future, self, again)
+        needed = tuple(one for one in (*inputs.values(), after) if isinstance(one, Step))
+        step = Step(label, future, self, again, needed, may_fail or any(one.may_fail for one in needed))
         self.steps.append(step)
         return step
 
     def wait(self, until: Step | None = None) -> None:
         """Wait for all stages, or ``until`` one is done, announcing each as it ends. Raises the first failure of any as soon as
-        it happens."""
+        it happens, but for those that may fail."""
         steps = {step.future.task_run_id: step for step in self.steps if step.label not in self.announced}
         for future in as_completed([step.future for step in steps.values()]):
-            steps[future.task_run_id].ended()
+            with suppress(BranchFailed):
+                steps[future.task_run_id].ended()
             if until is not None and future is until.future:
                 return
 
@@ -121,6 +128,10 @@ class Step:
     run: Run
     again: bool = False
     """Whether it runs again on purpose."""
+    needed: tuple[Step, ...] = ()
+    """The stages that it waits for."""
+    may_fail: bool = False
+    """Whether the run continues if it fails."""
     name: str | None = None
     """The output that it stands for; None: the default one."""
 
@@ -133,14 +144,20 @@ class Step:
         return self.result().output(self.name)
 
     def result(self) -> StageResult:
-        """Wait for the stage. Raises its own error, or that of another one that fails meanwhile."""
+        """Wait for the stage. Raises its own error, or that of another one that fails meanwhile; BranchFailed if it may
+        fail."""
         if self.label not in self.run.announced:
             self.run.wait(until=self)
         return self.ended()
 
     def ended(self) -> StageResult:
         """What came of a stage that is done, which is announced once. Raises its error."""
-        value = self.future.result()
+        try:
+            value = self.future.result()
+        except Exception as error:
+            if not self.may_fail:
+                raise
+            raise self._failed(self.cause() or error) from error
         result = StageResult.model_validate(value).model_copy(update={"label": self.label})
         if self.label not in self.run.announced:
             self.run.announced.add(self.label)
@@ -157,6 +174,22 @@ class Step:
             for sentence in result.warnings:
                 get_run_logger().warning("%s: %s", self.label, sentence)
         return result
+
+    def _failed(self, cause: Exception) -> Exception:
+        """What to raise for a stage that may fail; of one that failed itself it is announced once."""
+        if isinstance(cause, Stopped):
+            return cause
+        if self.label not in self.run.announced:
+            self.run.announced.add(self.label)
+            if self.failure() is not None:
+                get_run_logger().error("%s failed, and the run continues without it: %s", self.label, cause)
+                for listener in self.run.listeners:
+                    listener.warned(self.label, f"failed, and the run continues without it: {cause}")
+        return BranchFailed(cause)
+
+    def cause(self) -> Exception | None:
+        """The error with which the stage failed, or one that it needs."""
+        return self.failure() or next((cause for one in self.needed if (cause := one.cause())), None)
 
     def failure(self) -> Exception | None:
         """The error with which the stage itself failed, if it did."""
@@ -211,7 +244,7 @@ def stage_task(stage: str) -> Task[..., Any]:
             def on_warning(sentence: str) -> None:
                 run.journal.restart(label, sentence)
                 for listener in run.listeners:
-                    listener.restarts(label, sentence)
+                    listener.warned(label, sentence)
                 logger.warning("%s: %s", label, sentence)
 
             try:

@@ -9,13 +9,20 @@ from alignment.tasks.graph import Step, metrics, submit
 from alignment_core.errors import UserError
 from alignment_core.evaluation.directions import higher_is_better
 from alignment_core.recipes.methods.sweep import OF_TRAINING
-from alignment_core.stages.variants import Variant, VariantsConfig
+from alignment_core.stages.variants import FailedVariant, Variant, VariantsConfig
 
 
-def variants(label: str, metric: str, fields: Mapping[str, Mapping[str, Any]], measuring: Mapping[str, Step]) -> Step:
+def variants(
+    label: str,
+    metric: str,
+    fields: Mapping[str, Mapping[str, Any]],
+    measuring: Mapping[str, Step],
+    failed: Mapping[str, str] = {},
+) -> Step:
     """Rank variants, which set these ``fields``, by a ``metric`` of the stages that measure them; it waits for these.
 
-    Without a ``metric`` they are ranked by the first of OF_TRAINING that all have. Raises UserError if one was not measured.
+    ``failed`` are variants without results, and why; the table ends with them. Without a ``metric`` they are ranked by the
+    first of OF_TRAINING that all have. Raises UserError if one was not measured.
     """
     found = {name: metrics(step) for name, step in measuring.items()}
     known = {name: _numbers(one) for name, one in found.items() if one is not None}
@@ -28,7 +35,10 @@ def variants(label: str, metric: str, fields: Mapping[str, Mapping[str, Any]], m
         )
     rows = tuple(Variant(name=name, fields=dict(fields[name]), metrics=one) for name, one in known.items())
     lower_is_better = not higher_is_better(metric, next(iter(known.values()), None))
-    config = VariantsConfig(metric=metric, lower_is_better=lower_is_better, variants=rows)
+    without_results = tuple(
+        FailedVariant(name=name, fields=dict(fields[name]), reason=why) for name, why in failed.items()
+    )
+    config = VariantsConfig(metric=metric, lower_is_better=lower_is_better, variants=rows, failed=without_results)
     step: Step = submit("variants", label, config, measuring)
     return step
 

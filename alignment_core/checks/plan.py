@@ -108,6 +108,7 @@ class Plan:
         needs: tuple[str, ...] = (),
         after: PlannedStage | None = None,
         seed: int | None = None,
+        may_fail: bool = False,
     ) -> PlannedStage:
         """Note a stage. Raises UserError for a config that cannot work."""
         config.check()

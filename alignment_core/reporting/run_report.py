@@ -93,14 +93,18 @@ def run_report(
     outputs: Mapping[str, Reference],
     promotion: str | None = None,
     notes: Sequence[str] = (),
+    failed: Mapping[str, str] = {},
 ) -> RunReport:
-    """The report of a run whose stages came to ``results``, in their order; ``promotion`` is a line about what was decided."""
+    """The report of a run whose stages came to ``results``, in their order; ``promotion`` is a line about what was decided,
+    ``failed`` says why stages failed without ending the run, by label."""
     report = RunReport()
     report.say(f"# Run {name}", "", f"Run `{run_id}`.")
     for note in notes:
         report.say(f"**Warning:** {note}")
     if promotion:
         report.say(*fenced({"promotion": promotion}))
+    if failed:
+        report.say("## Failed", *fenced(dict(failed)))
     of_stages(report, store, run_id, results)
     report.say("## Stages", "", *table(("stage", "state", "seconds", "key metrics"), stage_rows(results)))
     report.say("## Where the outputs come from")

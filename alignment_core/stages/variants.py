@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.recipes.methods.sweep import OF_TRAINING
 from alignment_core.stages.report import cell, columns_of
@@ -25,17 +27,28 @@ class Variant(StageConfig):
     """What was measured of it; it has the metric that ranks."""
 
 
+class FailedVariant(StageConfig):
+    """A variant of the sweep that has no results."""
+
+    name: str
+    fields: dict[str, Any]
+    """What it sets."""
+    reason: str
+    """Why it failed."""
+
+
 class VariantsConfig(StageConfig):
     """What to rank. The inputs are what was measured, by the variants' names."""
 
     metric: str
     lower_is_better: bool = False
     variants: tuple[Variant, ...]
+    failed: tuple[FailedVariant, ...] = Field((), exclude_if=lambda failed: not failed)
 
 
 def run(context: StageContext, config: VariantsConfig) -> dict[str, Any]:
     ranked = sorted(config.variants, key=lambda one: one.metrics[config.metric] * (1 if config.lower_is_better else -1))
-    rows = [one.model_dump(mode="json") for one in ranked]
+    rows = _rows(config, ranked)
     content = {"metric": config.metric, "lower_is_better": config.lower_is_better, "variants": rows}
     (context.output / FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     (context.output / SECTION).write_text(_markdown(config, ranked))
@@ -43,8 +56,17 @@ def run(context: StageContext, config: VariantsConfig) -> dict[str, Any]:
     return {"best": best.name, config.metric: best.metrics[config.metric], "metric": config.metric, "variants": rows}
 
 
+def _rows(config: VariantsConfig, ranked: list[Variant]) -> list[dict[str, Any]]:
+    """The variants as plain data, best first; those that failed come last, with the reason and without metrics."""
+    failed = [{"name": one.name, "fields": one.fields, "metrics": {}, "failed": one.reason} for one in config.failed]
+    return [*(one.model_dump(mode="json") for one in ranked), *failed]
+
+
 def table(metric: str, variants: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table of variants, each as plain data: what it sets, and what was measured, which ``metric`` leads."""
+    """Head and rows of a table of variants, each as plain data: what it sets, and what was measured, which ``metric`` leads.
+
+    If one failed, a last column says why.
+    """
     measured = {one["name"]: one["metrics"] for one in variants}
     known = dict(columns_of(measured)) or dict.fromkeys(OF_TRAINING)
     shown = [name for name in dict.fromkeys((metric, *known)) if any(name in one for one in measured.values())]
@@ -52,11 +74,14 @@ def table(metric: str, variants: Sequence[Mapping[str, Any]]) -> tuple[list[str]
     rows = [
         [*map(json.dumps, one["fields"].values()), *(cell(one["metrics"], name) for name in shown)] for one in variants
     ]
+    if any(one.get("failed") for one in variants):
+        head.append("failed")
+        rows = [[*row, " ".join(str(one.get("failed", "")).split())] for row, one in zip(rows, variants, strict=True)]
     return head, rows
 
 
 def _markdown(config: VariantsConfig, ranked: list[Variant]) -> str:
-    head, rows = table(config.metric, [one.model_dump(mode="json") for one in ranked])
+    head, rows = table(config.metric, _rows(config, ranked))
     lines = ["## Variants, best first", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [f"| {' | '.join(one.replace('|', '&#124;') for one in row)} |" for row in rows]
     lines += ["", f"Ranked by `{config.metric}`{', the lower the better' if config.lower_is_better else ''}."]

@@ -66,8 +66,8 @@ class Guarded(Listener):
     def waits(self, label: str, reason: str | None) -> None:
         self._tell(lambda tracker: tracker.waits(label, reason))
 
-    def restarts(self, label: str, sentence: str) -> None:
-        self._tell(lambda tracker: tracker.restarts(label, sentence))
+    def warned(self, label: str, sentence: str) -> None:
+        self._tell(lambda tracker: tracker.warned(label, sentence))
 
     def finished(self, result: StageResult) -> None:
         self._tell(lambda tracker: tracker.finished(result))

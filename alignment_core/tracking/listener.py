@@ -30,8 +30,8 @@ class Listener:
     def waits(self, label: str, reason: str | None) -> None:
         """What a started stage waits for, in words; None when it goes on."""
 
-    def restarts(self, label: str, sentence: str) -> None:
-        """It starts again after something died; the sentence says what and why, and how often it may."""
+    def warned(self, label: str, sentence: str) -> None:
+        """It restarts after something died, or it failed and the run continues without it: what, why, and what follows."""
 
     def finished(self, result: StageResult) -> None:
         """It is done, or was cached."""

@@ -81,7 +81,7 @@ class LiveDisplay(Listener):
         if bar is not None:
             self.bars.update(bar, note=f"waits for {reason}" if reason else "")
 
-    def restarts(self, label: str, sentence: str) -> None:
+    def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}")
 
     def finished(self, result: StageResult) -> None:

@@ -20,6 +20,8 @@ NOT_PUBLISHED = 5
 """Exit code of a run whose policy has the tag, and is not where it was to be published."""
 GAVE_UP_ROWS = 6
 """Exit code of a night that is complete, and has given up rows of earlier nights whose processes died again and again."""
+PARTLY_FAILED = 7
+"""Exit code of a run of which some branches failed, such as variants of a sweep, and the others completed."""
 
 
 def run(
@@ -68,6 +70,8 @@ def _say(outcomes: list[dict[str, Any]], as_json: bool) -> None:
             print_outcome(outcome)
     if any(outcome["given_up"] for outcome in outcomes):
         raise typer.Exit(GAVE_UP_ROWS)
+    if any(outcome.get("failed") for outcome in outcomes):
+        raise typer.Exit(PARTLY_FAILED)
     if any(map(not_promoted, outcomes)):
         raise typer.Exit(NOT_PROMOTED)
     if any(map(not_published, outcomes)):
@@ -186,6 +190,9 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     out.print(stage_table(stages))
     if steps := step_table(stages):
         out.print(steps)
+    for label, reason in outcome.get("failed", {}).items():
+        out.print("[red]failed:[/] ", end="")
+        out.print(f"{label}: {reason}", markup=False)
     metrics = outcome["metrics"]
     if metrics.get("policies"):
         out.print(result_table(metrics["policies"]))

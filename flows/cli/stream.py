@@ -62,7 +62,7 @@ class EventStream(Listener):
             "waits", f"{label}: waits for {reason}" if reason else f"{label}: continues", stage=label, reason=reason
         )
 
-    def restarts(self, label: str, sentence: str) -> None:
+    def warned(self, label: str, sentence: str) -> None:
         self.warn(f"{label}: {sentence}", stage=label)
 
     def finished(self, result: StageResult) -> None:

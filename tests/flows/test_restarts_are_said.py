@@ -30,7 +30,7 @@ def test_the_console_says_it_as_a_warning_of_the_stage() -> None:
     events: list[dict[str, object]] = []
     stream = EventStream(events.append)
     stream.started("sft")
-    stream.restarts("sft", SENTENCE)
+    stream.warned("sft", SENTENCE)
     assert events[-1] == {
         "event": "warning",
         "text": f"warning: sft: {SENTENCE}",

@@ -1,0 +1,187 @@
+"""Branches of a run are independent: one that fails ends none of the others, and is listed with its reason."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect.futures import PrefectConcurrentFuture
+from prefect.states import Completed, Failed, Pending
+
+from alignment.flows.planning import plan
+from alignment.tasks import stage as stage_tasks
+from alignment.tasks.branches import branch, sharing
+from alignment.tasks.graph import CURRENT, BranchFailed, failure
+from alignment.tasks.stage import Run, Step
+from alignment_core.artifacts import open_store
+from alignment_core.errors import NumericError, Stopped
+from alignment_core.recipes import parse_recipe
+from alignment_core.stages.variants import FailedVariant, Variant, VariantsConfig, table
+from alignment_core.stages.variants import run as rank
+from tests.align import run_align, states
+from tests.tracking.watched import result
+
+DIVERGES = NumericError("sft: the gradient is not finite at step 1")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    journal: Any = SimpleNamespace(stage=lambda *_, **__: None)
+    monkeypatch.setattr(stage_tasks, "get_run_logger", lambda: SimpleNamespace(error=lambda *_: None))
+    none: Any = None
+    return Run(store=none, host=none, resources=none, seed=0, journal=journal)
+
+
+def step(
+    run: Run, label: str, error: Exception | None = None, needed: tuple[Step, ...] = (), may_fail: bool = True
+) -> Step:
+    """A stage that ended: with an error of its own, or because one that it needs failed (``needed``), or well."""
+    future: Any = PrefectConcurrentFuture(uuid4(), Future())
+    blocked = any(one.cause() for one in needed)
+    state: Any = Failed(data=error) if error else Pending(name="NotReady") if blocked else Completed()
+    future._final_state = state
+    if error or blocked:
+        future.wrapped_future.set_exception(error or RuntimeError("could not begin"))
+    else:
+        future.wrapped_future.set_result(result(label).model_dump(mode="json"))
+    monkeyed = SimpleNamespace(
+        task_run_id=future.task_run_id, state=state, result=future.wrapped_future.result, future=future
+    )
+    made = Step(label, monkeyed, run, needed=needed, may_fail=may_fail)  # type: ignore[arg-type]
+    run.steps.append(made)
+    return made
+
+
+def test_a_stage_that_may_fail_is_told_with_the_cause_to_whoever_asks_for_it(run: Run) -> None:
+    broken = step(run, "a/sft", DIVERGES)
+    evaluation = step(run, "a/evaluation", needed=(broken,))
+    for one in (broken, evaluation):
+        with pytest.raises(BranchFailed, match="the gradient is not finite") as caught:
+            one.ended()
+        assert caught.value.cause is DIVERGES
+    assert run.announced == {"a/sft", "a/evaluation"}
+
+
+def test_a_run_that_is_stopped_is_stopped_also_in_its_branches(run: Run) -> None:
+    with pytest.raises(Stopped):
+        step(run, "a/sft", Stopped("sft: the run was stopped")).ended()
+
+
+def test_stages_of_branches_may_fail_and_what_all_branches_share_may_not(tmp_path: Path) -> None:
+    """Of the whole composition: nothing; of a branch: all but its common labels."""
+    submitted: dict[str, bool] = {}
+
+    class Composition:
+        store, seed = None, 0
+
+        def submit(self, stage: str, label: str, *_: Any) -> Any:
+            submitted[label] = _[-1]
+            return SimpleNamespace(label=label)
+
+    token = CURRENT.set(Composition())
+    config: Any = SimpleNamespace(model_dump_json=lambda: str(len(submitted)))
+    try:
+        with sharing(frozenset({"data"})):
+            CURRENT.get().submit("sft", "start", config, {})
+            with branch("a"):
+                CURRENT.get().submit("dataset", "data", config, {})
+                CURRENT.get().submit("sft", "sft", config, {})
+    finally:
+        CURRENT.reset(token)
+    assert submitted == {"start": False, "data": False, "a/sft": True}
+
+
+def test_what_is_only_planned_has_not_failed(tmp_path: Path) -> None:
+    recipe = {"method": "sft", "name": "s", "model": {"scratch": {}}, "sft": {"data": {"task": "first", "rows": 8}}}
+    planned = plan(parse_recipe(recipe), open_store(str(tmp_path / "store")))
+    assert failure(planned.stages) is None
+
+
+def test_the_table_of_variants_ends_with_those_that_failed_and_why(tmp_path: Path) -> None:
+    config = VariantsConfig(
+        metric="test_loss",
+        lower_is_better=True,
+        variants=(
+            Variant(name="lr=0.001", fields={"lr": 0.001}, metrics={"test_loss": 2.0}),
+            Variant(name="lr=0.01", fields={"lr": 0.01}, metrics={"test_loss": 1.0}),
+        ),
+        failed=(FailedVariant(name="lr=1e+30", fields={"lr": 1e30}, reason="not finite\nat step 1"),),
+    )
+
+    class Context:
+        output = tmp_path
+
+    found = rank(Context(), config)  # type: ignore[arg-type]
+    assert found["best"] == "lr=0.01"
+    head, rows = table("test_loss", found["variants"])
+    assert (head[0], head[-1]) == ("lr", "failed")
+    assert [(row[0], row[-1]) for row in rows] == [("0.01", ""), ("0.001", ""), ("1e+30", "not finite at step 1")]
+    assert "| 1e+30 | — | not finite at step 1 |" in (tmp_path / "section.md").read_text()
+
+
+STEPS = {"max_steps": 3, "batch_size": 8, "lr_scheduler_type": "constant"}
+RECIPE: dict[str, Any] = {
+    "method": "sweep",
+    "name": "rates",
+    "model": {"scratch": {"hidden_size": 64, "num_attention_heads": 2}},
+    "base": {
+        "method": "sft",
+        "sft": {"data": {"task": "first", "rows": 40, "test_rows": 8}, "training": STEPS},
+    },
+    "sweep": {"sft.training.learning_rate": [1e30, 1e-3, 1e-4]},
+    "resources": {"trainers": 1},
+}
+COMPARISON: dict[str, Any] = {
+    "method": "comparison",
+    "name": "compared",
+    "model": {"scratch": {"hidden_size": 64, "num_attention_heads": 2}},
+    "branches": {
+        "sound": {"method": "dpo", "dpo": {"data": {"task": "first", "rows": 40}, "training": STEPS}},
+        "diverges": {
+            "method": "dpo",
+            "dpo": {"data": {"task": "first", "rows": 40}, "training": {**STEPS, "learning_rate": 1e30}},
+        },
+    },
+    "evaluation": {
+        "prompts": {"task": "first", "split": "test", "rows": 8},
+        "generation": {"num_generations": 1, "max_completion_length": 4},
+        "verifier": "task",
+    },
+    "resources": {"trainers": 1, "engines": 1, "kv_cache_mib": 16},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_variants_of_a_sweep_that_do_not_diverge_are_ranked_and_cached(tmp_path: Path) -> None:
+    file = tmp_path / "rates.json"
+    file.write_text(json.dumps(RECIPE))
+    outcome = run_align(tmp_path / "home", "run", str(file), expect=6)
+    assert outcome["status"] == "partly failed"
+    assert [*outcome["failed"]] == ["learning_rate=1e+30/sft"]
+    assert "not finite" in outcome["failed"]["learning_rate=1e+30/sft"]
+    rows = outcome["metrics"]["variants"]
+    losses = [row["metrics"]["test_loss"] for row in rows[:2]]
+    assert losses == sorted(losses)
+    assert (rows[2]["name"], rows[2]["metrics"]) == ("learning_rate=1e+30", {})
+    report = Path(outcome["report"]).read_text()
+    assert "## Failed" in report
+    assert "## Variants, best first" in report
+    again = run_align(tmp_path / "home", "run", str(file), expect=6)
+    assert set(states(again).values()) == {"cached"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_branches_of_a_comparison_that_do_not_diverge_are_compared(tmp_path: Path) -> None:
+    file = tmp_path / "compared.json"
+    file.write_text(json.dumps(COMPARISON))
+    outcome = run_align(tmp_path / "home", "run", str(file), expect=6)
+    assert [*outcome["failed"]] == ["diverges/dpo"]
+    assert [*outcome["metrics"]["policies"]] == ["start", "sound"]
+    assert "policy" not in outcome["outputs"], "that of the last branch would be the run's"
