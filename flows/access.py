@@ -109,6 +109,17 @@ def lost_server(error: BaseException | None) -> str | None:
     return None
 
 
+def unreachable(error: BaseException | None) -> str | None:
+    """What to tell about an error that means: the server that PREFECT_API_URL names cannot be reached."""
+    import httpx
+
+    while error is not None:
+        if isinstance(error, httpx.TransportError) and _address(error).startswith(os.environ.get(URL, "none")):
+            return f"no server answers at {os.environ[URL]} ({URL}): start it, or `unset {URL}` and use the services of `align up`"
+        error = error.__cause__
+    return None
+
+
 def _address(error: Any) -> str:
     """What a request was about that httpx could not send, or got no good answer to."""
     try:

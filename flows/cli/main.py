@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from alignment.flows import access
 from alignment.flows.cli import chat as cli_chat
 from alignment.flows.cli import check as cli_check
 from alignment.flows.cli import deploy as cli_deploy
@@ -97,6 +98,8 @@ def _errors_as_sentences(as_json: bool) -> Iterator[None]:
     except Exception as error:
         if os.environ.get("ALIGN_DEBUG"):
             raise
+        if unreachable := access.unreachable(error):
+            _fail(unreachable, EnvironmentFault.exit_code, as_json)
         _fail(f"{type(error).__name__}: {one_line(error)} (ALIGN_DEBUG=1 shows where)", 1, as_json)
     except SystemExit as end:
         if end.code not in (INTERRUPTED, TERMINATED):  # the former is typer's answer to Ctrl-C

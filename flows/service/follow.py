@@ -21,6 +21,8 @@ PROGRESS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0
 """A crashed run that nothing has resumed for this long stays as it is."""
 ENDS = {"COMPLETED": "completed", "FAILED": "failed", "CANCELLED": "cancelled"}
+GONE_SECONDS = 10.0
+"""How long services that do not run, and a server that has never answered, are waited for."""
 LATER = (408, 429)
 """Answers of a server that has no time now."""
 Say = Callable[[str], None]
@@ -94,7 +96,7 @@ def _asked_for_last() -> tuple[datetime, str] | None:
 
 def follow(run_id: str, say: Say) -> Ending:
     """Wait for the end of a run, and say what happens meanwhile. Raises EnvironmentFault if nobody knows the run,
-    or the server does not let this process look at it."""
+    the server does not let this process look at it, or no server is there and the run does not go on without one."""
     stages, states = _Stages(run_id, say), _States(run_id, say)
     while True:
         services.use_if_running()
@@ -112,6 +114,8 @@ class _States:
         self._run_id, self._say = run_id, say
         self._said = ""
         self._crashed_at: float | None = None
+        self._away_since: float | None = None
+        self._answered = False
 
     def look(self) -> Ending | None:
         """How the run ended, once it has."""
@@ -120,13 +124,35 @@ class _States:
         except EnvironmentFault as error:
             run, refused = None, error
         if run is not None:
+            self._away_since, self._answered = None, True
             return self._on_server(run)
         record = _record(self._run_id)
         if record is not None and not record.deployed:
             return None if record.status == "running" and journal.is_alive(record) else _ended(record)
         if refused is not None:
             raise refused
-        self._news("the server does not answer; waiting for it")
+        return self._wait_for_the_server(record)
+
+    def _wait_for_the_server(self, record: journal.RunRecord | None) -> Ending | None:
+        """Say that it is away; how the run ended, if this machine's journal knows.
+
+        Raises EnvironmentFault once the server has been away for too long while no process runs the run.
+        """
+        url, now = os.environ.get(access.URL), time.monotonic()
+        gone = not url or (_is_of_the_services(url) and services.running() is None)
+        patience = PATIENCE_SECONDS if self._answered and not gone else GONE_SECONDS
+        what = "no services are running" if gone else f"{url} does not answer"
+        alive = record is not None and journal.is_alive(record)
+        if gone and record is not None and record.status in ENDS.values():
+            return _ended(record)
+        self._news(f"{what}; {'the run continues' if alive else f'waiting for {patience:g} s'}")
+        self._away_since = None if alive else self._away_since or now
+        if self._away_since is not None and now - self._away_since >= patience:
+            status = f" (its status here is {journal.status_of(record)})" if record else ""
+            raise EnvironmentFault(
+                f"{what}, so that nothing continues run {self._run_id}{status}: `align up` starts the services, and `align "
+                "watch` follows it again"
+            )
         return None
 
     def _on_server(self, run: _Run) -> Ending | None:
@@ -176,6 +202,12 @@ def _ask(run_id: str) -> _Run | None:
     except ValidationError:
         problem = f"{url} answers {answer.status_code}, which is no answer of a Prefect server"
         raise EnvironmentFault(f"{problem}: is PREFECT_API_URL right? It ends in /api") from None
+
+
+def _is_of_the_services(url: str) -> bool:
+    """Whether this is where the services of this ALIGN_HOME are, or were last."""
+    known = services.latest()
+    return known is not None and access.same_server(known.url, url)
 
 
 def _record(run_id: str) -> journal.RunRecord | None:

@@ -90,6 +90,8 @@ class Composed:
         _stream: str = "",
         _needs: tuple[str, ...] = (),
         after: Any = None,
+        _seed: int | None = None,
+        _may_fail: bool = False,
     ) -> Any:
         if after is not None:
             self.after[label] = after.label
@@ -97,6 +99,7 @@ class Composed:
         self.configs[label] = config
         return SimpleNamespace(
             label=label,
+            result=lambda: self._not_made(label),
             artifact=lambda: self.made[label] if label in self.made else self._not_made(label),
             output=lambda name: SimpleNamespace(label=f"{label} ({name})", artifact=lambda: self.made[label]),
         )

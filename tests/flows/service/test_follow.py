@@ -47,6 +47,17 @@ def running() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.fixture
+def running_of_worker() -> Iterator[subprocess.Popen[bytes]]:
+    code = RUN.replace('"store")', '"store", deployed=True)')
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
 def test_a_run_is_followed_to_its_completion(running: subprocess.Popen[bytes]) -> None:
     said: list[str] = []
 
@@ -108,16 +119,44 @@ def test_a_server_that_will_never_tell_is_an_error_and_no_endless_wait(
         follow.follow("elsewhere", lambda _: None)
 
 
-def test_a_server_that_cannot_answer_now_is_waited_for(serve: Serve) -> None:
-    class Enough(Exception): ...
+def test_a_server_that_cannot_answer_now_is_waited_for_and_not_for_ever(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.3)
+    said: list[str] = []
+    serve(503, b"<html>")
+    with pytest.raises(EnvironmentFault, match="does not answer, so that nothing continues run elsewhere"):
+        follow.follow("elsewhere", said.append)
+    (line,) = said
+    assert line.endswith(" does not answer; waiting for 0.3 s")
+
+
+def test_a_workers_run_whose_services_are_gone_ends_the_watch_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
+    with Journal(new_record("run", "small", {}, "store", deployed=True)).open() as journal:
+        journal.end("stopped")
+    said: list[str] = []
+    with pytest.raises(
+        EnvironmentFault, match=r"no services are running, .* \(its status here is stopped\): `align up`"
+    ):
+        follow.follow("run", said.append)
+    assert said == ["no services are running; waiting for 0.2 s"]
+
+
+def test_a_workers_run_that_is_alive_is_followed_without_services(
+    monkeypatch: pytest.MonkeyPatch, running_of_worker: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
+    said: list[str] = []
 
     def heard(line: str) -> None:
-        assert line == "the server does not answer; waiting for it"
-        raise Enough
+        said.append(line)
+        if line == "sft: running":
+            threading.Timer(0.5, running_of_worker.stdin.close).start()  # type: ignore[union-attr]
 
-    serve(503, b"<html>")
-    with pytest.raises(Enough):
-        follow.follow("elsewhere", heard)
+    assert follow.follow("run", heard).status == "completed"
+    assert said[:2] == ["no services are running; the run continues", "sft: running"]
+    assert "sft: run, 1.5 s" in said
 
 
 def test_a_run_of_this_machine_that_the_server_does_not_know_is_followed_by_its_journal(serve: Serve) -> None:
