@@ -407,7 +407,7 @@ def _failed(run: Run) -> dict[str, str]:
     failed = {step.label: str(error) for step in run.steps if (error := step.failure()) is not None}
     if failed:
         with only_shown("stages that never began"), get_client(sync_client=True) as client:
-            close_not_begun(client, [step.future for step in run.steps])
+            close_not_begun(client, run.steps)
     return failed
 
 
