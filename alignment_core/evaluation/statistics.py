@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+ROUNDING = 64 * float(np.finfo(np.float32).eps)
+"""Relative rounding of a reward: one completion, scored in another batch, gets the same reward up to this."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -70,8 +73,8 @@ def win_rate_per_prompt(
 ) -> np.ndarray:
     """Share of wins of each prompt's completions over the baseline's, every one against every one [P].
 
-    A difference of at most ``margin`` is a tie and counts one half. Completions without a value are left out, and with
-    them the prompts where one side has none left.
+    A difference of at most ``margin``, or within the rounding of the two values, is a tie and counts one half. Completions
+    without a value are left out, and with them the prompts where one side has none left.
     """
     mine, theirs = _by_prompt(rows, column), _by_prompt(baseline, column)
     if mine.keys() != theirs.keys():
@@ -96,7 +99,8 @@ def pass_at(rows: Sequence[dict[str, Any]], column: str, k: int) -> np.ndarray:
 
 def _wins(mine: np.ndarray, theirs: np.ndarray, margin: float) -> float:
     difference = mine[:, None] - theirs[None, :]
-    return float(np.where(np.abs(difference) <= margin, 0.5, difference > 0).mean())
+    rounding = ROUNDING * np.maximum(np.abs(mine)[:, None], np.abs(theirs)[None, :])
+    return float(np.where(np.abs(difference) <= np.maximum(margin, rounding), 0.5, difference > 0).mean())
 
 
 def _by_prompt(rows: Sequence[dict[str, Any]], column: str) -> dict[int, np.ndarray]:

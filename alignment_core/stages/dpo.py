@@ -24,14 +24,14 @@ def run(context: StageContext, config: DpoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.dpo import Dpo
     from alignment_core.training.methods.dpo_beta import DynamicDpo
 
-    method = DynamicDpo(config.loss) if config.loss.beta_changes else Dpo(config.loss)
+    method = (DynamicDpo if config.loss.beta_changes else Dpo)(config.loss, config.training.bf16)
     return train(context, method, config.training, sync=config.loss.sync_reference)
 
 
 SHOWS = {"accuracy": "accuracy", "test_accuracy": "test accuracy", "margin": "margin", "loss": "loss"}
 CODE = (
     *TRAINS,
-    "alignment_core.losses.preference",
+    *below("alignment_core.losses", "preference ties"),
     *below("alignment_core.training.methods", "dpo dpo_beta pairs"),
 )
 STAGE = Stage("dpo", 3, TRAINED, DpoStageConfig, run, SHOWS, code=CODE, packages=TRAINING_PACKAGES)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alignment_core.execution.base import Stage, StageConfig, StageContext
+from alignment_core.execution.base import Stage, StageConfig, StageContext, below
 from alignment_core.execution.packages import packages_of
 from alignment_core.execution.training_loop import TRAINED, TRAINING_PACKAGES, TRAINS, train
 from alignment_core.recipes import TrainingConfig
@@ -31,7 +31,7 @@ class KtoStageConfig(StageConfig):
 def run(context: StageContext, config: KtoStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.kto import Kto
 
-    metrics = train(context, Kto(config.loss), config.training)
+    metrics = train(context, Kto(config.loss, bf16=config.training.bf16), config.training)
     labels = _labels(context)
     desirable, undesirable = sum(labels), len(labels) - sum(labels)
     if warnings := [*imbalance(desirable, undesirable, config.loss), *metrics.pop("warnings", ())]:
@@ -76,7 +76,7 @@ SHOWS = {
 }
 CODE = (
     *TRAINS,
-    "alignment_core.losses.kto",
+    *below("alignment_core.losses", "kto ties"),
     "alignment_core.training.methods.kto",
     "alignment_core.training.mismatched",
 )

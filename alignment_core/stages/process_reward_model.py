@@ -30,7 +30,7 @@ def run(context: StageContext, config: ProcessRewardModelStageConfig) -> dict[st
 
     renderer = Renderer(context.model("model").tokenizer())
     verdicts = verdict_ids(renderer, config.steps.verdict_tokens, "process_reward_model.steps.verdict_tokens")
-    metrics = train(context, ProcessRewardModel(verdicts), config.training)
+    metrics = train(context, ProcessRewardModel(verdicts, config.training.bf16), config.training)
     content = json.dumps(config.steps.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
     for name, folder in context.outputs.items():
         if name != ADAPTER and (folder / "config.json").is_file():
@@ -44,7 +44,7 @@ SHOWS = {"test_accuracy": "test accuracy", "accuracy": "accuracy", "loss": "loss
 CODE = (
     *TRAINS,
     *below("alignment_core.data", "message_fields messages steps template turn_end"),
-    "alignment_core.losses.process_reward",
+    *below("alignment_core.losses", "process_reward ties"),
     "alignment_core.training.methods.process_reward_model",
 )
 STAGE = Stage(

@@ -33,7 +33,7 @@ class RewardModelStageConfig(StageConfig):
 def run(context: StageContext, config: RewardModelStageConfig) -> dict[str, Any]:
     from alignment_core.training.methods.reward_model import RewardModel
 
-    method = RewardModel(config.loss_type)
+    method = RewardModel(config.loss_type, config.training.bf16)
     metrics = train(context, method, config.training)
     held_out = {name: value for name, value in metrics.items() if name.startswith("test_")}
     (context.output / HELD_OUT).write_text(json.dumps(held_out, indent=2, sort_keys=True) + "\n")
@@ -64,7 +64,7 @@ CODE = (
     *TRAINS,
     "alignment_core.evaluation.files",
     "alignment_core.execution.forward_passes",
-    "alignment_core.losses.reward",
+    *below("alignment_core.losses", "reward ties"),
     *below("alignment_core.training", "forward forward_ranks"),
     *below("alignment_core.training.methods", "pairs reward_model"),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from alignment_core.losses.logprobs import sum_by_sequence
 from alignment_core.losses.preference import LOSSES
+from alignment_core.losses.ties import logps_rounding, positive
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.recipes import DpoLossConfig
 from alignment_core.training.methods.pairs import pair_rows, split_pairs
@@ -23,8 +24,9 @@ class Dpo:
 
     head: ClassVar[Head] = "lm"
 
-    def __init__(self, config: DpoLossConfig) -> None:
-        self.config, self.needs_reference = config, config.needs_reference
+    def __init__(self, config: DpoLossConfig, bf16: bool = False) -> None:
+        """``bf16``: whether the model computes in it, which decides what is a tie."""
+        self.config, self.needs_reference, self.bf16 = config, config.needs_reference, bf16
 
     def rows(self, table: pa.Table) -> list[Row]:
         return pair_rows(table)
@@ -46,9 +48,11 @@ class Dpo:
             loss = loss + weight * one.of(*split_pairs(taken_S / tokens_S if one.means else taken_S), config)
         # The implicit reward is β times the log-ratio; without a reference, β times the mean log-probability (SimPO).
         chosen_P, rejected_P = split_pairs(ratio_S if self.needs_reference else logps_S / tokens_S)
+        rounding_S = logps_rounding(logps_S, tokens_S, self.bf16)
+        of_chosen_P, of_rejected_P = split_pairs(rounding_S if self.needs_reference else rounding_S / tokens_S)
         metrics = {
             "loss": loss.sum(),
-            "accuracy": (chosen_P > rejected_P).float().sum(),
+            "accuracy": positive(chosen_P - rejected_P, of_chosen_P + of_rejected_P).sum(),
             "reward_chosen": config.beta * chosen_P.sum(),
             "reward_rejected": config.beta * rejected_P.sum(),
             "margin": config.beta * (chosen_P - rejected_P).sum(),

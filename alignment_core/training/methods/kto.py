@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from alignment_core.columns import column
 from alignment_core.losses.kto import kl_baseline, kto_loss
 from alignment_core.losses.logprobs import sum_by_sequence
+from alignment_core.losses.ties import logps_rounding, positive
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 from alignment_core.recipes.sections.kto import KtoLossConfig
 from alignment_core.training.mismatched import mismatched
@@ -27,6 +28,8 @@ class Kto:
     config: KtoLossConfig
     baseline: Tensor | float = 0.0
     """z₀ of the batch in nats."""
+    bf16: bool = False
+    """Whether the model computes in it, which decides what is a tie."""
     counts: tuple[float, float] = (0.0, 0.0)
     """Desirable and undesirable rows of the batch, for metrics."""
     head: ClassVar[Head] = "lm"
@@ -57,14 +60,19 @@ class Kto:
     def loss(self, output: Tensor, batch: MicroBatch, reference_S: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         assert reference_S is not None, "the stage reference_logps comes before"
         config = self.config
-        ratio_S = sum_by_sequence(output, batch.sequence_K, batch.sequences) - reference_S
+        logps_S = sum_by_sequence(output, batch.sequence_K, batch.sequences)
+        tokens_S = sum_by_sequence(output.new_ones(len(output)), batch.sequence_K, batch.sequences)
+        ratio_S = logps_S - reference_S
         desirable_S = ratio_S.new_tensor([row.margin for row in batch.rows])
         sign_S = 2 * desirable_S - 1
         weight_S = desirable_S * config.desirable_weight + (1 - desirable_S) * config.undesirable_weight
         loss = (weight_S * kto_loss(ratio_S, sign_S, self.baseline, config.beta)).sum()
         metrics = {
             "loss": loss,
-            "accuracy": (sign_S * (ratio_S - self.baseline) > 0).float().sum(),
+            "accuracy": positive(
+                sign_S * (ratio_S - self.baseline),
+                2 * logps_rounding(logps_S, tokens_S, self.bf16),  # z₀ is rounded, too
+            ).sum(),
             "baseline": (ratio_S.new_ones(len(ratio_S)) * self.baseline).sum(),
             "desirable": desirable_S.sum(),
             **self._rewards(config.beta * ratio_S, desirable_S),

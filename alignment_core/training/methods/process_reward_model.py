@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import torch
 
 from alignment_core.columns import column
 from alignment_core.losses.process_reward import step_loss
+from alignment_core.losses.ties import logp_rounding, positive
 from alignment_core.models.microbatch import MicroBatch, Row, TokenSequence
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ class ProcessRewardModel:
 
     verdict_ids: tuple[int, int]
     """The good token and the bad one."""
+    bf16: bool = False
+    """Whether the model computes in it, which decides what is a tie."""
     head: ClassVar[Head] = "lm"
     needs_reference: ClassVar[bool] = False
 
@@ -58,7 +62,7 @@ class ProcessRewardModel:
         loss = step_loss(log_odds_K, label_K).sum()
         metrics = {
             "loss": loss,
-            "accuracy": ((log_odds_K > 0) == (label_K > 0.5)).float().sum(),
+            "accuracy": positive(torch.where(label_K > 0.5, log_odds_K, -log_odds_K), logp_rounding(self.bf16)).sum(),
             "label": label_K.sum(),
         }
         return loss, {name: value.detach() for name, value in metrics.items()}

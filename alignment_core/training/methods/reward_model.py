@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
+
 from alignment_core.losses.reward import bradley_terry_loss, log_exp_loss
+from alignment_core.losses.ties import positive, score_rounding
 from alignment_core.models.microbatch import MicroBatch, Row
 from alignment_core.training.methods.pairs import pair_rows, split_pairs
 
@@ -22,7 +25,9 @@ class RewardModel:
     head: ClassVar[Head] = "score"
     needs_reference: ClassVar[bool] = False
 
-    def __init__(self, loss_type: Literal["sigmoid", "logexp"] = "sigmoid") -> None:
+    def __init__(self, loss_type: Literal["sigmoid", "logexp"] = "sigmoid", bf16: bool = False) -> None:
+        """``bf16``: whether the model computes in it, which decides what is a tie."""
+        self.bf16 = bf16
         self.pair_loss = {"sigmoid": bradley_terry_loss, "logexp": log_exp_loss}[loss_type]
 
     def rows(self, table: pa.Table) -> list[Row]:
@@ -35,9 +40,10 @@ class RewardModel:
         chosen_P, rejected_P = split_pairs(output.float())
         margin_P = chosen_P.new_tensor([row.margin for row in batch.rows])
         loss = self.pair_loss(chosen_P, rejected_P, margin_P).sum()
+        rounding_P = score_rounding(torch.maximum(chosen_P.abs(), rejected_P.abs()), self.bf16)
         metrics = {
             "loss": loss,
-            "accuracy": (chosen_P > rejected_P).float().sum(),
+            "accuracy": positive(chosen_P - rejected_P, rounding_P).sum(),
             "margin": (chosen_P - rejected_P).sum(),
         }
         return loss, {name: value.detach() for name, value in metrics.items()}
