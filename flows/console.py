@@ -12,10 +12,12 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.files import write_whole
 from alignment_core.journal import now
+from alignment_core.printable import escaped_json, printable
 
 RecipeArgument = Annotated[
     Path, typer.Argument(help="Recipe file (YAML), or the name of a recipe that is installed, such as quickstart.")
@@ -32,8 +34,17 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 """Of tables in a file or a pipe, where rich assumes 80 columns and breaks the words of a wide table."""
-out = Console(highlight=False, soft_wrap=True, width=WIDTH)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class SafeConsole(Console):
+    """A console that shows strings, also those in tables, without the control characters of text from models and data."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(printable(text), **how)
+
+
+out = SafeConsole(highlight=False, soft_wrap=True, width=WIDTH)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -55,12 +66,13 @@ def write_file(path: Path, text: str) -> None:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    print_line(json.dumps(content, ensure_ascii=False, default=str))
+    sys.stdout.write(escaped_json(json.dumps(content, ensure_ascii=False, default=str)) + "\n")
+    sys.stdout.flush()
 
 
 def print_line(text: str) -> None:
     """One line to stdout, in one piece, as threads print, too. Raises OSError where nobody reads it any more."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
 
 
@@ -99,4 +111,4 @@ class Unbroken:
 def say(text: str) -> None:
     """A line of a background process's log; while the disk is full it takes none, and that ends nothing."""
     with suppress(OSError):
-        print(f"{now()} {text}", flush=True)
+        print(f"{now()} {printable(text)}", flush=True)

@@ -27,6 +27,7 @@ from alignment_core.execution.key import key_of
 from alignment_core.execution.runner import cached_result
 from alignment_core.host.client import Host
 from alignment_core.journal import Journal
+from alignment_core.printable import printable
 from alignment_core.recipes import ResourcesConfig
 from alignment_core.tracking import Listener, Progress
 
@@ -172,7 +173,7 @@ class Step:
             for listener in self.run.listeners:
                 listener.finished(result)
             for sentence in result.warnings:
-                get_run_logger().warning("%s: %s", self.label, sentence)
+                get_run_logger().warning("%s: %s", self.label, printable(sentence))
         return result
 
     def _failed(self, cause: Exception) -> Exception:

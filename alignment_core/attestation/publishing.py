@@ -14,6 +14,7 @@ from alignment_core.attestation.card import data_card, model_card
 from alignment_core.attestation.model_repo import Published, RepoKind, publish_files, repo_of
 from alignment_core.attestation.signing import SIGNATURE
 from alignment_core.errors import UserError
+from alignment_core.printable import printable
 
 README = "README.md"
 
@@ -36,7 +37,7 @@ def publish(store: Store, reference: Reference, uri: str, tag: str | None = None
     with ExitStack() as held:
         folder = store.fetch(reference, held)
         own: dict[str, Path | bytes] = {entry.path: folder / entry.path for entry in manifest.files}
-        files = {README: page.encode(), **beside, **own}
+        files = {README: printable(page).encode(), **beside, **own}
         return publish_files(repo, kind, files, tags, f"Publish {reference.short}", private=not public)
 
 

@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
+from alignment_core.printable import without_colours
+
 OnLines = Callable[[str | None, str, str], None]
 """Called with the stage (none if it is not known), the origin and the text: one line, or several that were written
 together, such as a traceback. The origin is an actor with its rank (``trainers[0]``), ``host`` or ``raylet``."""
@@ -115,7 +117,7 @@ class LogTail:
             stage = self._serving.get(group)
         elif daemon := _DAEMON.fullmatch(line):
             origin, text = daemon["daemon"], daemon["text"]
-        text = text.rpartition("\r")[2]  # of a progress bar the last state
+        text = without_colours(text.rpartition("\r")[2])  # of a progress bar the last state
         if not text.strip():
             return None
         if len(text) > LONGEST_LINE:

@@ -21,6 +21,7 @@ from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.host.pace import headline
 from alignment_core.lineage.graph import Graph
 from alignment_core.lineage.samples import Row, compared, samples
+from alignment_core.printable import markdown_line, printable
 from alignment_core.reporting.curves import over_policies, over_steps
 from alignment_core.reporting.picture import picture
 from alignment_core.stages.report import columns_of
@@ -59,7 +60,7 @@ class RunReport:
 
     @property
     def markdown(self) -> str:
-        return "\n".join(self.lines)
+        return printable("\n".join(self.lines))
 
     @property
     def html(self) -> str:
@@ -100,7 +101,7 @@ def run_report(
     report = RunReport()
     report.say(f"# Run {name}", "", f"Run `{run_id}`.")
     for note in notes:
-        report.say(f"**Warning:** {note}")
+        report.say(f"**Warning:** {markdown_line(note)}")
     if promotion:
         report.say(*fenced({"promotion": promotion}))
     if failed:
@@ -118,10 +119,10 @@ def of_stages(report: RunReport, store: Store, run_id: str, results: Sequence[St
     """Add what stages have to show: warnings, policies, curves (also of stages that are not done), text."""
     for result in results:
         for sentence in result.warnings:
-            report.say(f"**Warning:** {result.label}: {sentence}")
+            report.say(f"**Warning:** {result.label}: {markdown_line(sentence)}")
     for label, line in journal.stages(run_id).items():
         for sentence in line.restarts:
-            report.say(f"**Warning:** {label}: {sentence}")
+            report.say(f"**Warning:** {label}: {markdown_line(sentence)}")
     _policies(report, store, results)
     _sections(report, store, results)
     _curves(report, store, run_id, results)
@@ -234,5 +235,6 @@ def stage_rows(results: Iterable[StageResult]) -> list[tuple[str, ...]]:
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """A Markdown table."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return [lines[0], "|---" * (lines[0].count("|") - 1) + "|", *lines[1:]]
+    titles = list(head)
+    lines = [f"| {' | '.join(map(markdown_line, cells))} |" for cells in (titles, *rows)]
+    return [lines[0], "|---" * len(titles) + "|", *lines[1:]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import Line
+from alignment_core.printable import printable
 from alignment_core.tracking.listener import Listener, Progress, numbers
 
 if TYPE_CHECKING:
@@ -98,4 +99,4 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")
+    return html.escape(printable(str(value))).replace("|", "&#124;").replace("\n", "<br>")

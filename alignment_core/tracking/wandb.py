@@ -19,6 +19,7 @@ from alignment_core.execution.base import StageResult
 from alignment_core.execution.curve import Line
 from alignment_core.host.protocol import Channel
 from alignment_core.host.supervised import Supervised, short_folder
+from alignment_core.printable import printable
 from alignment_core.processes import inherited
 from alignment_core.recipes import BaseRecipe
 from alignment_core.recipes.sections.tracking import WandbConfig
@@ -71,7 +72,7 @@ class WandbRun(Listener):
 
     def texts(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         names = list(dict.fromkeys(name for row in rows for name in row))
-        cells = [[str(row.get(name, "")) for name in names] for row in rows]
+        cells = [[printable(str(row.get(name, ""))) for name in names] for row in rows]
         self._send({"table": title, "columns": names, "rows": cells})
 
     def ended(self, completed: bool) -> None:

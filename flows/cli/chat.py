@@ -15,6 +15,7 @@ from alignment.flows.cli.serve import model_of
 from alignment.flows.console import JsonOption, StoreOption, err, out, print_json
 from alignment_core.errors import EnvironmentFault, UserError
 from alignment_core.inference.http_server import authorization, served
+from alignment_core.printable import printable
 from alignment_core.rewards.refusal import because
 
 UNAUTHORISED = (401, 403)
@@ -83,7 +84,7 @@ def _shown(pieces: Iterator[str], quiet: bool) -> str:
         for piece in pieces:
             said.append(piece)
             if not quiet:
-                sys.stdout.write(piece)
+                sys.stdout.write(printable(piece))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]

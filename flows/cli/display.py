@@ -91,7 +91,9 @@ class LiveDisplay(Listener):
             self.bars.remove_task(bar)
         mark = "[green]✓[/]" if result.state == "run" else "[blue]=[/]"
         seconds = f"{result.seconds:6.1f} s" if result.state == "run" else "  cached"
-        self.console.print(f"{mark} {result.label:<28} {seconds}  {key_metrics(result)}  [dim]{result.reason}[/]")
+        self.console.print(
+            f"{mark} {result.label:<28} {seconds}  {escape(key_metrics(result))}  [dim]{escape(result.reason)}[/]"
+        )
         for sentence in result.warnings:
             self.warn(f"{result.label}: {sentence}")
 
@@ -123,7 +125,7 @@ def stage_table(stages: list[StageResult]) -> Table:
     for stage in stages:
         ran, speed = stage.state == "run", stage.metrics.get("tokens_per_second")
         costs = cost_cells(stage.cost).values() if ran else (stage.state, "", "")
-        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", _shown(stage))
+        table.add_row(stage.label, *costs, f"{speed:,.0f}" if speed and ran else "", escape(_shown(stage)))
     return table
 
 

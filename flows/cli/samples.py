@@ -13,9 +13,9 @@ from alignment.flows.console import JsonOption, out, print_json
 from alignment_core import journal
 from alignment_core.artifacts import open_store
 from alignment_core.errors import UserError
+from alignment_core.printable import printable
 
 MOST_CHARACTERS = 1500
-_CONTROL = {code: "�" for code in range(32) if chr(code) not in "\n\t"} | {127: "�"}
 
 
 def samples(
@@ -62,6 +62,6 @@ def as_text(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(as_text(one) for one in value)
-    text = str(value).translate(_CONTROL)
+    text = printable(str(value))
     cut = len(text) - MOST_CHARACTERS
     return text if cut <= 0 else f"{text[:MOST_CHARACTERS]}… ({cut} more characters)"
