@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from alignment_core.artifacts import Reference, Store
 from alignment_core.errors import UserError
 from alignment_core.journal import StageLine
+from alignment_core.recipes.sections.rewards import CHOICE, reward_names
 from alignment_core.rollout.records import SCORES
 
 Row = dict[str, Any]
@@ -21,16 +23,20 @@ SHARDS, DATA, STEPS = "shard-*.parquet", "train.parquet", "step-*.parquet"
 IN_RUN = f"trajectories/{STEPS}"
 """Where the artifact of kind ``rl-run`` has them, which the stage ``rl`` of earlier versions made."""
 SHOWN = {
+    "step": "step",
     "prompt_text": "prompt",
     "completion_text": "completion",
-    **{name: name for name in ("label", "reward", "rewards", "verifier")},
+    **{name: name for name in ("label", "reward", "rewards", "verifier", "finish_reason")},
 }
-"""Columns of completions to show, in this order, and what they are called."""
+"""Columns of completions to show, in this order, and what they are called. ``step`` is the training step that they were
+sampled for, as in the curves."""
 HIDDEN = ("source", "task", "messages", "tools")
 """Columns of data sets that say where a row is from, or the prompt once more."""
 ROLLOUTS_FROM = ("rollouts", "scores")
 """Roles of the inputs by which a result that holds no text itself leads to the completions that it is about."""
 EVALUATION = "/evaluation/generate"
+SAMPLES = ("rl", "generate")
+"""Stages whose completions are shown where no policies are compared."""
 
 
 def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int) -> list[Row]:
@@ -41,7 +47,7 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
     line = lines.get(label)
     found = _folder_of(store, line)
     if found is None:
-        with_text = [name for name, one in lines.items() if _folder_of(store, one) is not None]
+        with_text = stages_with_text(store, lines)
         near = difflib.get_close_matches(label, with_text, n=3, cutoff=0.4) or with_text
         problem = "is not a stage of this run" if line is None else "has no text" if line.reference else "is not done"
         raise UserError(f"--stage {label}: it {problem}; stages with text are {', '.join(near) or 'none so far'}")
@@ -49,13 +55,25 @@ def samples(store: Store, lines: Mapping[str, StageLine], label: str, count: int
     if any(folder.glob(SHARDS)):
         rows, scores = list(_read(sorted(folder.glob(SHARDS)))), _scores_of(store, rollouts, lines)
         if scores:
-            rows = [{**row, **_given(score)} for row, score in zip(rows, scores, strict=True)]
+            rows = [{**row, **score} for row, score in zip(rows, scores, strict=True)]
     else:
         steps = sorted([*folder.glob(STEPS), *folder.glob(IN_RUN)])
         if not steps:
             return spaced(of_data(folder / DATA), count)
-        rows = list(_read(steps[-1:]))
+        step, names = int(steps[-1].stem.removeprefix("step-")) + 1, _names_of_rewards(store, line)
+        rows = [{**row, "step": step, **_given(row, names)} for row in _read(steps[-1:])]
     return [_shown(row) for row in spaced(rows, count)]
+
+
+def stages_with_text(store: Store, lines: Mapping[str, StageLine]) -> list[str]:
+    """Labels of the stages of a run that :func:`samples` can show."""
+    return [label for label, line in lines.items() if _folder_of(store, line) is not None]
+
+
+def without_comparison(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[str | None, list[Row]]:
+    """The first stage of a run that sampled completions, and rows of it; nothing if none did."""
+    label = next((label for label, line in lines.items() if line.stage in SAMPLES and line.reference), None)
+    return label, samples(store, lines, label, count) if label else []
 
 
 def compared(store: Store, lines: Mapping[str, StageLine], count: int) -> tuple[list[str], list[Row]]:
@@ -117,11 +135,23 @@ def _inputs(line: StageLine) -> dict[str, Reference]:
     return {role: Reference.parse(text) for role, text in line.key_parts["inputs"].items()}
 
 
-def _given(score: Row) -> Row:
-    """The numbers that were given to a completion; what each reward gave where there are several. Scores of earlier versions
-    do not say that."""
+def _given(score: Row, names: Sequence[str]) -> Row:
+    """The numbers that were given to a completion; what each reward gave, by its name, where there are several. Scores of
+    earlier versions do not say that."""
     rewards = score.get("rewards") or ()
-    return {"reward": score["reward"], "rewards": rewards if len(rewards) > 1 else None, "verifier": score["verifier"]}
+    names = names if len(names) == len(rewards) else [f"reward_{number}" for number in range(len(rewards))]
+    by_name = dict(zip(names, rewards, strict=True)) if len(rewards) > 1 else None
+    return {"reward": score.get("reward"), "rewards": by_name, "verifier": score.get("verifier")}
+
+
+def _names_of_rewards(store: Store, line: StageLine | None) -> list[str]:
+    """What the rewards of a stage are called; nothing where its record is not there, or a kind of reward is not installed."""
+    record = store.recorded([line.made_by or line.key]).values() if line else ()
+    for one in record:
+        config = one.config.get("section", one.config)
+        with suppress(UserError, ValueError):
+            return reward_names([CHOICE.validate(reward) for reward in config.get("rewards", ())])
+    return []
 
 
 def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine]) -> list[Row]:
@@ -130,7 +160,8 @@ def _scores_of(store: Store, rollouts: Reference, lines: Mapping[str, StageLine]
         if line.reference and line.key_parts["inputs"].get("rollouts") == str(rollouts):
             path = store.fetch(Reference.parse(line.reference)) / SCORES
             if path.is_file():
-                return list(_read([path]))
+                names = _names_of_rewards(store, line)
+                return [_given(row, names) for row in _read([path])]
     return []
 
 
@@ -157,5 +188,25 @@ def _shown(row: Row) -> Row:
     shown: Row = {}
     for column, name in SHOWN.items():
         if row.get(column) is not None:
-            shown[name] = row[column]
+            shown[name] = _rounded(row[column])
     return shown
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers in 32 bits to the digits that they have: 0.6666666865348816 is 0.666667."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(one) for name, one in value.items()}
+    return value
+
+
+def text_of(value: Any) -> str:
+    """A value of a row for people: numbers short, several of them with their names."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text_of(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(text_of, value))
+    return "none" if value is None else str(value)

@@ -20,7 +20,7 @@ from alignment_core.execution.base import StageResult, shows_of
 from alignment_core.execution.curve import CURVE, Curve
 from alignment_core.host.pace import headline
 from alignment_core.lineage.graph import Graph
-from alignment_core.lineage.samples import Row, compared, samples
+from alignment_core.lineage.samples import Row, compared, text_of, without_comparison
 from alignment_core.printable import markdown_line, printable
 from alignment_core.reporting.curves import over_policies, over_steps
 from alignment_core.reporting.picture import picture
@@ -198,10 +198,7 @@ def _text(report: RunReport, store: Store, run_id: str) -> None:
         _, rows = compared(store, lines, SAMPLES)
         title = "## Held-out prompts, and what each policy answered"
         if not rows:
-            label = next(
-                (label for label, line in lines.items() if line.stage in ("rl", "generate") and line.reference), None
-            )
-            rows = samples(store, lines, label, SAMPLES) if label else []
+            label, rows = without_comparison(store, lines, SAMPLES)
             title = f"## Completions of {label}"
         if rows:
             report.texts = rows
@@ -212,9 +209,7 @@ def _text(report: RunReport, store: Store, run_id: str) -> None:
 
 def fenced(row: Row) -> list[str]:
     """A row's texts as a code block that nothing in them can end."""
-    text = "\n".join(
-        f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in row.items()
-    )
+    text = "\n".join(f"{name}: {text_of(value)}" for name, value in row.items())
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", text, fence]

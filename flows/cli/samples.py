@@ -22,22 +22,27 @@ def samples(
     run: RunArgument = journal.LAST,
     stage: Annotated[
         str | None,
-        typer.Option(help="Stage to show. Default: each policy's completions of the same held-out prompts."),
+        typer.Option(
+            help="Stage to show. Default: each policy's completions of the same held-out prompts, or else those that were "
+            "sampled in training."
+        ),
     ] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Show text: prompts, completions and rewards of a stage, pairs side by side, or one prompt before and after."""
-    from alignment_core.lineage.samples import compared
+    from alignment_core.lineage.samples import compared, stages_with_text, without_comparison
     from alignment_core.lineage.samples import samples as of_stage
 
     record = journal.find(run)
     store, lines = open_store(record.store, writes=False), journal.stages(record.run_id)
     rows = compared(store, lines, count)[1] if stage is None else of_stage(store, lines, stage, count)
+    if not rows and stage is None:
+        stage, rows = without_comparison(store, lines, count)
     if not rows:
+        known = ", ".join(stages_with_text(store, lines)) or "none so far"
         raise UserError(
-            f"run {record.run_id[:8]} ({record.name}) did not sample the same prompts from two policies; "
-            "choose a stage with --stage"
+            f"run {record.run_id[:8]} ({record.name}) sampled no completions; --stage shows another text, of {known}"
         )
     if as_json:
         return print_json({"run": record.run_id, "stage": stage, "rows": rows})
@@ -58,10 +63,8 @@ def _block(number: int, row: dict[str, Any]) -> Table:
 
 def as_text(value: Any) -> str:
     """A value for people: numbers short, long texts cut, control characters made visible."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(as_text(one) for one in value)
-    text = printable(str(value))
+    from alignment_core.lineage.samples import text_of
+
+    text = printable(text_of(value))
     cut = len(text) - MOST_CHARACTERS
     return text if cut <= 0 else f"{text[:MOST_CHARACTERS]}… ({cut} more characters)"

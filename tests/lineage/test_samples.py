@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from alignment.flows.cli.samples import samples as samples_command
 from alignment_core.artifacts import ProvenanceDraft, Reference, Store, open_store
 from alignment_core.canonical import digest_of
 from alignment_core.errors import UserError
 from alignment_core.journal import Journal, StageLine, new_record, stages
-from alignment_core.lineage.samples import compared, samples, spaced
+from alignment_core.lineage.samples import compared, samples, spaced, without_comparison
+from alignment_core.recipes.sections.rewards import CHOICE, reward_names
+from alignment_core.reporting.run_report import fenced
 from alignment_core.rollout.records import rollout_schema, score_schema, write_table
 from tests.align import align_here
 
@@ -105,7 +109,8 @@ def test_completions_come_with_their_rewards_whichever_stage_of_them_is_asked_fo
     rows = samples(made.store, lines(), "round-1/generate", 2)
     first = {"prompt": "say 0", "completion": "sampled 0 0", "label": "0", "reward": 7.0, "verifier": 0.0}
     third = {"prompt": "say 2", "completion": "sampled 2 0", "label": "2", "reward": 7.0, "verifier": 0.5}
-    assert rows == [{**row, "rewards": [1.0, 6.0]} for row in (first, third)]
+    more = {"rewards": {"reward_0": 1.0, "reward_1": 6.0}, "finish_reason": "stop"}
+    assert rows == [{**row, **more} for row in (first, third)]
     assert samples(made.store, lines(), "round-1/score", 2) == rows
     (one,) = samples(made.store, lines(), "round-1/evaluation", 1)
     assert one["completion"] == "round-1 0 0"
@@ -136,9 +141,50 @@ def test_trajectories_are_found_among_the_outputs_and_in_what_earlier_versions_m
     fetched: list[str] = []
     fetch = made.store.fetch
     monkeypatch.setattr(made.store, "fetch", lambda one: fetched.append(str(one)) or fetch(one))
-    shown = [{"prompt": "say 1", "completion": "1", "reward": 0.5}]
+    shown = [{"step": 1, "prompt": "say 1", "completion": "1", "reward": 0.5}]
     assert samples(made.store, lines(), "rl", 1) == samples(made.store, lines(), "old", 1) == shown
     assert policy not in fetched, "weights need not come here for that"
+
+
+def test_a_run_without_an_evaluation_shows_what_its_policy_sampled_in_training(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two thirds in 32 bits is 0.6666666865348816: what it has is seven digits. File 4 holds the samples of step 5."""
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "other"))
+    alone = Made(tmp_path / "other", open_store(None))
+    two_thirds = float(np.float32(2 / 3))
+    row = {
+        "prompt_text": "say 1",
+        "completion_text": "1",
+        "reward": two_thirds,
+        "rewards": [two_thirds, 0.0, None],
+        "finish_reason": "length",
+    }
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    for step in (0, 4):
+        pq.write_table(pa.Table.from_pylist([row]), folder / f"step-{step:06d}.parquet")
+    rewards = [{"verifier": "math"}, {"function": "/home/me/f.py:format"}, {"urls": "http://a/", "weight": 0.5}]
+    key, config = digest_of("rl"), {"section": {"rewards": rewards}}
+    draft = ProvenanceDraft(key=key, stage="rl", label="rl", config=config)
+    reference = alone.store.publish(folder, "trajectories", draft)
+    news = {"stage": "rl", "key": key, "key_parts": {"inputs": {}}, "outputs": {"trajectories": str(reference)}}
+    alone.journal.stage("rl", "run", **news)
+    label, rows = without_comparison(alone.store, stages(RUN), 3)
+    assert label == "rl"
+    by_name = {"math": 0.666667, "format": 0.0, "endpoint": None}
+    said = {"step": 5, "prompt": "say 1", "completion": "1", "reward": 0.666667}
+    assert rows == [{**said, "rewards": by_name, "finish_reason": "length"}]
+    samples_command(RUN)
+    shown = capsys.readouterr().out
+    assert "math 0.6667, format 0, endpoint none" in shown
+    assert "finish_reason" in shown
+    assert "rewards: math 0.6667, format 0, endpoint none" in fenced(rows[0])[1]
+
+
+def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
+    listed = [{"function": "a.py:score"}, {"function": "b.py:score"}, {"reward_model": "ours"}]
+    assert reward_names([CHOICE.validate(one) for one in listed]) == ["score_0", "score_1", "reward_model"]
 
 
 def test_a_wrong_stage_is_said_with_those_that_are_meant(made: Made) -> None:

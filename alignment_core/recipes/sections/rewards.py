@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -108,6 +109,18 @@ def ours() -> RewardConfig:
     """The reward that the recipe's section ``reward_model`` stands for where no list of rewards is given."""
     reward: RewardConfig = CHOICE.validate({"reward_model": "ours"})
     return reward
+
+
+def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
+    """A name for each reward, as metrics and samples call it: that of its function or verifier, or else its kind. Where
+    several have one name, their numbers in the list follow it."""
+    names = []
+    for reward in rewards:
+        value = getattr(reward, reward.KEY)
+        named = reward.KEY in ("function", "verifier") and isinstance(value, str)
+        name = value.rpartition(":")[2] if named else "endpoint" if reward.KEY == "urls" else reward.KEY
+        names.append(re.sub(r"[^\w.-]+", "_", name))
+    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names)]
 
 
 def check_rewards(rewards: Sequence[RewardConfig], field: str, prompts: DataConfig, where: str) -> None:
